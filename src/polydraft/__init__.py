@@ -1,0 +1,54 @@
+"""polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
+
+from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
+from polydraft.engine import GenerationOutput, Run, Statistics, generate, stream
+from polydraft.errors import PolydraftError
+from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.probs import SamplingParams
+from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
+from polydraft.trees import EAGLE_25, MEDUSA_63, Chain, Fixed, TreeShape, Widths
+from polydraft.verifiers import (
+    NaiveMatch,
+    RecursiveRejection,
+    RecursiveRejectionWithoutReplacement,
+    SpeculativeSampling,
+    TopDown,
+    TopThenSampleRule,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EAGLE_25",
+    "IID",
+    "MEDUSA_63",
+    "Chain",
+    "Fixed",
+    "GenerationOutput",
+    "Given",
+    "HuggingFaceModel",
+    "ModelDrafter",
+    "NaiveMatch",
+    "NgramDrafter",
+    "NoDraft",
+    "Pair",
+    "PolydraftError",
+    "RecursiveRejection",
+    "RecursiveRejectionWithoutReplacement",
+    "Run",
+    "SamplingParams",
+    "SpeculativeSampling",
+    "Statistics",
+    "TopDown",
+    "TopK",
+    "TopThenSample",
+    "TopThenSampleRule",
+    "TreeShape",
+    "Widths",
+    "WithoutReplacement",
+    "__version__",
+    "generate",
+    "load",
+    "load_pair",
+    "stream",
+]

@@ -1,0 +1,84 @@
+"""Prompt lookup: what followed the last time the text ended like this."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Session, Text
+from polydraft.probs import Noise
+from polydraft.schemes import Given, Scheme, require_scheme
+from polydraft.trees import Chain, Draft, TokenTree, TreePolicy, Verdict, topology
+
+
+@dataclass(frozen=True)
+class NgramDrafter:
+    """Drafts the continuation of the most recent earlier occurrence of the text's longest matching suffix.
+
+    The drafts form a chain as long as the policy's tree is deep, or shorter where the text ends. No match, no
+    drafts. They are deterministic, so naive match is the optimal verifier.
+
+    Args:
+        longest: tokens of the longest suffix to look for.
+        shortest: tokens of the shortest suffix to look for.
+
+    Source: prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding; LLMA, arXiv 2304.04487.
+    """
+
+    longest: int = 3
+    shortest: int = 1
+    name = "n-gram"
+    reads_hidden: tuple[int, ...] = ()
+
+    def check(self, scheme: Scheme) -> None:
+        """Raise `UnpairedScheme` unless the scheme is `Given`."""
+        require_scheme(scheme, (Given,), "The n-gram drafter")
+
+    def start(self, text: Text, session: Session) -> int:
+        """Return the target's number of tokens, beyond which nothing is drafted."""
+        return session.vocab_size
+
+    def draft(self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+        """Look up every row's continuation; the batch's chain is as long as the longest of them."""
+        rows = zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True)
+        found = [continuation(row[:length], self.longest, self.shortest, policy.shape.depth) for row, length in rows]
+        return given_chain(text, [tokens[tokens < state] for tokens in found])
+
+    def commit(self, state: int, text: Text, verdict: Verdict) -> int:
+        """Keep the state: the next draft reads the text itself."""
+        return state
+
+
+def continuation(text: NDArray[np.int64], longest: int, shortest: int, most: int) -> NDArray[np.int64]:
+    """Return up to `most` tokens that followed the latest earlier occurrence of the longest repeated suffix.
+
+    Suffixes of `longest` down to `shortest` tokens are tried; an occurrence may overlap the suffix itself.
+    """
+    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], size)
+        matches = np.flatnonzero((windows == text[-size:]).all(axis=1))
+        if len(matches):
+            first = int(matches[-1]) + size
+            return text[first : first + most]
+    return text[:0]
+
+
+def given_chain(text: Text, found: list[NDArray[np.int64]]) -> Draft:
+    """Build the draft of one given chain per row; rows with shorter chains are padded with invalid nodes."""
+    length = max(map(len, found))
+    if length == 0:
+        return Draft.nothing(text.last())
+    batch, device = len(found), text.tokens.device
+    drafted = torch.full((batch, length), -1, dtype=torch.int64)
+    for row, tokens in enumerate(found):
+        drafted[row, : len(tokens)] = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+    drafted = drafted.to(device)
+    there = drafted >= 0
+    tokens = torch.cat([text.last().unsqueeze(-1), drafted.clamp_min(0)], dim=-1)
+    valid = torch.nn.functional.pad(there, (1, 0), value=True)
+    atoms = torch.where(valid, 0, -1)
+    atoms[:, 0] = -1
+    shortlist = torch.nn.functional.pad(drafted, (0, 1), value=-1).unsqueeze(-1)
+    tree = TokenTree(tokens, topology(Chain(length).shape, batch, device), valid)
+    return Draft(tree, atoms, shortlist, (shortlist >= 0).float())

@@ -1,0 +1,78 @@
+"""What a drafter is: three verbs and no hidden state."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.probs import Noise, SamplingParams
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, TreePolicy, Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The committed tokens of a batch: right-padded rows and their lengths.
+
+    Args:
+        tokens: token ids; anything beyond a row's length.
+        lengths: committed tokens per row, at least 1.
+    """
+
+    tokens: Int[Tensor, "b t"]
+    lengths: Int[Tensor, "b"]
+
+    def last(self, back: int = 1) -> Int[Tensor, "b"]:
+        """Return the last committed token of each row, or the one `back` places from the end (the first at least)."""
+        place = (self.lengths - back).clamp_min(0).unsqueeze(-1)
+        return self.tokens.gather(-1, place).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a drafter is told at the start.
+
+    Args:
+        params: how the target's rows are made; a guide for the draft's own temperature.
+        capacity: key slots that a cache needs for the longest text and one tree.
+        vocab_size: the target's number of tokens; no draft may lie beyond it.
+    """
+
+    params: SamplingParams
+    capacity: int
+    vocab_size: int
+
+
+class Drafter(Protocol):
+    """Proposes a token tree after the committed text.
+
+    The state is an explicit value that the decode loop holds. It may own key and value slots, so a state that was
+    passed to `draft` or `commit` is used up; the one that `commit` returns takes its place.
+    """
+
+    @property
+    def name(self) -> str:
+        """The drafter's name in tables."""
+        ...
+
+    @property
+    def reads_hidden(self) -> tuple[int, ...]:
+        """Which of the target's layers the drafter reads; () for none."""
+        ...
+
+    def check(self, scheme: Scheme) -> None:
+        """Raise `UnpairedScheme` if the drafter cannot draft under this scheme."""
+        ...
+
+    def start(self, text: Text, session: Session) -> Any:
+        """Read the prompts and return the first state."""
+        ...
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+        """Propose a tree below the last committed token of every row, its children drawn under `scheme`."""
+        ...
+
+    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
+        """Take note of what was kept; `text` is the text that the tree was drafted for, before the commit."""
+        ...

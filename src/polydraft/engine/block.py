@@ -1,0 +1,150 @@
+"""What one step of the decode loop yields, and the statistics of many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polydraft.trees import TokenTree, Verdict
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one row gained in one step.
+
+    Args:
+        tokens: the new tokens, accepted drafts first; shorter than the verdict where the text ended.
+        accepted: how many of `tokens` were drafted.
+        drafted: drafts in the row's tree.
+        offered: how many depths had a draft to accept: the accepted ones, and one more if the path did not end at a
+            leaf.
+        kept: drafts that the verifier accepted, also those after the end of the text.
+        finish: why the row ended with this step: "eos", "stop", "length" or "context"; empty if it goes on.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: int
+    drafted: int
+    offered: int
+    kept: int
+    finish: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One step of a batch: what every unfinished row gained, and the tree it came from.
+
+    Args:
+        rows: row number -> what it gained; finished rows are absent.
+        tree: the scored token tree.
+        verdict: what was kept of it.
+    """
+
+    rows: dict[int, Emission]
+    tree: TokenTree
+    verdict: Verdict
+
+
+@dataclass
+class Statistics:
+    """Totals over the blocks of a generation. Block efficiency counts the next token; 1.0 is plain decoding.
+
+    Args:
+        new_tokens: tokens emitted, over all rows.
+        target_calls: rows scored by the target after the prompt: steps times unfinished rows.
+        steps: target forward passes after the prompt.
+        drafted: drafts proposed.
+        accepted: drafts accepted and emitted.
+        offered_at: at depth i, how often a draft was there to accept with all before it accepted.
+        accepted_at: at depth i, how often it was accepted.
+        seconds: time in "prefill", "draft", "target", "verify" and "total"; "rest" is what remains.
+        fallback: why the drafter was dropped for plain decoding; empty if it was not.
+    """
+
+    new_tokens: int = 0
+    target_calls: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    offered_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    fallback: str = ""
+
+    def add(self, block: Block) -> None:
+        """Count one block."""
+        self.steps += 1
+        for row in block.rows.values():
+            self.target_calls += 1
+            self.new_tokens += len(row.tokens)
+            self.drafted += row.drafted
+            self.accepted += row.accepted
+            _count(self.offered_at, row.offered)
+            _count(self.accepted_at, row.kept)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target call, the next token included; NaN before the first call."""
+        return self.new_tokens / self.target_calls if self.target_calls else float("nan")
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of depths with a draft to accept at which one was accepted; NaN without drafts."""
+        offered = sum(self.offered_at)
+        return sum(self.accepted_at) / offered if offered else float("nan")
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """The acceptance rate at depth 1, 2, ..., each given that all depths before were accepted."""
+        padded = self.accepted_at + [0] * (len(self.offered_at) - len(self.accepted_at))
+        return [kept / offered for kept, offered in zip(padded, self.offered_at, strict=True)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second of wall-clock time, the prompt's pass included; NaN if nothing was timed."""
+        total = self.seconds.get("total", 0.0)
+        return self.new_tokens / total if total else float("nan")
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything, for JSON; undefined ratios are None."""
+        ratios = {
+            "block_efficiency": self.block_efficiency,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_second": self.tokens_per_second,
+        }
+        return {
+            "new_tokens": self.new_tokens,
+            "target_calls": self.target_calls,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            **{name: None if value != value else round(value, 4) for name, value in ratios.items()},
+            "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth],
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "fallback": self.fallback,
+        }
+
+
+def summed(parts: Sequence[Statistics]) -> Statistics:
+    """Add up the statistics of several generations."""
+    total = Statistics()
+    for part in parts:
+        total.new_tokens += part.new_tokens
+        total.target_calls += part.target_calls
+        total.steps += part.steps
+        total.drafted += part.drafted
+        total.accepted += part.accepted
+        total.fallback = total.fallback or part.fallback
+        _add_lists(total.offered_at, part.offered_at)
+        _add_lists(total.accepted_at, part.accepted_at)
+        for name, value in part.seconds.items():
+            total.seconds[name] = total.seconds.get(name, 0.0) + value
+    return total
+
+
+def _count(totals: list[int], reached: int) -> None:
+    _add_lists(totals, [1] * reached)
+
+
+def _add_lists(totals: list[int], more: list[int]) -> None:
+    totals.extend([0] * (len(more) - len(totals)))
+    for place, value in enumerate(more):
+        totals[place] += value

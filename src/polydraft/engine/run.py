@@ -1,0 +1,95 @@
+"""One generation in progress: an iterator of blocks that counts as it goes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.drafters import Drafter, Text
+from polydraft.engine.block import Block, Statistics
+from polydraft.engine.decode import check_room, decode
+from polydraft.engine.guarded import Guarded
+from polydraft.engine.stopping import Limits
+from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
+from polydraft.models import LanguageModel
+from polydraft.probs import Noise
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import TreeVerifier
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that determines a generation but its random numbers."""
+
+    target: LanguageModel
+    drafter: Drafter
+    verifier: TreeVerifier
+    policy: TreePolicy
+    prompt: Text
+    law: TargetLaw
+    limits: Limits
+
+
+class Run:
+    """Iterate over the blocks of a generation; `statistics` and `new_tokens` grow with every block.
+
+    Stopping early loses nothing: what was generated so far stays here. Time between blocks, when the caller has the
+    floor, is not counted.
+    """
+
+    def __init__(self, setup: Setup, noise: Noise) -> None:
+        check_room(setup.prompt, setup.limits)
+        setup.drafter.check(setup.verifier.scheme)
+        self.setup = setup
+        self.statistics = Statistics()
+        self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
+        self.finish: list[str] = [""] * len(self.new_tokens)
+        self._watch = Stopwatch(setup.target.device)
+        self._guard = Guarded(setup.drafter)
+        self._blocks = decode(
+            TimedModel(setup.target, self._watch),
+            TimedDrafter(self._guard, self._watch),
+            TimedVerifier(setup.verifier, self._watch),
+            setup.policy,
+            setup.prompt,
+            setup.law,
+            setup.limits,
+            noise,
+        )
+
+    def __iter__(self) -> Iterator[Block]:
+        return self
+
+    def __next__(self) -> Block:
+        try:
+            with self._watch.charge("total"):
+                block = next(self._blocks)
+        finally:
+            self._note_times()
+        self.statistics.add(block)
+        for row, gained in block.rows.items():
+            self.new_tokens[row].extend(gained.tokens)
+            self.finish[row] = gained.finish
+        return block
+
+    def exhaust(self) -> "Run":
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def sequences(self, prompt: Int[Tensor, "b t"], pad: int) -> Int[Tensor, "b s"]:
+        """Return the prompts as given, followed by the new tokens, right-padded with `pad`."""
+        longest = max(map(len, self.new_tokens))
+        rows = [tokens + [pad] * (longest - len(tokens)) for tokens in self.new_tokens]
+        new = torch.tensor(rows, dtype=prompt.dtype, device=prompt.device).view(len(rows), longest)
+        return torch.cat([prompt, new], dim=-1)
+
+    def _note_times(self) -> None:
+        seconds = dict(self._watch.seconds)
+        parts = sum(value for name, value in seconds.items() if name != "total")
+        self.statistics.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
+        self.statistics.fallback = self._guard.failure

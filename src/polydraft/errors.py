@@ -1,0 +1,43 @@
+"""The exception tree.
+
+PolydraftError
+├── InvalidParameter (also ValueError)   an argument outside its range: which one, its value, the rule
+├── InvalidProbabilities (also ValueError)  rows that are no distributions: NaN, negative or infinite entries
+├── UnpairedScheme (also ValueError)     a verifier, drafter or policy that cannot work with this way of drafting
+├── VocabularyMismatch                   target and draft do not share their tokens
+├── ContextOverflow                      a prompt that leaves no room in the model's context
+├── UnsupportedModel                     a model whose cache or attention cannot score a token tree, and why
+└── CheckpointError                      a model folder that is missing, incomplete or damaged
+"""
+
+
+class PolydraftError(Exception):
+    """Base of every error that polydraft raises on purpose; its text is one sentence for the user."""
+
+
+class InvalidParameter(PolydraftError, ValueError):
+    """An argument is outside its range."""
+
+
+class InvalidProbabilities(PolydraftError, ValueError):
+    """A row of logits or probabilities does not define a distribution."""
+
+
+class UnpairedScheme(PolydraftError, ValueError):
+    """A drafter or verifier is asked to work with a scheme that it is not made for."""
+
+
+class VocabularyMismatch(PolydraftError):
+    """Two models do not share their vocabulary."""
+
+
+class ContextOverflow(PolydraftError):
+    """The prompt does not fit into the model's context."""
+
+
+class UnsupportedModel(PolydraftError):
+    """The model cannot score a token tree."""
+
+
+class CheckpointError(PolydraftError):
+    """A model folder cannot be loaded."""

@@ -1,0 +1,25 @@
+"""Language models: the protocol, the cache, and the only door to Hugging Face."""
+
+from polydraft.models.cache import TreeCache
+from polydraft.models.generation import Prepared, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models.hugging_face import HuggingFaceModel, check_supported
+from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
+from polydraft.models.protocol import Cache, Forward, LanguageModel
+
+__all__ = [
+    "Cache",
+    "Forward",
+    "HuggingFaceModel",
+    "LanguageModel",
+    "Pair",
+    "Prepared",
+    "TreeCache",
+    "check_same_size",
+    "check_same_tokens",
+    "check_supported",
+    "is_prepared",
+    "load",
+    "load_pair",
+    "prepare_by_hugging_face",
+    "take_apart",
+]

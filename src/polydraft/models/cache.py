@@ -1,0 +1,95 @@
+"""A Hugging Face cache with numbered slots, so that the accepted branch of a tree can be kept and the rest dropped."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import Cache as TransformersCache
+
+from polydraft.errors import UnsupportedModel
+
+
+class TreeCache(TransformersCache):
+    """Keys and values of all layers in one preallocated tensor: keeping a path is one indexed copy.
+
+    Args:
+        layers: the number of attention layers.
+        batch: rows.
+        capacity: slots per row.
+    """
+
+    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.shape = (layers, batch, capacity)
+        self.store: Float[Tensor, "2l b h m d"] | None = None
+        self.rows: Int[Tensor, "b 1"] | None = None
+        self.slots: Int[Tensor, "b n"] | None = None
+        self.first = 0
+        self.used = 0
+
+    def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
+        """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read."""
+        if used > self.shape[2]:
+            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
+        self.used = used
+        if len(starts) == 1:
+            self.first = int(starts[0])
+        else:
+            self.rows = torch.arange(len(starts), device=starts.device).unsqueeze(-1)
+            self.slots = starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values and return the slots in use; called by the model's attention."""
+        store = self._allocated(key_states, value_states)
+        keys, values = store[2 * layer_idx], store[2 * layer_idx + 1]
+        if len(keys) == 1:
+            stop = self.first + key_states.shape[2]
+            keys[:, :, self.first : stop] = key_states
+            values[:, :, self.first : stop] = value_states
+        else:
+            keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
+            values[self.rows, :, self.slots] = value_states.transpose(1, 2)
+        return keys[:, :, : self.used], values[:, :, : self.used]
+
+    def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
+        if key_states.shape != value_states.shape:
+            raise UnsupportedModel(
+                f"Keys of shape {tuple(key_states.shape)} and values of shape {tuple(value_states.shape)} "
+                "cannot share one cache."
+            )
+        if self.store is None:
+            layers, batch, capacity = self.shape
+            heads, width = key_states.shape[1], key_states.shape[3]
+            self.store = key_states.new_zeros(2 * layers, batch, heads, capacity, width)
+        return self.store
+
+    def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
+        """Move the slots base + path[i] to base + 1 + i, in all layers at once."""
+        if self.store is None or path.shape[-1] == 0:
+            return
+        order = torch.arange(1, path.shape[-1] + 1, device=path.device)
+        source = base.unsqueeze(-1) + torch.where(path >= 0, path, order)
+        goal = base.unsqueeze(-1) + order
+        if len(base) == 1:
+            first = int(base[0]) + 1
+            moved = self.store.index_select(3, source[0])
+            self.store[:, :, :, first : first + path.shape[-1]] = moved
+        else:
+            rows = torch.arange(len(base), device=path.device).unsqueeze(-1)
+            self.store[:, rows, :, goal] = self.store[:, rows, :, source]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of slots in use, the new ones not counted."""
+        return self.first
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of key slots and their offset; asked for only by masks that are not given."""
+        return self.used, 0
+
+    @property
+    def is_compileable(self) -> bool:
+        """Tell Hugging Face that this cache's reads change length."""
+        return False

@@ -1,0 +1,204 @@
+"""Distributions: logits to probabilities, the shortlist and its tail atom, residuals, and sampling.
+
+Everything here is a pure function of tensors; randomness comes in as uniforms. Rows keep the precision of their
+input, at least float32, and always sum to one: temperature 0 is the one-hot row of the largest logit, so greedy
+decoding needs no second code path anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Generator, Tensor
+
+from polydraft.errors import InvalidParameter, InvalidProbabilities
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a row of logits becomes a distribution; names and meanings are Hugging Face's.
+
+    Args:
+        temperature: divides the logits; 0 means the one-hot row of the largest logit.
+        top_k: keep the k largest logits; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens with at least this mass, in (0, 1].
+        min_p: keep tokens at least this share as likely as the most likely one, in [0, 1].
+        typical_p: keep the most typical tokens (arXiv 2202.00666) with at least this mass, in (0, 1].
+
+    Raises:
+        InvalidParameter: a value outside its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, "a finite number >= 0", 0 <= self.temperature < float("inf"))
+        _require("top_k", self.top_k, "an integer >= 0", self.top_k >= 0)
+        _require("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
+        _require("min_p", self.min_p, "in [0, 1]", 0 <= self.min_p <= 1)
+        _require("typical_p", self.typical_p, "in (0, 1]", 0 < self.typical_p <= 1)
+
+
+def _require(name: str, value: float, rule: str, holds: bool) -> None:
+    if not holds:
+        raise InvalidParameter(f"{name} must be {rule}, but is {value}.")
+
+
+def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
+    """Turn logits into distributions: temperature, then top_k, top_p, min_p and typical_p, in that order.
+
+    The order and the treatment of ties are those of Hugging Face's logits warpers. Logits of minus infinity are
+    tokens that cannot occur.
+
+    Raises:
+        InvalidProbabilities: a row contains NaN or plus infinity, or nothing but minus infinity.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    peak, likeliest = logits.max(dim=-1)
+    if not bool(peak.isfinite().all()):
+        raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
+    if params.temperature == 0:
+        return torch.zeros_like(logits).scatter_(-1, likeliest.unsqueeze(-1), 1.0)
+    scores = logits if params.temperature == 1 else logits / params.temperature
+    for keep, setting, off in _FILTERS:
+        value = setting(params)
+        scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def _odd(peak: Tensor) -> str:
+    return ", ".join(str(value) for value in peak[~peak.isfinite()].flatten()[:3].tolist())
+
+
+def _in_top_k(scores: Float[Tensor, "*b V"], top_k: int) -> Bool[Tensor, "*b V"]:
+    smallest_kept = scores.topk(min(top_k, scores.shape[-1]), dim=-1).values[..., -1:]
+    return scores >= smallest_kept
+
+
+def _in_top_p(scores: Float[Tensor, "*b V"], top_p: float) -> Bool[Tensor, "*b V"]:
+    ascending, order = scores.sort(dim=-1)
+    kept = ascending.softmax(dim=-1).cumsum(dim=-1) > 1 - top_p
+    kept[..., -1] = True
+    return torch.zeros_like(kept).scatter_(-1, order, kept)
+
+
+def _above_min_p(scores: Float[Tensor, "*b V"], min_p: float) -> Bool[Tensor, "*b V"]:
+    probs = scores.softmax(dim=-1)
+    return probs >= min_p * probs.amax(dim=-1, keepdim=True)
+
+
+def _typical(scores: Float[Tensor, "*b V"], mass: float) -> Bool[Tensor, "*b V"]:
+    surprise = -scores.log_softmax(dim=-1)
+    entropy = (surprise * surprise.neg().exp()).nansum(dim=-1, keepdim=True)
+    distance, order = (surprise - entropy).abs().sort(dim=-1)
+    reached = (scores.gather(-1, order).softmax(dim=-1).cumsum(dim=-1) < mass).sum(dim=-1, keepdim=True)
+    kept = distance <= distance.gather(-1, reached.clamp_max(scores.shape[-1] - 1))
+    kept[..., 0] = True
+    return torch.zeros_like(kept).scatter_(-1, order, kept)
+
+
+_FILTERS: tuple[tuple[Callable[..., Tensor], Callable[[SamplingParams], float], float], ...] = (
+    (_in_top_k, lambda params: params.top_k, 0),
+    (_in_top_p, lambda params: params.top_p, 1.0),
+    (_above_min_p, lambda params: params.min_p, 0.0),
+    (_typical, lambda params: params.typical_p, 1.0),
+)
+
+
+def check_probs(probs: Float[Tensor, "*b V"], name: str, tolerance: float = 1e-4) -> None:
+    """Check that every row is a distribution.
+
+    Raises:
+        InvalidProbabilities: an entry is NaN or negative, or a row does not sum to one within `tolerance`.
+    """
+    if not bool((probs >= 0).all()):
+        raise InvalidProbabilities(f"{name} has a negative or NaN entry: its smallest is {float(probs.min())}.")
+    worst = (probs.sum(dim=-1) - 1).abs().max() if probs.numel() else torch.zeros(())
+    if not bool(worst <= tolerance):
+        raise InvalidProbabilities(f"{name} has a row whose sum differs from 1 by {float(worst):.3g}.")
+
+
+def shortlist(
+    logits: Float[Tensor, "*b V"], params: SamplingParams, size: int
+) -> tuple[Int[Tensor, "*b K"], Float[Tensor, "*b K"]]:
+    """Return the K likeliest tokens of each row, likeliest first, and their probabilities renormalised to one.
+
+    A draft law is ours to choose, so cutting it to K tokens costs no exactness. The filters of `params` are
+    applied to the K tokens instead of the whole row; temperature 0 ranks by the plain softmax, because a
+    deterministic draft needs the order and nothing else.
+    """
+    values, tokens = logits.topk(min(size, logits.shape[-1]), dim=-1)
+    warm = params if params.temperature > 0 else SamplingParams()
+    return tokens, to_probs(values, warm)
+
+
+def to_atoms(target_probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[Tensor, "*b K+1"]:
+    """Reduce dense rows to K + 1 atoms: the target's mass on each shortlist token, then the mass of all others.
+
+    A token of -1 is an empty place of the shortlist and has no mass.
+    """
+    listed = target_probs.gather(-1, tokens.clamp_min(0)) * (tokens >= 0)
+    tail = (1 - listed.sum(dim=-1, keepdim=True)).clamp_min(0)
+    return torch.cat([listed, tail], dim=-1)
+
+
+def without(probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[Tensor, "*b V"]:
+    """Return the rows with the given tokens' mass removed (not renormalised); tokens of -1 remove nothing."""
+    padded = torch.cat([probs, torch.zeros_like(probs[..., :1])], dim=-1)
+    places = tokens.where(tokens >= 0, torch.full_like(tokens, probs.shape[-1]))
+    return padded.scatter(-1, places, 0.0)[..., :-1]
+
+
+def normalised(mass: Float[Tensor, "*b V"], fallback: Float[Tensor, "*b V"]) -> Float[Tensor, "*b V"]:
+    """Scale rows to sum to one; a row without mass becomes the fallback row."""
+    total = mass.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), fallback)
+
+
+def residual(target_probs: Float[Tensor, "*b V"], draft_probs: Float[Tensor, "*b V"]) -> Float[Tensor, "*b V"]:
+    """Return norm((target - draft)+), the law after a rejection (arXiv 2211.17192, section 2.3).
+
+    Where the rows are equal nothing is ever rejected; the target itself is returned there.
+    """
+    return normalised((target_probs - draft_probs).clamp_min(0), target_probs)
+
+
+def overlap(target_probs: Float[Tensor, "*b V"], draft_probs: Float[Tensor, "*b V"]) -> Float[Tensor, "*b"]:
+    """Return sum_x min(target(x), draft(x)): the acceptance rate of one draft, and one minus total variation."""
+    return torch.minimum(target_probs, draft_probs).sum(dim=-1)
+
+
+def sample(weights: Float[Tensor, "*b V"], uniforms: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+    """Draw one index per row with probability proportional to its weight, by inverting the distribution function.
+
+    Args:
+        weights: non-negative, with positive sum; an index of weight zero is never drawn.
+        uniforms: in [0, 1).
+    """
+    cumulative = weights.double().cumsum(dim=-1)
+    total = cumulative[..., -1]
+    below = torch.nextafter(total, torch.zeros_like(total))
+    point = torch.minimum(uniforms.double() * total, below)
+    return torch.searchsorted(cumulative, point.unsqueeze(-1), right=True).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One stream of random numbers per batch row, so that a row's text never depends on its neighbours."""
+
+    generators: tuple[Generator, ...]
+
+    @classmethod
+    def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
+        """Return `rows` streams that differ from each other and are fixed by `seed`."""
+        return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
+
+    def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
+        """Draw float64 uniforms in [0, 1) of the given shape for every row."""
+        rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
+        return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)

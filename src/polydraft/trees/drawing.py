@@ -1,0 +1,96 @@
+"""Drawings of a token tree: as indented text for the terminal, and as an SVG picture."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from polydraft.trees.tree import TokenTree
+
+Label = Callable[[int], str]
+
+
+def draw_text(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: int = 0) -> str:
+    """Draw one row's tree as indented text; accepted nodes carry a check mark.
+
+    Args:
+        tree: the batch of trees.
+        label: gives the text of a token id.
+        accepted: the accepted nodes, without the root.
+        row: which row of the batch to draw.
+    """
+    children = _children(tree, row)
+    tokens = tree.tokens[row].tolist()
+    lines = [repr(label(tokens[0]))]
+
+    def visit(node: int, indent: str) -> None:
+        for place, child in enumerate(children[node]):
+            last = place == len(children[node]) - 1
+            mark = " ✓" if child in accepted else ""
+            lines.append(f"{indent}{'└─' if last else '├─'} {label(tokens[child])!r}{mark}")
+            visit(child, indent + ("   " if last else "│  "))
+
+    visit(0, "")
+    return "\n".join(lines)
+
+
+def draw_svg(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: int = 0) -> str:
+    """Draw one row's tree as a self-contained SVG picture, root on the left, accepted nodes filled green."""
+    children = _children(tree, row)
+    tokens, depth = tree.tokens[row].tolist(), tree.depth[row].tolist()
+    heights = _heights(children)
+    names = {node: _short(label(tokens[node])) for node in heights}
+    column = 30 + 8 * max(len(name) for name in names.values())
+    place = {node: (16 + column * depth[node], 22 + 30 * height) for node, height in heights.items()}
+    kept = {0, *accepted}
+    parts = [_edge(place[node], place[child], child in kept, column) for node in place for child in children[node]]
+    parts += [_box(place[node], names[node], node in kept, node == 0) for node in place]
+    width = 16 + column * (1 + max(depth[node] for node in place))
+    height = 44 + 30 * max(heights.values())
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'font-family="monospace" font-size="13">\n<rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _children(tree: TokenTree, row: int) -> list[list[int]]:
+    return [[child for child in nodes if child >= 0] for nodes in tree.children[row].tolist()]
+
+
+def _heights(children: list[list[int]]) -> dict[int, float]:
+    heights: dict[int, float] = {}
+    leaves = 0
+
+    def visit(node: int) -> float:
+        nonlocal leaves
+        below = [visit(child) for child in children[node]]
+        heights[node] = (below[0] + below[-1]) / 2 if below else float(leaves)
+        leaves += not below
+        return heights[node]
+
+    visit(0)
+    return heights
+
+
+def _short(text: str, longest: int = 14) -> str:
+    shown = text.replace("\n", "⏎").replace(" ", "·") or "∅"
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def _edge(start: tuple[float, float], end: tuple[float, float], kept: bool, column: float) -> str:
+    colour, width = ("#1a7f37", 2.5) if kept else ("#b0b7bf", 1.2)
+    bend, right = column / 2, start[0] + column - 30
+    return (
+        f'<path d="M{right:.1f},{start[1]:.1f} C{right + bend / 3:.1f},{start[1]:.1f} '
+        f'{end[0] - bend / 3:.1f},{end[1]:.1f} {end[0]:.1f},{end[1]:.1f}" '
+        f'fill="none" stroke="{colour}" stroke-width="{width}"/>'
+    )
+
+
+def _box(place: tuple[float, float], name: str, kept: bool, root: bool) -> str:
+    fill, ink = ("#0969da", "white") if root else ("#1a7f37", "white") if kept else ("#eef1f4", "#24292f")
+    wide = 14 + 8 * len(name)
+    return (
+        f'<rect x="{place[0]:.1f}" y="{place[1] - 11:.1f}" width="{wide}" height="22" rx="5" fill="{fill}"/>'
+        f'<text x="{place[0] + 7:.1f}" y="{place[1] + 4.5:.1f}" fill="{ink}">{escape(name)}</text>'
+    )

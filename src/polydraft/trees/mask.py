@@ -1,0 +1,38 @@
+"""Attention masks: which key slots each node of a token tree may attend to."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def tree_mask(ancestors: Bool[Tensor, "b f n"], lengths: Int[Tensor, "b"], slots: int) -> Bool[Tensor, "b f m"]:
+    """Let each node see the row's committed tokens and its own ancestors, and nothing else.
+
+    Key slots 0 to lengths[b] - 1 hold row b's committed tokens; slot lengths[b] + j holds tree node j.
+
+    Args:
+        ancestors: which of the first n nodes each of the f scored nodes descends from, itself included.
+        lengths: committed tokens per row.
+        slots: the number of key slots m; at least max(lengths) + n.
+    """
+    batch, frontier, size = ancestors.shape
+    if batch == 1:
+        length = int(lengths[0])
+        seen = ancestors.new_ones(1, frontier, length)
+        spare = ancestors.new_zeros(1, frontier, slots - length - size)
+        return torch.cat([seen, ancestors, spare], dim=-1)
+    node = torch.arange(slots, device=lengths.device) - lengths.unsqueeze(-1)
+    inside = ((node >= 0) & (node < size)).unsqueeze(1)
+    place = node.clamp(0, size - 1).unsqueeze(1).expand(batch, frontier, slots)
+    return (ancestors.gather(-1, place) & inside) | (node < 0).unsqueeze(1)
+
+
+def causal_mask(lengths: Int[Tensor, "b"], width: int) -> Bool[Tensor, "b t m"]:
+    """Let each of `width` prompt tokens see itself and those before it; slots past a row's length are never seen.
+
+    Rows are right-padded; a padding token sees the first slot only, so that its attention is defined.
+    """
+    order = torch.arange(width, device=lengths.device)
+    causal = order.unsqueeze(0) <= order.unsqueeze(1)
+    inside = order < lengths.clamp_min(1).unsqueeze(-1)
+    return causal.unsqueeze(0) & inside.unsqueeze(1)

@@ -1,0 +1,104 @@
+"""The values that drafters, verifiers and the engine exchange: token tree, draft and verdict."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.trees.shape import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """A batch of token trees. Node 0 is the root: the last committed token, not a draft.
+
+    Args:
+        tokens: token ids; any id at invalid nodes.
+        topology: the parents and the views derived from them.
+        valid: False at padding nodes; a valid node's parent is valid.
+    """
+
+    tokens: Int[Tensor, "b n"]
+    topology: Topology
+    valid: Bool[Tensor, "b n"]
+
+    @property
+    def parents(self) -> Int[Tensor, "b n"]:
+        """The parent of each node; the root's is -1."""
+        return self.topology.parents
+
+    @property
+    def depth(self) -> Int[Tensor, "b n"]:
+        """The number of drafts on the path from the root to each node."""
+        return self.topology.depth
+
+    @property
+    def ancestors(self) -> Bool[Tensor, "b n n"]:
+        """Entry [b, i, j] tells whether node j is node i or one of its ancestors."""
+        return self.topology.ancestors
+
+    @property
+    def children(self) -> Int[Tensor, "b n k"]:
+        """The valid children of each node in drafting order, -1 elsewhere."""
+        children = self.topology.children
+        rows = torch.arange(len(children), device=children.device).view(-1, 1, 1)
+        there = (children >= 0) & self.valid[rows, children.clamp_min(0)]
+        return children.where(there, torch.full_like(children, -1))
+
+    @classmethod
+    def root_only(cls, root: Int[Tensor, "b"]) -> "TokenTree":
+        """Return trees without drafts: one decoding step without speculation."""
+        tokens = root.unsqueeze(-1)
+        return cls(tokens, Topology(torch.full_like(tokens, -1)), torch.ones_like(tokens, dtype=torch.bool))
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A token tree together with the laws that its children were drawn from.
+
+    Args:
+        tree: the tokens.
+        atoms: each node's place in its parent's shortlist; -1 at the root and at invalid nodes.
+        shortlist: per node, the K token ids that its children were drawn from, distinct; -1 in empty places.
+        probs: per node, their draft probabilities: rows sum to one, or to zero at nodes without children.
+    """
+
+    tree: TokenTree
+    atoms: Int[Tensor, "b n"]
+    shortlist: Int[Tensor, "b n K"]
+    probs: Float[Tensor, "b n K"]
+
+    @classmethod
+    def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
+        """Return the draft that proposes no token."""
+        tree = TokenTree.root_only(root)
+        empty = torch.full_like(tree.tokens, -1)
+        return cls(tree, empty, empty.unsqueeze(-1), torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1))
+
+    def drafted_atoms(self) -> Int[Tensor, "b n k"]:
+        """Return each node's drafts as places in its own shortlist, in drafting order, padded with -1."""
+        children = self.tree.children
+        rows = torch.arange(len(children), device=children.device).view(-1, 1, 1)
+        return self.atoms[rows, children.clamp_min(0)].where(children >= 0, torch.full_like(children, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What a verifier keeps of a draft.
+
+    Args:
+        path: the accepted nodes from the root down, without the root, padded with -1; width D may be 0.
+        length: how many drafts were accepted, 0 to D.
+        next_token: the token that follows them: the correction after a rejection, or the bonus at a leaf.
+    """
+
+    path: Int[Tensor, "b D"]
+    length: Int[Tensor, "b"]
+    next_token: Int[Tensor, "b"]
+
+    def tokens(self, tree: TokenTree) -> Int[Tensor, "b D+1"]:
+        """Return the emitted tokens: accepted drafts, then `next_token`, padded with -1."""
+        drafts = tree.tokens.gather(-1, self.path.clamp_min(0)).where(self.path >= 0, self.path)
+        padded = torch.nn.functional.pad(drafts, (0, 1), value=-1)
+        return padded.scatter(-1, self.length.unsqueeze(-1), self.next_token.unsqueeze(-1))
