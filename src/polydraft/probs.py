@@ -44,7 +44,7 @@ class SamplingParams:
         _require("typical_p", self.typical_p, "in (0, 1]", 0 < self.typical_p <= 1)
 
 
-def _require(name: str, value: float, rule: str, holds: bool) -> None:
+def _require(name: str, value: float | int, rule: str, holds: bool) -> None:
     if not holds:
         raise InvalidParameter(f"{name} must be {rule}, but is {value}.")
 
@@ -64,7 +64,8 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
         raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
     if params.temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, likeliest.unsqueeze(-1), 1.0)
-    scores = logits if params.temperature == 1 else logits / params.temperature
+    warmth = max(params.temperature, torch.finfo(logits.dtype).tiny)
+    scores = logits if warmth == 1 else (logits - peak.unsqueeze(-1)) / warmth  # the largest stays finite
     for keep, setting, off in _FILTERS:
         value = setting(params)
         scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)
@@ -72,7 +73,7 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
 
 
 def _odd(peak: Tensor) -> str:
-    return ", ".join(str(value) for value in peak[~peak.isfinite()].flatten()[:3].tolist())
+    return ", ".join(str(value.item()) for value in peak[~peak.isfinite()].flatten()[:3])
 
 
 def _in_top_k(scores: Float[Tensor, "*b V"], top_k: int) -> Bool[Tensor, "*b V"]:
@@ -157,7 +158,7 @@ def without(probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[
 def normalised(mass: Float[Tensor, "*b V"], fallback: Float[Tensor, "*b V"]) -> Float[Tensor, "*b V"]:
     """Scale rows to sum to one; a row without mass becomes the fallback row."""
     total = mass.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), fallback)
+    return torch.where(total > 0, mass / total.where(total > 0, torch.ones_like(total)), fallback)
 
 
 def residual(target_probs: Float[Tensor, "*b V"], draft_probs: Float[Tensor, "*b V"]) -> Float[Tensor, "*b V"]:
@@ -189,7 +190,11 @@ def sample(weights: Float[Tensor, "*b V"], uniforms: Float[Tensor, "*b"]) -> Int
 
 @dataclass(frozen=True)
 class Noise:
-    """One stream of random numbers per batch row, so that a row's text never depends on its neighbours."""
+    """One stream of random numbers per batch row, so that a row's text never depends on its neighbours.
+
+    Two draws from one stream share their beginning whatever their length, and every decoding step has streams of its
+    own (`at`), so that a row is not disturbed by a neighbour with a larger tree either.
+    """
 
     generators: tuple[Generator, ...]
 
@@ -198,7 +203,21 @@ class Noise:
         """Return `rows` streams that differ from each other and are fixed by `seed`."""
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
+    def at(self, step: int) -> "Noise":
+        """Return fresh streams that depend on these streams' seeds and the step, not on what was drawn before."""
+        return Noise(
+            tuple(Generator(one.device).manual_seed(_mixed(one.initial_seed(), step)) for one in self.generators)
+        )
+
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
         return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)
+
+
+def _mixed(seed: int, step: int) -> int:
+    """Mix a seed and a step number into a seed without pattern (SplitMix64's finaliser)."""
+    mixed = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ (mixed >> 31)) >> 1

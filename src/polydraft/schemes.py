@@ -6,7 +6,7 @@ is exact for the drafts of one scheme only; section 4 of the theory pages gives 
 
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import without
 
 
+@runtime_checkable
 class Scheme(Protocol):
     """How drafts are drawn at one node, given the draft row over the shortlist's K atoms."""
 
@@ -113,7 +114,7 @@ class WithoutReplacement:
             draft = drafts[..., i : i + 1]
             drawn = left.gather(-1, draft.clamp_min(0)).squeeze(-1)
             total = left.sum(dim=-1)
-            step = torch.where(total > 0, drawn / total.clamp_min(1e-300), torch.zeros_like(total))
+            step = drawn / total.where(total > 0, torch.ones_like(total))
             absent = (total <= 0).to(step.dtype)
             result = result * torch.where(draft.squeeze(-1) >= 0, step, absent)
             left = left.scatter(-1, draft.clamp_min(0), left.gather(-1, draft.clamp_min(0)) * (draft < 0))
@@ -164,7 +165,7 @@ class TopThenSample:
         top = _indicator(TopK(), draft_probs, head) if head.shape[-1] else torch.ones_like(draft_probs[..., 0])
         rest = without(draft_probs, head)
         total = rest.sum(dim=-1)
-        drawn = rest.gather(-1, last.clamp_min(0)).squeeze(-1) / total.clamp_min(1e-300)
+        drawn = rest.gather(-1, last.clamp_min(0)).squeeze(-1) / total.where(total > 0, torch.ones_like(total))
         absent = (total <= 0).to(drawn.dtype)
         return top * torch.where(last.squeeze(-1) >= 0, drawn, absent)
 
@@ -180,22 +181,21 @@ class Given:
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
         """Return the first atoms of the shortlist that have any mass."""
-        atoms = torch.arange(draft_probs.shape[-1], device=draft_probs.device).expand(draft_probs.shape)
-        return _cut(_pad(atoms.where(draft_probs > 0, -torch.ones_like(atoms))[..., :k], k), counts)
+        return TopK().sample((draft_probs > 0).to(draft_probs.dtype), counts, uniforms, k)
 
     def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return one for the shortlist's own order and zero for all other drafts."""
         return _indicator(self, draft_probs, drafts)
 
 
-def require_scheme(scheme: Scheme, allowed: tuple[type, ...], who: str) -> None:
+def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) -> None:
     """Check that a scheme is one that `who` can work with.
 
     Raises:
         UnpairedScheme: it is not.
     """
     if not isinstance(scheme, allowed):
-        names = " or ".join(one.name for one in allowed)
+        names = " or ".join(str(getattr(one, "name", one.__name__)) for one in allowed)
         raise UnpairedScheme(f"{who} works with drafts that are {names}, not {scheme.name}.")
 
 
@@ -210,7 +210,8 @@ def _pad(drafts: Int[Tensor, "*b j"], k: int) -> Int[Tensor, "*b k"]:
 
 def _clocks(rates: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Float[Tensor, "*b K"]:
     exponential = -torch.log1p(-uniforms[..., : rates.shape[-1]].double())
-    return (exponential / rates.double()).where(rates > 0, torch.full_like(exponential, torch.inf))
+    clocks = exponential.log() - rates.double().log()  # logarithms: a tiny rate must not overflow
+    return clocks.where(rates > 0, torch.full_like(clocks, torch.inf))
 
 
 def _last_positive(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:

@@ -58,7 +58,7 @@ class ModelDrafter:
         width = int(known.max())
         if width > 0:
             tokens = self._own(text.tokens[:, :width])
-            positions = torch.arange(width, device=tokens.device).expand(batch, width)
+            positions = self._inside(torch.arange(width, device=tokens.device).expand(batch, width))
             starts = torch.zeros_like(text.lengths).to(tokens.device)
             mask = causal_mask(known.to(tokens.device), width)
             self.model.forward(tokens, positions, mask, cache, starts, logits_to_keep=1)

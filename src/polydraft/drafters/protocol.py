@@ -1,7 +1,7 @@
 """What a drafter is: three verbs and no hidden state."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
@@ -44,6 +44,7 @@ class Session:
     vocab_size: int
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes a token tree after the committed text.
 

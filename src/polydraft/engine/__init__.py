@@ -1,6 +1,7 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
+from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import decode
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import GenerationOutput, generate, stream
@@ -11,6 +12,7 @@ from polydraft.engine.target_law import TargetLaw
 
 __all__ = [
     "Block",
+    "Comparison",
     "Emission",
     "GenerationOutput",
     "Guarded",
@@ -19,6 +21,7 @@ __all__ = [
     "Setup",
     "Statistics",
     "TargetLaw",
+    "compare",
     "decode",
     "default_policy",
     "default_verifier",

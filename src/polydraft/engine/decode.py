@@ -1,6 +1,7 @@
 """The decode loop: draft a tree, score it, verify it, keep the accepted path, yield what was gained."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import torch
 from jaxtyping import Int
@@ -53,19 +54,22 @@ def decode(
     _prefill(target, text, cache)
     state = drafter.start(text, Session(law.params, capacity, target.vocab_size))
     going = set(range(len(text.lengths)))
-    while going:
-        draft = drafter.draft(state, text, verifier.scheme, policy, noise)
+    for step in count():
+        fresh = noise.at(step)
+        draft = drafter.draft(state, text, verifier.scheme, policy, fresh)
         tree, base = draft.tree, text.lengths - 1
         mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
         positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
         logits = target.forward(tree.tokens, positions, mask, cache, base).logits
-        verdict = verifier.verify(draft, law.rows(logits, tree, text), noise)
+        verdict = verifier.verify(draft, law.rows(logits, tree, text), fresh)
         cache.keep(base, verdict.path)
         state = drafter.commit(state, text, verdict)
         rows = _emissions(tree, verdict, text, limits, going)
         text = _extended(text, rows)
         going -= {row for row, gained in rows.items() if gained.finish}
         yield Block(rows, tree, verdict)
+        if not going:
+            return
 
 
 def check_room(prompt: Text, limits: Limits) -> None:

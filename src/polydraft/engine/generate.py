@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -20,6 +20,7 @@ from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
+@runtime_checkable
 class Streamer(Protocol):
     """Hugging Face's streamer interface: the prompt first, then new tokens as they come."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -12,6 +12,7 @@ from polydraft.drafters import Text
 from polydraft.engine.block import Emission
 
 
+@runtime_checkable
 class StoppingCriterion(Protocol):
     """Hugging Face's interface: tells for every row whether it ends with its last token."""
 
@@ -36,7 +37,7 @@ class Limits:
     cut_by_context: tuple[bool, ...] = ()
     eos: frozenset[int] = frozenset()
     criteria: Sequence[StoppingCriterion] = ()
-    padding: tuple[Int[Tensor, " p"], ...] = ()
+    padding: tuple[Int[Tensor, " _"], ...] = ()
 
     def cut(self, row: int, text: Text, emitted: list[int], kept: int, drafted: int, deeper: bool) -> Emission:
         """Return what row `row` gains of the emitted tokens: everything up to the first end.

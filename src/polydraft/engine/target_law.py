@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from polydraft.probs import SamplingParams, to_probs
 from polydraft.trees import TokenTree
 
 
+@runtime_checkable
 class LogitsProcessor(Protocol):
     """Hugging Face's interface: changes the scores of rows, given each row's tokens so far."""
 
@@ -33,7 +34,7 @@ class TargetLaw:
 
     params: SamplingParams = SamplingParams()
     processors: Sequence[Sequence[LogitsProcessor]] = ()
-    padding: tuple[Int[Tensor, " p"], ...] = ()
+    padding: tuple[Int[Tensor, " _"], ...] = ()
 
     def rows(self, logits: Float[Tensor, "b n V"], tree: TokenTree, text: Text) -> Float[Tensor, "b n V"]:
         """Return the distribution at every node."""

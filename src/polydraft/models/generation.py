@@ -7,12 +7,12 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -26,7 +26,6 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
-    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -35,6 +34,9 @@ from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+Call = Callable[..., Tensor]
+"""A processor or criterion: Hugging Face annotates them with legacy tensor classes that no tensor is an instance of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +57,19 @@ class Prepared:
     """
 
     input_ids: Int[Tensor, "b t"]
-    tokens: Int[Tensor, "b t"]
+    tokens: Int[Tensor, "b s"]
     lengths: Int[Tensor, "b"]
-    padding: tuple[Int[Tensor, " p"], ...]
+    padding: tuple[Int[Tensor, " _"], ...]
     params: SamplingParams
-    processors: Sequence[Sequence[LogitsProcessor]]
-    criteria: Sequence[StoppingCriteria]
+    processors: Sequence[Sequence[Call]]
+    criteria: Sequence[Call]
     eos: frozenset[int]
     pad: int
     max_length: int
 
 
 def prepare_by_hugging_face(
-    model: PreTrainedModel, input_ids: Int[Tensor, "b t"], take: Callable[..., Any], options: dict[str, Any]
+    model: nn.Module, input_ids: Int[Tensor, "b t"], take: Callable[..., Any], options: dict[str, Any]
 ) -> Any:
     """Call `model.generate` with `take` in place of its decoding method and return what `take` returns.
 
@@ -91,7 +93,7 @@ def prepare_by_hugging_face(
     if options.get("do_sample") is False:
         options.update({name: None for name in SAMPLING_NAMES if name in options})
     options["stopping_criteria"] = _with_stop_strings(options)
-    return model.generate(input_ids, custom_generate=take, **options)
+    return cast(Any, model).generate(input_ids, custom_generate=take, **options)
 
 
 def _with_stop_strings(options: dict[str, Any]) -> StoppingCriteriaList:
@@ -162,7 +164,7 @@ def split_processors(processors: list[LogitsProcessor]) -> tuple[SamplingParams,
         TypicalLogitsWarper: ("typical_p", lambda one: float(one.mass)),
     }
     order = list(names)
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     rest, place = list(processors), len(order)
     while rest and type(rest[-1]) in names and order.index(type(rest[-1])) < place:
         warper = rest.pop()

@@ -1,15 +1,16 @@
 """The one door to Hugging Face models: any causal model with a standard attention cache, scored under a tree mask."""
 
 import inspect
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.protocol import Forward
+from polydraft.models.protocol import Cache, Forward
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
 CACHED_LAYERS = ("full_attention", "sliding_attention")
@@ -29,14 +30,15 @@ class HuggingFaceModel:
             or runs an attention kernel that takes no masks; the text says which and what to do.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        check_supported(model)
-        self.model = model.eval()
-        config = model.config.get_text_config()
+    def __init__(self, model: nn.Module) -> None:
+        pretrained = cast(PreTrainedModel, model)
+        check_supported(pretrained)
+        self.model = pretrained.eval()
+        config = self.model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
-        self.additive_mask = model.config._attn_implementation == "eager"
+        self.additive_mask = self.model.config._attn_implementation == "eager"
         self.cuts_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -48,18 +50,25 @@ class HuggingFaceModel:
         """Return an empty cache with `capacity` slots per row."""
         return TreeCache(self.layers, batch, capacity)
 
+    @torch.no_grad()
     def forward(
         self,
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n m"],
-        cache: TreeCache,
+        cache: Cache,
         starts: Int[Tensor, "b"],
         *,
         hidden_layers: tuple[int, ...] = (),
         logits_to_keep: int = 0,
     ) -> Forward:
-        """Score tokens under the mask; see `LanguageModel.forward`."""
+        """Score tokens under the mask, without gradients; see `LanguageModel.forward`.
+
+        Raises:
+            InvalidParameter: the cache is not one that `new_cache` returned.
+        """
+        if not isinstance(cache, TreeCache):
+            raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
         cache.place(starts, tokens.shape[1], mask.shape[-1])
         extra = {"logits_to_keep": logits_to_keep} if logits_to_keep and self.cuts_logits else {}
         if hidden_layers:
@@ -77,8 +86,8 @@ class HuggingFaceModel:
     def _four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Tensor:
         if not self.additive_mask:
             return mask.unsqueeze(1)
-        dtype = self.model.dtype
-        return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype).unsqueeze(1)
+        open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
+        return open_everywhere.masked_fill(~mask, torch.finfo(self.model.dtype).min).unsqueeze(1)
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -98,8 +107,10 @@ def check_supported(model: PreTrainedModel) -> None:
         raise UnsupportedModel(f"{name} keeps a recurrent state, which cannot branch into a token tree.")
     if strange:
         raise UnsupportedModel(f"{name} has {strange[0]} layers, whose state cannot branch into a token tree.")
-    if "position_ids" not in arguments:
+    if "position_ids" not in arguments or getattr(config, "alibi", False):
         raise UnsupportedModel(f"{name} takes no position ids, so siblings of a tree cannot share a position.")
+    if "local" in getattr(config, "attention_layers", ()):
+        raise UnsupportedModel(f"{name} has local attention, which counts cache slots instead of positions.")
     if model.config._attn_implementation not in ATTENTION_WITH_MASKS:
         raise UnsupportedModel(
             f"{name} runs {model.config._attn_implementation} attention, which takes no tree masks; "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -83,9 +84,11 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise CheckpointError(f"There is no device {name!r}; use cpu, cuda or cuda:1.") from error
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device's kind
+        raise CheckpointError(
+            f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs."
+        ) from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | str:
@@ -110,13 +113,19 @@ def _model(name: str | Path, dtype: str, device: torch.device) -> PreTrainedMode
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=precision, attn_implementation="sdpa")
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(name), dtype=precision, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except Exception as error:
         raise CheckpointError(f"No model can be loaded from {str(name)!r}: {_first_line(error)}") from error
     finally:
         if bars:
             logging.enable_progress_bar()
-    return model.to(device).eval()
+    model, report = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    if absent:
+        raise CheckpointError(f"The model in {str(name)!r} is damaged: {min(absent)} is missing or has another shape.")
+    return model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
 
 
 def _check_folder(name: str | Path) -> None:

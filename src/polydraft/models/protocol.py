@@ -1,7 +1,7 @@
 """What the engine needs of a language model: a forward pass under any attention mask, over a cache it can edit."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,14 +13,15 @@ class Forward:
     """What one forward pass returns.
 
     Args:
-        logits: one row per scored position.
-        hidden: per requested layer, the hidden states of the scored positions.
+        logits: one row per scored position, or for the last `logits_to_keep` of them.
+        hidden: per requested layer, the hidden states of all scored positions.
     """
 
     logits: Float[Tensor, "b n V"]
-    hidden: dict[int, Float[Tensor, "b n d"]]
+    hidden: dict[int, Float[Tensor, "b s d"]]
 
 
+@runtime_checkable
 class Cache(Protocol):
     """Keys and values of a batch, in numbered slots per row."""
 
@@ -32,6 +33,7 @@ class Cache(Protocol):
         ...
 
 
+@runtime_checkable
 class LanguageModel(Protocol):
     """A causal language model that can score any set of tokens under any attention mask."""
 

@@ -11,8 +11,10 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 PERMISSIVE = re.compile(
     r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Unlicense|CNRI|HPND|0BSD|Zlib)\b", re.IGNORECASE
@@ -34,7 +36,7 @@ class SourceFile:
 
 def licence_of(distribution: metadata.Distribution) -> str:
     """Return the licence that an installed distribution declares, or an empty string."""
-    fields = distribution.metadata
+    fields = cast(Message, distribution.metadata)
     declared = [fields.get("License-Expression") or "", (fields.get("License") or "").split("\n")[0]]
     classifiers = [line for line in fields.get_all("Classifier") or [] if line.startswith("License")]
     return " / ".join(part for part in [*declared, *classifiers] if part)

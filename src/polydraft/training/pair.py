@@ -7,11 +7,13 @@ run goes on where it stopped.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -24,7 +26,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.training.corpus import SourceFile, gather
 from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
+from polydraft.training.muon import Muon
 from polydraft.training.windows import Windows, encode_files, train_tokenizer
+
+Collect = Callable[[], tuple[list[SourceFile], list[SourceFile]]]
 
 
 @dataclass(frozen=True)
@@ -39,31 +44,46 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """One training run: optimiser steps, peak learning rate, and weight of the loss terms."""
+    """One training run.
+
+    Args:
+        steps: optimiser steps.
+        windows: text windows per step.
+        tokens: tokens per window.
+        matrix_rate: peak learning rate of the weight matrices (Muon).
+        other_rate: peak learning rate of embeddings and norms (AdamW).
+        warmup_steps: steps of linear warm-up.
+        decay_steps: last steps, over which the rates fall linearly to zero.
+    """
 
     steps: int
-    learning_rate: float
-    warmup_steps: int = 100
-    decay_share: float = 0.3
+    windows: int
+    tokens: int
+    matrix_rate: float
+    other_rate: float
+    warmup_steps: int = 0
+    decay_steps: int = 0
 
 
 @dataclass(frozen=True)
 class PairRecipe:
     """Everything that determines the embedded pair, apart from what is installed beside the interpreter.
 
-    `batch` windows of `context` tokens make one optimiser step; the draft sees `draft` steps of text first and
-    `distil` steps of the target's distributions afterwards.
+    The target learns on short windows, which are cheaper, then on windows as long as its context while its learning
+    rate falls. The draft learns from text first and from the target's distributions afterwards.
     """
 
     vocab_size: int = 8192
     context: int = 1024
-    batch: int = 4
+    compiled: bool = True
+    save_every: int = 50
     seed: int = 20_261_121
     target_shape: Shape = Shape(layers=14, width=256, inner=384, heads=4)
     draft_shape: Shape = Shape(layers=1, width=128, inner=384, heads=2)
-    target: Stage = Stage(steps=1500, learning_rate=2e-3)
-    draft: Stage = Stage(steps=1200, learning_rate=4e-3)
-    distil: Stage = Stage(steps=900, learning_rate=2e-3)
+    target: Stage = Stage(2000, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
+    extend: Stage = Stage(300, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=300)
+    draft: Stage = Stage(800, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=200)
+    distil: Stage = Stage(800, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=500)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -99,7 +119,7 @@ class DistillationTrainer(Trainer):
 
     def __init__(self, *args, target: PreTrainedModel, **keywords) -> None:
         super().__init__(*args, **keywords)
-        self.frozen_target = target.eval().requires_grad_(False).to(self.args.device)
+        self.frozen_target = cast(nn.Module, target.eval().requires_grad_(False)).to(self.args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return KL(target || draft) plus -log of their overlap, for one batch of windows."""
@@ -117,44 +137,46 @@ def has_fast_bfloat16() -> bool:
 
 
 def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> TrainingArguments:
-    """Return the Trainer settings of one stage: warm-up, constant rate, linear decay; a checkpoint every 100 steps."""
+    """Return the Trainer settings of one stage: warm-up, constant rate, linear decay; regular checkpoints."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=stage.steps,
-        per_device_train_batch_size=recipe.batch,
-        learning_rate=stage.learning_rate,
+        per_device_train_batch_size=stage.windows,
         lr_scheduler_type="warmup_stable_decay",
         warmup_steps=stage.warmup_steps,
-        lr_scheduler_kwargs={"num_decay_steps": int(stage.steps * stage.decay_share), "decay_type": "linear"},
-        weight_decay=0.1,
-        adam_beta2=0.95,
+        lr_scheduler_kwargs={"num_decay_steps": stage.decay_steps, "decay_type": "linear"},
         max_grad_norm=1.0,
         bf16=has_fast_bfloat16(),
-        torch_compile=True,
+        torch_compile=recipe.compiled,
         logging_steps=20,
-        save_steps=100,
+        save_steps=recipe.save_every,
         save_total_limit=2,
         report_to=[],
         remove_unused_columns=False,
-        seed=recipe.seed,
-        data_seed=recipe.seed,
+        seed=recipe.seed + stage.tokens,
+        data_seed=recipe.seed + stage.tokens,
     )
 
 
-def run_stage(trainer: Trainer, folder: Path) -> None:
-    """Train, resuming from the last checkpoint in `folder` when there is one, and save the model there."""
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
-    trainer.save_model(str(folder / "final"))
+def trainer_options(
+    model: PreTrainedModel, folder: Path, work: Path, recipe: PairRecipe, stage: Stage
+) -> dict[str, Any]:
+    """Return a Trainer's arguments for one stage: model, settings, windows and optimiser."""
+    return {
+        "model": model,
+        "args": training_arguments(folder, recipe, stage),
+        "train_dataset": Windows(work / "train.u16", stage.tokens),
+        "optimizers": (Muon(model, stage.matrix_rate, stage.other_rate), None),
+    }
 
 
-def prepare_text(work: Path, recipe: PairRecipe) -> PreTrainedTokenizerFast:
+def prepare_text(work: Path, recipe: PairRecipe, collect: Collect) -> PreTrainedTokenizerFast:
     """Write tokenizer, token files and the held-out texts into `work`, unless they are there; return the tokenizer."""
     folder = work / "tokenizer"
     if (work / "corpus.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(str(folder))
     work.mkdir(parents=True, exist_ok=True)
-    training, held_out = gather()
+    training, held_out = collect()
     tokenizer = train_tokenizer((file.text for file in training[::3]), recipe.vocab_size, recipe.context)
     tokenizer.save_pretrained(str(folder))
     tokens = encode_files(tokenizer, [file.text for file in training], work / "train.u16")
@@ -174,28 +196,50 @@ def _describe(training: list[SourceFile], held_out: list[SourceFile], tokens: in
     }
 
 
-def train_pair(work: Path, recipe: PairRecipe = PairRecipe()) -> tuple[Path, Path]:
+def train_pair(work: Path, recipe: PairRecipe = PairRecipe(), collect: Collect = gather) -> tuple[Path, Path]:
     """Train the pair from nothing in folder `work`; return the folders of the trained target and draft.
+
+    Args:
+        work: corpus, checkpoints and stages; what is there already is not done again.
+        recipe: sizes, steps and rates.
+        collect: gives the (training, held-out) files.
 
     Raises:
         OSError: the work folder cannot be written.
     """
-    tokenizer = prepare_text(work, recipe)
-    windows = Windows(work / "train.u16", recipe.context)
+    end_id = int(cast(int, prepare_text(work, recipe, collect).eos_token_id))
     torch.manual_seed(recipe.seed)
-    target_run, draft_run, distil_run = work / "target", work / "draft", work / "distil"
-    end_id = int(tokenizer.eos_token_id)
-    if not (target_run / "final").is_dir():
-        model = build_model(recipe.target_shape, recipe, end_id)
-        arguments = training_arguments(target_run, recipe, recipe.target)
-        run_stage(NextTokenTrainer(model, arguments, train_dataset=windows), target_run)
-    if not (draft_run / "final").is_dir():
-        model = build_model(recipe.draft_shape, recipe, end_id)
-        arguments = training_arguments(draft_run, recipe, recipe.draft)
-        run_stage(NextTokenTrainer(model, arguments, train_dataset=windows), draft_run)
-    if not (distil_run / "final").is_dir():
-        model = LlamaForCausalLM.from_pretrained(draft_run / "final")
-        target = LlamaForCausalLM.from_pretrained(target_run / "final")
-        arguments = training_arguments(distil_run, recipe, recipe.distil)
-        run_stage(DistillationTrainer(model, arguments, train_dataset=windows, target=target), distil_run)
-    return target_run / "final", distil_run / "final"
+    target = train_stage(
+        work, "target", recipe, recipe.target, lambda: build_model(recipe.target_shape, recipe, end_id)
+    )
+    extended = train_stage(work, "extend", recipe, recipe.extend, lambda: _load(target))
+    draft = train_stage(work, "draft", recipe, recipe.draft, lambda: build_model(recipe.draft_shape, recipe, end_id))
+    distilled = train_stage(work, "distil", recipe, recipe.distil, lambda: _load(draft), teacher=extended)
+    return extended, distilled
+
+
+def train_stage(
+    work: Path,
+    name: str,
+    recipe: PairRecipe,
+    stage: Stage,
+    start: Callable[[], PreTrainedModel],
+    teacher: Path | None = None,
+) -> Path:
+    """Run one stage, resuming it where it stopped, and return the folder of its model; a finished one is not rerun.
+
+    With a teacher the stage distils from it; else it learns from the text.
+    """
+    folder = work / name
+    final = folder / "final"
+    if final.is_dir():
+        return final
+    options = trainer_options(start(), folder, work, recipe, stage)
+    trainer = NextTokenTrainer(**options) if teacher is None else DistillationTrainer(target=_load(teacher), **options)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+    trainer.save_model(str(final))
+    return final
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    return LlamaForCausalLM.from_pretrained(str(folder))

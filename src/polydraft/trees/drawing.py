@@ -1,7 +1,11 @@
 """Drawings of a token tree: as indented text for the terminal, and as an SVG picture."""
 
+# torch's stubs do not say what Tensor.tolist returns:
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import cast
 
 from polydraft.trees.tree import TokenTree
 
@@ -18,7 +22,7 @@ def draw_text(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: 
         row: which row of the batch to draw.
     """
     children = _children(tree, row)
-    tokens = tree.tokens[row].tolist()
+    tokens = cast(list[int], tree.tokens[row].tolist())
     lines = [repr(label(tokens[0]))]
 
     def visit(node: int, indent: str) -> None:
@@ -35,7 +39,8 @@ def draw_text(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: 
 def draw_svg(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: int = 0) -> str:
     """Draw one row's tree as a self-contained SVG picture, root on the left, accepted nodes filled green."""
     children = _children(tree, row)
-    tokens, depth = tree.tokens[row].tolist(), tree.depth[row].tolist()
+    tokens = cast(list[int], tree.tokens[row].tolist())
+    depth = cast(list[int], tree.depth[row].tolist())
     heights = _heights(children)
     names = {node: _short(label(tokens[node])) for node in heights}
     column = 30 + 8 * max(len(name) for name in names.values())
@@ -54,7 +59,8 @@ def draw_svg(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: i
 
 
 def _children(tree: TokenTree, row: int) -> list[list[int]]:
-    return [[child for child in nodes if child >= 0] for nodes in tree.children[row].tolist()]
+    rows = cast(list[list[int]], tree.children[row].tolist())
+    return [[child for child in nodes if child >= 0] for nodes in rows]
 
 
 def _heights(children: list[list[int]]) -> dict[int, float]:
@@ -73,7 +79,8 @@ def _heights(children: list[list[int]]) -> dict[int, float]:
 
 
 def _short(text: str, longest: int = 14) -> str:
-    shown = text.replace("\n", "⏎").replace(" ", "·") or "∅"
+    visible = text.replace("\n", "⏎").replace(" ", "·") or "∅"
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in visible)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 

@@ -30,7 +30,8 @@ def tree_mask(ancestors: Bool[Tensor, "b f n"], lengths: Int[Tensor, "b"], slots
 def causal_mask(lengths: Int[Tensor, "b"], width: int) -> Bool[Tensor, "b t m"]:
     """Let each of `width` prompt tokens see itself and those before it; slots past a row's length are never seen.
 
-    Rows are right-padded; a padding token sees the first slot only, so that its attention is defined.
+    Rows are right-padded; a padding token sees the row's tokens, and in an empty row
+    the first slot, so that its attention is defined.
     """
     order = torch.arange(width, device=lengths.device)
     causal = order.unsqueeze(0) <= order.unsqueeze(1)

@@ -7,13 +7,14 @@ likelier one misses the target law by 0.05 to 0.19).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees.shape import TreeShape
+from polydraft.trees.shape import EAGLE_25, MEDUSA_63, MOST_NODES, TreeShape
 
 
+@runtime_checkable
 class TreePolicy(Protocol):
     """A rule for the shape of every tree; the shape may not depend on the tokens that are drawn."""
 
@@ -29,10 +30,10 @@ class Chain:
 
     length: int
 
-    @cached_property
+    @property
     def shape(self) -> TreeShape:
         """A chain of `length` drafts."""
-        return TreeShape(((1,),) * _positive("length", self.length))
+        return _chain(self.length)
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,10 @@ class Widths:
 
     widths: tuple[int, ...]
 
-    @cached_property
+    @property
     def shape(self) -> TreeShape:
         """The full product tree."""
-        counts, nodes = [], 1
-        for width in self.widths:
-            nodes_at_depth = (_positive("every width", width),) * nodes
-            counts.append(nodes_at_depth)
-            nodes *= width
-            if nodes > 4096:
-                raise InvalidParameter(f"The tree of widths {self.widths} has over 4096 nodes.")
-        return TreeShape(tuple(counts))
+        return _product(tuple(self.widths))
 
 
 @dataclass(frozen=True)
@@ -67,8 +61,6 @@ def parse_policy(text: str) -> TreePolicy:
     Raises:
         InvalidParameter: the text is none of these.
     """
-    from polydraft.trees.shape import EAGLE_25, MEDUSA_63
-
     published = {"eagle": EAGLE_25, "medusa": MEDUSA_63}
     if text in published:
         return Fixed(published[text])
@@ -84,6 +76,25 @@ def parse_policy(text: str) -> TreePolicy:
     raise InvalidParameter(
         f'A tree is written as widths per depth such as "4,2,2,1", or "chain:5", "eagle" or "medusa", not {text!r}.'
     )
+
+
+@lru_cache(maxsize=256)
+def _chain(length: int) -> TreeShape:
+    if length >= MOST_NODES:
+        raise InvalidParameter(f"The chain of {length} drafts has over {MOST_NODES} nodes.")
+    return TreeShape(((1,),) * _positive("length", length))
+
+
+@lru_cache(maxsize=256)
+def _product(widths: tuple[int, ...]) -> TreeShape:
+    counts: list[tuple[int, ...]] = []
+    nodes = 1
+    for width in widths:
+        counts.append((_positive("every width", width),) * nodes)
+        nodes *= width
+        if nodes > MOST_NODES:
+            raise InvalidParameter(f"The tree of widths {widths} has over {MOST_NODES} nodes.")
+    return TreeShape(tuple(counts))
 
 
 def _positive(name: str, value: int) -> int:

@@ -97,7 +97,7 @@ class Verdict:
     length: Int[Tensor, "b"]
     next_token: Int[Tensor, "b"]
 
-    def tokens(self, tree: TokenTree) -> Int[Tensor, "b D+1"]:
+    def tokens(self, tree: TokenTree) -> Int[Tensor, "b E"]:
         """Return the emitted tokens: accepted drafts, then `next_token`, padded with -1."""
         drafts = tree.tokens.gather(-1, self.path.clamp_min(0)).where(self.path >= 0, self.path)
         padded = torch.nn.functional.pad(drafts, (0, 1), value=-1)

@@ -6,7 +6,7 @@ outcome "rest" of a node's law.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -29,13 +29,14 @@ class OutcomeLaw:
     """
 
     child: Float[Tensor, "*b k"]
-    rest: Float[Tensor, "*b K+1"]
+    rest: Float[Tensor, "*b A"]
 
-    def emitted(self, drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b K+1"]:
+    def emitted(self, drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b A"]:
         """Return the law of the emitted atom, whether it came as an accepted draft or not."""
         return self.rest.scatter_add(-1, drafts.clamp_min(0), self.child)
 
 
+@runtime_checkable
 class NodeVerifier(Protocol):
     """A rule that decides, at one node, which draft to keep or what to emit instead."""
 
@@ -57,13 +58,14 @@ class NodeVerifier(Protocol):
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b K+1"],
-        target_probs: Float[Tensor, "*b K+1"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law. Rows are on K + 1 atoms, the tail last, where draft_probs is zero."""
         ...
 
 
+@runtime_checkable
 class TreeVerifier(Protocol):
     """A rule that decides which path of a token tree to keep and which token follows it."""
 
@@ -94,5 +96,5 @@ def at_draft(row: Float[Tensor, "*b A"], draft: Int[Tensor, "*b"]) -> Float[Tens
 
 def accept_ratio(target: Float[Tensor, "*b"], draft: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return min(1, target / draft); where the draft's probability is zero, one."""
-    tiny = torch.finfo(draft.dtype).tiny
-    return torch.where(draft > 0, target / draft.clamp_min(tiny), torch.ones_like(draft)).clamp_max(1)
+    ones = torch.ones_like(draft)
+    return torch.where(draft > 0, target / draft.where(draft > 0, ones), ones).clamp_max(1)

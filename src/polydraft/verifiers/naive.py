@@ -31,8 +31,8 @@ class NaiveMatch:
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b K+1"],
-        target_probs: Float[Tensor, "*b K+1"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law of one target draw."""
         earlier = torch.tril(drafts.unsqueeze(-1) == drafts.unsqueeze(-2), diagonal=-1).any(dim=-1)

@@ -32,8 +32,8 @@ class RecursiveRejectionWithoutReplacement:
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b K+1"],
-        target_probs: Float[Tensor, "*b K+1"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law by running the recursion on probabilities instead of coins."""
         left, law = target_probs, draft_probs

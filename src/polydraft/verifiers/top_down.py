@@ -48,10 +48,10 @@ class TopDown:
         draft_probs = torch.cat([draft.probs, tail], dim=-1).to(target_probs.dtype)
         law = self.rule.law(drafts, draft_probs, to_atoms(target_probs, draft.shortlist))
         uniforms = noise.uniform(drafts.shape[1] + 1).to(target_probs.device)
-        outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[:, :-1])
+        outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[:, 1:])
         path, length, last = _walk(draft.tree.children, outcome, int(draft.tree.depth.max()))
         atom = _pick(outcome, last) - drafts.shape[-1]
-        next_token = _emit(draft.shortlist, target_probs, last, atom, uniforms[:, -1])
+        next_token = _emit(draft.shortlist, target_probs, last, atom, uniforms[:, 0])
         return Verdict(path, length, next_token)
 
 

@@ -32,8 +32,8 @@ class TopThenSampleRule:
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b K+1"],
-        target_probs: Float[Tensor, "*b K+1"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law; the last present draft is the sampled one."""
         place = (drafts >= 0).sum(dim=-1, keepdim=True) - 1

@@ -1,0 +1,137 @@
+"""The commands and their options. Nothing heavy is imported before a command runs, so that --help is quick."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polydraft.errors import PolydraftError
+
+app = typer.Typer(
+    name="polydraft",
+    help="Faster text generation with exactly the same output distribution, by multi-draft speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+train_app = typer.Typer(help="Train models.", no_args_is_help=True)
+app.add_typer(train_app, name="train")
+
+
+class DrafterName(StrEnum):
+    """The drafters that the command line offers."""
+
+    model = "model"
+    ngram = "ngram"
+    none = "none"
+
+
+class VerifierName(StrEnum):
+    """The verification rules that the command line offers; all are lossless."""
+
+    auto = "auto"
+    naive = "naive"
+    speculative = "speculative"
+    recursive = "recursive"
+    recursive_wo = "recursive-wo"
+    top_then_sample = "top-then-sample"
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence on standard error and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except PolydraftError as error:
+        sys.stderr.write(f"polydraft: {error}\n")
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Faster text generation with exactly the same output distribution."""
+    if version:
+        from polydraft import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads standard input.')],
+    target: Annotated[
+        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
+    drafter: Annotated[
+        DrafterName | None, typer.Option(help="Who drafts. Default: model if there is one, else ngram.")
+    ] = None,
+    verifier: Annotated[VerifierName, typer.Option(help="Verification rule; auto accepts most.")] = VerifierName.auto,
+    tree: Annotated[
+        str | None, typer.Option(help='Children per depth such as "4,2,2,1"; or "chain:5", "eagle", "medusa".')
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Most likely tokens to keep; 0 keeps all.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Share of the top token's probability to keep.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop after this string; may be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes the text.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the new text and nothing else.")] = False,
+    compare: Annotated[bool, typer.Option(help="Measure the speed-up over plain decoding.")] = False,
+) -> None:
+    """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
+    from polydraft.cli.generate import Request, run_generate
+
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": 0 if top_k is None and temperature > 0 else top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    request = Request(
+        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        target=target,
+        draft=draft,
+        drafter=drafter.value if drafter else None,
+        verifier=verifier.value,
+        tree=tree,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        stop=tuple(stop or ()),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+        device=device,
+    )
+    raise typer.Exit(run_generate(request, as_json=as_json, quiet=quiet, compared=compare))
+
+
+@app.command()
+def demo(
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens per prompt.")] = 96,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every prompt is run with and without drafts.")] = 2,
+    svg: Annotated[Path | None, typer.Option(help="Also write the drawn token tree to this SVG file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show the embedded pair at work: text, a token tree, the statistics, and the speed-up over plain decoding."""
+    from polydraft.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(max_new_tokens, repeats, svg, as_json=as_json))
+
+
+@train_app.command()
+def pair(
+    out: Annotated[Path, typer.Option(help="Where the two model folders are written.")],
+    work: Annotated[Path, typer.Option(help="Corpus, checkpoints; an interrupted run goes on from here.")],
+) -> None:
+    """Train the embedded pair from the Python files on this machine, and export it with its measurements."""
+    from polydraft.cli.train import run_train_pair
+
+    run_train_pair(work, out)

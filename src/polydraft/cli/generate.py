@@ -1,0 +1,167 @@
+"""`polydraft generate`: stream a text with its provenance, then say what happened."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
+from polydraft.cli.tables import describe_setup, print_run
+from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
+from polydraft.engine import Comparison, Run, compare, stream
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.probs import SamplingParams
+from polydraft.trees import parse_policy
+
+INTERRUPTED = 130
+COMPARE_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `polydraft generate`: the options as given."""
+
+    prompt: str
+    target: str | None = None
+    draft: str | None = None
+    drafter: str | None = None
+    verifier: str = "auto"
+    tree: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    max_new_tokens: int = 128
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool) -> int:
+    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
+    notes = Console(stderr=True, quiet=as_json or quiet)
+    drafter = _drafter_name(request)
+    options = check_request(request, drafter)
+    with notes.status("Loading the models ..."):
+        pair = load_models(request)
+    ids = encode(pair, request.prompt)
+    options["drafter"] = _drafter(drafter, pair)
+    if request.stop:
+        options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
+    run = stream(pair.target, ids, **options)
+    console = Console(highlight=False, quiet=as_json)
+    interrupted = _show(console, run, pair, request.prompt, quiet=quiet)
+    comparison = None
+    if compared and not interrupted:
+        comparison, interrupted = _compared(pair, ids, options, notes)
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(request, run, pair, comparison, interrupted)) + "\n")
+    elif not quiet:
+        print_run(console, run, comparison)
+    return INTERRUPTED if interrupted else 0
+
+
+def check_request(request: Request, drafter: str) -> dict[str, Any]:
+    """Check what can be checked before models are loaded, and return the generation options.
+
+    Raises:
+        InvalidParameter: a malformed tree, an unknown verifier, an empty prompt, a sampling option outside its range.
+    """
+    if not request.prompt:
+        raise InvalidParameter("The prompt is empty: give at least one character.")
+    if request.draft and not request.target:
+        raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
+    names = ("temperature", "top_k", "top_p", "min_p")
+    SamplingParams(**{name: request.sampling[name] for name in names if name in request.sampling})
+    options: dict[str, Any] = {
+        **request.sampling,
+        "max_new_tokens": request.max_new_tokens,
+        "seed": request.seed,
+        "verifier": verifier_by_name(request.verifier, drafter),
+        "policy": parse_policy(request.tree) if request.tree else None,
+    }
+    return options
+
+
+def load_models(request: Request) -> Pair:
+    """Load the models of the request, or the embedded pair."""
+    if request.target is None:
+        return load_pair(dtype=request.dtype, device=request.device)
+    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+
+
+def encode(pair: Pair, prompt: str) -> Tensor:
+    """Return the prompt's token ids, one row, on the target's device."""
+    ids = pair.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    return torch.as_tensor(ids, device=pair.target.device)
+
+
+def _drafter_name(request: Request) -> str:
+    has_model = request.draft is not None or request.target is None
+    if request.drafter == "model" and not has_model:
+        raise InvalidParameter("--drafter model needs a draft model: give --draft.")
+    return request.drafter or ("model" if has_model else "ngram")
+
+
+def _drafter(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
+    if name == "model" and pair.draft is not None:
+        return ModelDrafter(HuggingFaceModel(pair.draft))
+    return NoDraft() if name == "none" else NgramDrafter()
+
+
+def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -> bool:
+    """Print the text as it comes; return whether the user interrupted it."""
+    decoder = StreamDecoder(text_of(pair))
+    if not quiet:
+        console.out(prompt, style="dim", end="", highlight=False)
+    try:
+        for block in run:
+            gained = block.rows[0]
+            for place, token in enumerate(gained.tokens):
+                style = "green" if place < gained.accepted else "bold"
+                console.out(decoder.add(token), style=style, end="", highlight=False)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        console.out(decoder.rest(), style="bold", highlight=False)
+    return False
+
+
+def _compared(pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console) -> tuple[Comparison | None, bool]:
+    fixed = {**options, "seed": options["seed"] if options["seed"] is not None else 0}
+    bar = iter(track(range(COMPARE_REPEATS), "Comparing with plain decoding", console=notes, transient=True))
+    next(bar)
+
+    def note(plain: Run, drafted: Run) -> None:
+        next(bar, None)
+
+    try:
+        return compare(pair.target, [ids], repeats=COMPARE_REPEATS, on_pair=note, **fixed), False
+    except KeyboardInterrupt:
+        return None, True
+
+
+def _as_json(
+    request: Request, run: Run, pair: Pair, comparison: Comparison | None, interrupted: bool
+) -> dict[str, object]:
+    tokens = run.new_tokens[0]
+    return {
+        "prompt": request.prompt,
+        "text": text_of(pair)(tokens),
+        "tokens": tokens,
+        "finish": "interrupted" if interrupted else run.finish[0],
+        "settings": {
+            "target": request.target or "embedded pair",
+            "draft": request.draft or ("embedded pair" if request.target is None else None),
+            "seed": request.seed,
+            "max_new_tokens": request.max_new_tokens,
+            **describe_setup(run),
+            **request.sampling,
+        },
+        "statistics": run.statistics.as_dict(),
+        "compare": comparison.as_dict() if comparison else None,
+    }

@@ -1,0 +1,87 @@
+"""Tables for people: what was run, and what came of it."""
+
+from rich.console import Console
+from rich.table import Table
+
+from polydraft.engine import Comparison, Run, Statistics
+from polydraft.trees import TreePolicy
+
+
+def describe_policy(policy: TreePolicy) -> str:
+    """Return a tree's shape in words."""
+    shape = policy.shape
+    widths = [len(level) for level in shape.levels[1:]]
+    return f"{shape.size - 1} drafts, {' + '.join(map(str, widths))} by depth"
+
+
+def describe_setup(run: Run) -> dict[str, object]:
+    """Return what determined a run, for tables and JSON."""
+    setup = run.setup
+    drafts = setup.drafter.name != "none"
+    return {
+        "drafter": setup.drafter.name,
+        "scheme": setup.verifier.scheme.name if drafts else "none",
+        "verifier": setup.verifier.name,
+        "lossless": setup.verifier.lossless,
+        "tree": describe_policy(setup.policy) if drafts else "none",
+        "temperature": setup.law.params.temperature,
+    }
+
+
+def print_run(console: Console, run: Run, comparison: Comparison | None) -> None:
+    """Print the settings and statistics of a run, with its speed-up if that was measured."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in describe_setup(run).items():
+        shown = ("yes: the output law is the target's" if value else "NO") if name == "lossless" else value
+        table.add_row(name, f"{shown:g}" if isinstance(shown, float) else str(shown))
+    add_statistics(table, run.statistics)
+    if any(run.finish):
+        table.add_row("ended by", _REASONS.get(run.finish[0], run.finish[0]))
+    if run.statistics.fallback:
+        table.add_row("drafter failed", run.statistics.fallback, style="red")
+    if comparison is not None:
+        add_comparison(table, comparison)
+    console.print()
+    console.print(table)
+
+
+_REASONS = {
+    "eos": "end-of-text token",
+    "stop": "stop string or criterion",
+    "length": "max_new_tokens",
+    "context": "the model's context: the text is shorter than asked for",
+}
+
+
+def add_statistics(table: Table, statistics: Statistics) -> None:
+    """Add the rows of one generation's counts and times."""
+    table.add_row("new tokens", str(statistics.new_tokens))
+    table.add_row("target calls", str(statistics.target_calls))
+    table.add_row("block efficiency", f"{statistics.block_efficiency:.2f} tokens per target call")
+    if statistics.offered_at:
+        depths = " ".join(f"{rate:.2f}" for rate in statistics.acceptance_by_depth)
+        table.add_row("acceptance by depth", depths)
+        table.add_row("drafted / accepted", f"{statistics.drafted} / {statistics.accepted}")
+    table.add_row("tokens per second", f"{statistics.tokens_per_second:.1f}")
+    table.add_row("time", describe_times(statistics))
+
+
+def describe_times(statistics: Statistics) -> str:
+    """Return where the time went, in per cent of the total."""
+    total = statistics.seconds.get("total", 0.0)
+    if not total:
+        return "not measured"
+    names = ("prefill", "draft", "target", "verify", "rest")
+    shares = [f"{name} {100 * statistics.seconds.get(name, 0.0) / total:.0f} %" for name in names]
+    return f"{total:.2f} s: " + ", ".join(shares)
+
+
+def add_comparison(table: Table, comparison: Comparison) -> None:
+    """Add the measured speed-up and, at temperature 0, whether the text is the same."""
+    low, high = min(comparison.speedups), max(comparison.speedups)
+    table.add_row(
+        "speed-up",
+        f"{comparison.speedup:.2f}x over plain decoding at {comparison.plain.tokens_per_second:.1f} tokens per second "
+        f"(median of {len(comparison.speedups)} paired runs, {low:.2f} to {high:.2f})",
+        style="bold",
+    )

@@ -1,0 +1,176 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import polydraft
+from polydraft.cli import main
+from polydraft.drafters import ModelDrafter
+
+Folders = tuple[Path, Path]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["polydraft", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+def models(folders: Folders) -> list[str]:
+    return ["--target", str(folders[0]), "--draft", str(folders[1])]
+
+
+def test_json_is_one_object_with_the_text_that_the_library_gives(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(monkeypatch, "generate", "def add", *models(folders), "--json", "--max-new-tokens", "9")
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    pair = polydraft.load(*folders)
+    ids = torch.tensor(pair.tokenizer("def add")["input_ids"]).unsqueeze(0)
+    expected = polydraft.generate(pair.target, ids, drafter=pair.draft, temperature=0, max_new_tokens=9)
+    assert isinstance(expected, polydraft.GenerationOutput)
+    assert code == 0 and captured.err == ""
+    assert result["tokens"] == expected.sequences[0, ids.shape[1] :].tolist()
+    assert result["text"] == pair.tokenizer.decode(result["tokens"], skip_special_tokens=True)
+    assert result["settings"]["verifier"] == "naive match" and result["settings"]["scheme"] == "top-k"
+    assert result["settings"]["lossless"] is True
+    assert result["statistics"]["new_tokens"] == 9
+
+
+def test_text_comes_without_colour_codes_when_piped_and_ends_with_the_table(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--temperature", "0.8", "--seed", "3", "--max-new-tokens", "9"]
+    assert run(monkeypatch, "generate", "def add", *models(folders), *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.startswith("def add")
+    for words in (
+        "without replacement",
+        "block efficiency",
+        "acceptance by depth",
+        "tokens per second",
+        "target calls",
+    ):
+        assert words in shown
+    assert run(monkeypatch, "generate", "def add", *models(folders), *arguments, "--quiet") == 0
+    quiet = capsys.readouterr().out
+    assert run(monkeypatch, "generate", "def add", *models(folders), *arguments, "--json") == 0
+    assert quiet == json.loads(capsys.readouterr().out)["text"] + "\n"
+
+
+def test_compare_measures_the_speed_up_in_the_same_run(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--max-new-tokens", "8", "--compare", "--json"]
+    assert run(monkeypatch, "generate", "def add", *models(folders), *arguments) == 0
+    compared = json.loads(capsys.readouterr().out)["compare"]
+    assert all(compared["same_text"]) and len(compared["speedups"]) == 5
+    assert compared["plain"]["block_efficiency"] == 1.0
+    assert compared["speedup"] == sorted(compared["speedups"])[2]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "none", "model"])
+@pytest.mark.parametrize("verifier", ["auto", "naive"])
+def test_every_drafter_gives_the_greedy_text(
+    drafter: str,
+    verifier: str,
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for extra in (["--drafter", "none"], ["--drafter", drafter, "--verifier", verifier, "--tree", "2,1"]):
+        assert run(monkeypatch, "generate", "class", *models(folders), *extra, "-q", "--max-new-tokens", "12") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+BAD = {
+    "empty prompt": (["generate", ""], "The prompt is empty"),
+    "tree": (["generate", "x", "--tree", "4,x"], "A tree is written as widths per depth"),
+    "temperature": (["generate", "x", "--temperature", "-1"], "temperature must be a finite number >= 0"),
+    "top_p": (["generate", "x", "--temperature", "1", "--top-p", "1.5"], "top_p must be in (0, 1]"),
+    "verifier": (["generate", "x", "--verifier", "magic"], "magic"),
+    "folder": (["generate", "x", "--target", "./no-such-folder"], "There is no model folder './no-such-folder'"),
+    "draft alone": (["generate", "x", "--draft", "y"], "--draft needs --target"),
+    "model without draft": (["generate", "x", "--target", "y", "--drafter", "model"], "needs a draft model"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, sentence = BAD[case]
+    assert run(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--drafter", "ngram", "--verifier", "recursive"], "The n-gram drafter works with drafts that are given"),
+        (["--verifier", "speculative", "--tree", "2,1"], "Speculative sampling verifies one draft per node"),
+        (["--dtype", "float23"], "There is no dtype 'float23'"),
+        (["--device", "toaster"], "There is no device 'toaster'"),
+    ],
+)
+def test_pairings_that_cannot_work_are_refused(
+    arguments: list[str],
+    sentence: str,
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "generate", "def", *models(folders), *arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_long_prompt_is_refused_and_a_long_wish_is_cut(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "generate", "x = 1\n" * 200, *models(folders)) == 2
+    assert "at most 128 fit" in capsys.readouterr().err
+    assert run(monkeypatch, "generate", "x", *models(folders), "--max-new-tokens", "500", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["finish"] in ("context", "eos")
+
+
+def test_ctrl_c_loses_nothing(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = ModelDrafter.draft
+
+    def interrupted(self: ModelDrafter, state: object, text: object, *rest: object) -> object:
+        if int(text.lengths[0]) > 10:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        return original(self, state, text, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelDrafter, "draft", interrupted)
+    assert run(monkeypatch, "generate", "def add", *models(folders), "--max-new-tokens", "50") == 130
+    shown = capsys.readouterr().out
+    assert "new tokens" in shown and len(shown.splitlines()[0]) > len("def add")
+    assert run(monkeypatch, "generate", "def add", *models(folders), "--max-new-tokens", "50", "--json") == 130
+    result = json.loads(capsys.readouterr().out)
+    assert result["finish"] == "interrupted" and 0 < len(result["tokens"]) < 50
+
+
+def test_standard_input_is_a_prompt(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def add"))
+    assert run(monkeypatch, "generate", "-", *models(folders), "--json", "--max-new-tokens", "2") == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "def add"
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.strip() == polydraft.__version__

@@ -1,0 +1,118 @@
+"""One suite over all drafters: whatever they propose is a tree that the engine and the verifiers can work with."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from doubles import tiny_model
+
+from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, NoDraft, Session, Text
+from polydraft.errors import UnpairedScheme
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import Noise, SamplingParams
+from polydraft.schemes import IID, Given, Scheme, TopK, TopThenSample, WithoutReplacement
+from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreePolicy, Verdict, Widths
+
+VOCAB = 20
+ROWS = [[3, 1, 4, 3, 1], [7], [5, 8, 5, 8, 5, 8], [2, 7, 1]]
+SAMPLED: tuple[Scheme, ...] = (IID(), WithoutReplacement(), TopK(), TopThenSample())
+EVERY: tuple[Scheme, ...] = (*SAMPLED, Given())
+
+MEMBERS: dict[str, tuple[Callable[[], Drafter], tuple[Scheme, ...]]] = {
+    "none": (NoDraft, EVERY),
+    "n-gram": (NgramDrafter, (Given(),)),
+    "model": (lambda: ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=8), SAMPLED),
+    "padded model": (lambda: ModelDrafter(HuggingFaceModel(tiny_model("qwen2", VOCAB + 6))), SAMPLED),
+}
+PAIRED = [(name, scheme) for name, (_, schemes) in MEMBERS.items() for scheme in schemes]
+UNPAIRED = [(name, scheme) for name, (_, schemes) in MEMBERS.items() for scheme in EVERY if scheme not in schemes]
+POLICIES = (Chain(3), Widths((3, 2, 1)), Fixed(EAGLE_25))
+
+
+def text_of(rows: list[list[int]]) -> Text:
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), 48, dtype=torch.int64)
+    for row, text in enumerate(rows):
+        tokens[row, : len(text)] = torch.tensor(text)
+    return Text(tokens, lengths)
+
+
+def check_draft(draft: Draft, text: Text, scheme: Scheme, policy: TreePolicy) -> None:
+    """Check everything that a draft promises."""
+    tree = draft.tree
+    batch, nodes = tree.tokens.shape
+    assert batch == len(text.lengths)
+    assert nodes <= policy.shape.size
+    assert torch.equal(tree.tokens[:, 0], text.last())
+    assert tree.valid[:, 0].all()
+    assert (tree.parents[:, 0] == -1).all()
+    assert (tree.parents[:, 1:] >= 0).all()
+    assert (tree.parents < torch.arange(nodes)).all()
+    assert (tree.valid.gather(-1, tree.parents.clamp_min(0)) | ~tree.valid).all()
+    assert ((tree.tokens >= 0) & (tree.tokens < VOCAB)).all()
+    check_laws(draft, scheme)
+
+
+def check_laws(draft: Draft, scheme: Scheme) -> None:
+    """Check that the children are what the shortlists and probabilities say, and could have been drawn from them."""
+    tree = draft.tree
+    for row, node in tree.valid.nonzero().tolist():
+        listed = [token for token in draft.shortlist[row, node].tolist() if token >= 0]
+        assert len(set(listed)) == len(listed)
+        children = [child for child in tree.children[row, node].tolist() if child >= 0]
+        atoms = draft.atoms[row, children]
+        assert draft.shortlist[row, node, atoms].tolist() == tree.tokens[row, children].tolist()
+        total = float(draft.probs[row, node].sum())
+        if children:
+            assert total == pytest.approx(1, abs=1e-6)
+            assert scheme.probability(draft.probs[row, node].unsqueeze(0), atoms.unsqueeze(0)) > 0
+        else:
+            assert total == pytest.approx(0, abs=1e-6) or total == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "eagle"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
+def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: TreePolicy) -> None:
+    drafter = MEMBERS[member][0]()
+    drafter.check(scheme)
+    rows = [list(row) for row in ROWS]
+    text, noise = text_of(rows), Noise.from_seed(0, len(rows))
+    state = drafter.start(text, Session(SamplingParams(temperature=temperature), 48 + policy.shape.size, VOCAB))
+    for step in range(3):
+        draft = drafter.draft(state, text, scheme, policy, noise)
+        check_draft(draft, text, scheme, policy)
+        path = torch.full((len(rows), policy.shape.depth), -1)
+        for row in range(len(rows)):
+            first = int(draft.tree.children[row, 0, 0])
+            kept = [first] if first >= 0 and (row + step) % 2 else []
+            path[row, : len(kept)] = torch.tensor(kept)
+            rows[row] += [*draft.tree.tokens[row, kept].tolist(), (3 * row + step) % VOCAB]
+        next_token = torch.tensor([row[-1] for row in rows])
+        state = drafter.commit(state, text, Verdict(path, (path >= 0).sum(dim=-1), next_token))
+        text = text_of(rows)
+
+
+@pytest.mark.parametrize(("member", "scheme"), UNPAIRED, ids=lambda one: getattr(one, "name", one))
+def test_a_scheme_that_it_cannot_serve_is_refused(member: str, scheme: Scheme) -> None:
+    with pytest.raises(UnpairedScheme, match=f"works with drafts that are .*, not {scheme.name}"):
+        MEMBERS[member][0]().check(scheme)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_what_tables_and_the_engine_ask(member: str) -> None:
+    drafter = MEMBERS[member][0]()
+    assert isinstance(drafter, Drafter)
+    assert drafter.name
+    assert drafter.reads_hidden == ()
+
+
+@pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
+def test_the_same_noise_gives_the_same_draft(member: str, scheme: Scheme) -> None:
+    drafter, text, policy = MEMBERS[member][0](), text_of(ROWS), Fixed(EAGLE_25)
+    drafts = []
+    for _ in range(2):
+        state = drafter.start(text, Session(SamplingParams(), 80, VOCAB))
+        drafts.append(drafter.draft(state, text, scheme, policy, Noise.from_seed(4, len(ROWS))))
+    assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
+    assert torch.equal(drafts[0].tree.valid, drafts[1].tree.valid)

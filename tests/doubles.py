@@ -1,0 +1,130 @@
+"""Small stand-ins for real models: random weights made from configurations, and a tokenizer built in memory."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+SPREAD = 0.6
+"""Standard deviation of the random weights: large enough that the next-token laws are far from uniform."""
+
+_ROTARY = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": SPREAD,
+    "tie_word_embeddings": False,
+}
+_GROUPED = {**_ROTARY, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+_KINDS: dict[str, tuple[type, type, dict[str, object]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, _GROUPED),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, _GROUPED),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, _ROTARY),
+    "gpt2": (
+        GPT2Config,
+        GPT2LMHeadModel,
+        {
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_positions": 128,
+            "initializer_range": SPREAD,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mistral": (MistralConfig, MistralForCausalLM, {**_GROUPED, "sliding_window": 12}),
+    "mamba": (MambaConfig, MambaForCausalLM, {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}),
+    "bloom": (BloomConfig, BloomForCausalLM, {"hidden_size": 8, "n_layer": 1, "n_head": 2}),
+    "falcon": (FalconConfig, FalconForCausalLM, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "t5": (T5Config, T5ForConditionalGeneration, {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}),
+}
+
+TREE_KINDS = ("llama", "gpt2", "gpt_neox", "qwen2")
+"""Families that can score token trees."""
+
+
+def tiny_model(
+    kind: str = "llama",
+    vocab: int = 24,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    attention: str | None = None,
+    **changes: object,
+) -> PreTrainedModel:
+    """Return a random model of a family; the same arguments give the same weights. `attention` names the kernel."""
+    config_class, model_class, settings = _KINDS[kind]
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = config_class(vocab_size=vocab, **{**settings, **ids, **changes})
+    if attention is not None:
+        config._attn_implementation = attention
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    return model.to(dtype).eval()
+
+
+def perturbed(model: PreTrainedModel, scale: float, seed: int = 0) -> PreTrainedModel:
+    """Return a copy whose weights differ by noise: a draft model that is right some of the time."""
+    twin = copy.deepcopy(model)
+    stream = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights.add_(torch.randn(weights.shape, generator=stream, dtype=weights.dtype), alpha=scale)
+    return twin
+
+
+def broken(model: PreTrainedModel, value: float = float("nan")) -> PreTrainedModel:
+    """Return a copy whose output weights are `value`, so that all its logits are unusable."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.get_output_embeddings().weight.fill_(value)
+    return twin
+
+
+def tiny_tokenizer(swap: tuple[str, str] | None = None) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer of printable ASCII with four merges; `swap` exchanges the ids of two tokens."""
+    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+    merges = [("t", "h"), ("e", "r"), ("i", "n"), ("Ġ", "a")]
+    tokens = ["<end>", *letters, *(left + right for left, right in merges)]
+    ids = {token: index for index, token in enumerate(tokens)}
+    if swap is not None:
+        ids[swap[0]], ids[swap[1]] = ids[swap[1]], ids[swap[0]]
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
+
+
+def plain_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    """Return the logits after the last of these tokens, by an ordinary pass without cache."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]

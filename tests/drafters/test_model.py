@@ -1,0 +1,123 @@
+"""A draft model's rows are its own next-token laws on each node's path, whatever the batch and the vocabulary."""
+
+import pytest
+import torch
+from doubles import plain_logits, tiny_model
+
+from polydraft.drafters import ModelDrafter, Session, Text
+from polydraft.errors import VocabularyMismatch
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import Noise, SamplingParams, shortlist, to_probs
+from polydraft.schemes import IID, Scheme, TopK, TopThenSample, WithoutReplacement
+from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreeShape, Verdict, Widths
+
+VOCAB = 24
+SHAPE = Fixed(TreeShape(((3,), (2, 0, 1), (1, 2))))
+PARAMS = SamplingParams(temperature=0.8)
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8]]
+
+
+def batch_of(rows: list[list[int]]) -> Text:
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), 64, dtype=torch.int64)
+    for row, text in enumerate(rows):
+        tokens[row, : len(text)] = torch.tensor(text)
+    return Text(tokens, lengths)
+
+
+def path(draft: Draft, row: int, node: int) -> list[int]:
+    nodes = draft.tree.ancestors[row, node, 1:].nonzero().squeeze(-1) + 1
+    return draft.tree.tokens[row, nodes].tolist()
+
+
+def check_rows(draft: Draft, rows: list[list[int]], drafter: ModelDrafter, vocab: int) -> int:
+    """Compare every draft row with the model's plain pass over prompt and path; return how many were compared."""
+    compared = 0
+    model = drafter.model.model
+    has_children = (draft.tree.children >= 0).any(dim=-1) & draft.tree.valid
+    for row, node in has_children.nonzero().tolist():
+        text = [min(token, model.config.vocab_size - 1) for token in rows[row] + path(draft, row, node)]
+        tokens, probs = shortlist(plain_logits(model, text)[:vocab], drafter.params or PARAMS, drafter.shortlist_size)
+        assert draft.shortlist[row, node].tolist() == tokens.tolist()
+        assert torch.allclose(draft.probs[row, node], probs, atol=1e-10)
+        compared += 1
+    return compared
+
+
+def start(drafter: ModelDrafter, text: Text, vocab: int = VOCAB):
+    return drafter.start(text, Session(PARAMS, 64, vocab))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopK(), TopThenSample()], ids=lambda one: one.name)
+def test_rows_are_the_draft_models_own(kind: str, scheme: Scheme) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model(kind, VOCAB)), shortlist_size=10)
+    text = batch_of(ROWS)
+    draft = drafter.draft(start(drafter, text), text, scheme, SHAPE, Noise.from_seed(3, len(ROWS)))
+    assert check_rows(draft, ROWS, drafter, VOCAB) == 5 * len(ROWS)
+
+
+def test_rows_stay_right_after_commits_of_different_lengths() -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=VOCAB)
+    rows = [list(row) for row in ROWS]
+    text, noise = batch_of(rows), Noise.from_seed(5, len(rows))
+    state = start(drafter, text)
+    ends = [(0, 25, 7, 3), (25, 0, 1, 20), (20, 8, 0, 25)]
+    for step, nodes in enumerate(ends):
+        draft = drafter.draft(state, text, WithoutReplacement(), Fixed(EAGLE_25), noise)
+        assert draft.tree.valid.all()
+        assert check_rows(draft, rows, drafter, VOCAB) >= 40
+        paths = torch.full((len(rows), EAGLE_25.depth), -1)
+        for row, node in enumerate(nodes):
+            kept = draft.tree.ancestors[row, node, 1:].nonzero().squeeze(-1) + 1
+            paths[row, : len(kept)] = kept
+            rows[row] += [*path(draft, row, node), (row + step) % VOCAB]
+        next_token = torch.tensor([row[-1] for row in rows])
+        state = drafter.commit(state, text, Verdict(paths, (paths >= 0).sum(dim=-1), next_token))
+        text = batch_of(rows)
+
+
+@pytest.mark.parametrize("own", [VOCAB - 5, VOCAB, VOCAB + 9])
+def test_a_vocabulary_padded_to_another_size(own: int) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", own)), shortlist_size=64)
+    rows = [[VOCAB - 1, 2, VOCAB - 2], [1, VOCAB - 1]]
+    text = batch_of(rows)
+    draft = drafter.draft(start(drafter, text), text, IID(), Widths((4, 3, 2)), Noise.from_seed(1, 2))
+    assert int(draft.shortlist.max()) == min(own, VOCAB) - 1
+    assert check_rows(draft, rows, drafter, VOCAB) > 20
+
+
+def test_another_vocabulary_is_refused_at_the_start() -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB + 1025)))
+    with pytest.raises(VocabularyMismatch, match="The target has 24 tokens and the draft model 1049"):
+        start(drafter, batch_of([[1, 2]]))
+
+
+@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopK(), TopThenSample()], ids=lambda one: one.name)
+def test_a_row_of_a_batch_is_drafted_as_if_alone(scheme: Scheme) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
+    text, noise = batch_of(ROWS), Noise.from_seed(11, len(ROWS))
+    batched = drafter.draft(start(drafter, text), text, scheme, SHAPE, noise)
+    for row, prompt in enumerate(ROWS):
+        alone_text = batch_of([prompt])
+        stream = Noise((Noise.from_seed(11, len(ROWS)).generators[row],))
+        alone = drafter.draft(start(drafter, alone_text), alone_text, scheme, SHAPE, stream)
+        assert alone.tree.tokens[0].tolist() == batched.tree.tokens[row].tolist()
+        assert alone.atoms[0].tolist() == batched.atoms[row].tolist()
+        assert torch.allclose(alone.probs[0], batched.probs[row], atol=1e-10)
+
+
+def test_own_sampling_parameters_replace_the_targets() -> None:
+    cold = SamplingParams(temperature=0.2, top_p=0.9)
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), VOCAB, cold)
+    text = batch_of([[3, 1, 4]])
+    draft = drafter.draft(start(drafter, text), text, IID(), Chain(1), Noise.from_seed(0, 1))
+    expected = to_probs(plain_logits(drafter.model.model, [3, 1, 4]), cold)
+    assert torch.allclose(draft.probs[0, 0], expected[draft.shortlist[0, 0]], atol=1e-10)
+
+
+def test_a_text_longer_than_the_draft_models_context_is_drafted_for_all_the_same() -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("gpt2", VOCAB, n_positions=6)))
+    text = batch_of([list(range(12))])
+    draft = drafter.draft(start(drafter, text), text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    assert draft.tree.valid.all()

@@ -1,0 +1,252 @@
+"""The house rules, read from the source with `ast`: floor plan, sizes, bans, docstrings, exports; README's snippets."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polydraft"
+FLOORS = [["errors", "probs"], ["schemes"], ["trees"], ["verifiers", "models"], ["drafters"], ["engine", "training"]]
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 6, "cli": 7}
+NARROW = {
+    "probs": {"errors"},
+    "models": {"probs", "errors"},
+    "drafters": {"models", "trees", "schemes", "probs", "errors"},
+}
+DOORS = {"transformers", "tokenizers", "safetensors"}
+NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}
+SPECIAL = {"__all__", "__version__"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file: its path inside the package and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
+
+    @cached_property
+    def name(self) -> str:
+        return ".".join(["polydraft", *Path(self.path).with_suffix("").parts]).removesuffix(".__init__")
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
+
+    def of(self, *kinds: type) -> Iterator:
+        return (node for node in self.nodes if isinstance(node, kinds))
+
+    def imports(self) -> Iterator[str]:
+        for node in self.of(ast.Import):
+            yield from (alias.name for alias in node.names)
+        for node in self.of(ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+    def calls(self) -> Iterator[str]:
+        return (ast.unparse(node.func) for node in self.of(ast.Call))
+
+    def lengths(self) -> list[int]:
+        return [node.end_lineno - node.lineno + 1 for node in self.of(*FUNCTIONS)]
+
+
+def room_of(name: str) -> str:
+    return ".".join(name.split(".")[1:2]) or "polydraft"
+
+
+def floor_plan(module: Module) -> Iterator[str]:
+    if module.room not in LEVELS:
+        yield f"room {module.room} has no floor"
+    allowed = {room for room in LEVELS if LEVELS[room] < LEVELS.get(module.room, 0)}
+    allowed = NARROW.get(module.room, allowed) | {module.room}
+    for name in module.imports():
+        if name.startswith(".") or (name.split(".")[0] == "polydraft" and room_of(name) not in allowed):
+            yield f"imports {name}"
+
+
+def doors(module: Module) -> Iterator[str]:
+    if module.room not in ("models", "training"):
+        yield from (f"imports {name}" for name in module.imports() if name.split(".")[0] in DOORS)
+
+
+def ceilings(module: Module) -> Iterator[str]:
+    if len(module.text.splitlines()) > 500:
+        yield "has more than 500 lines"
+    yield from (f"has a function of {length} lines" for length in module.lengths() if length > 80)
+
+
+def file_name(module: Module) -> Iterator[str]:
+    yield from (f"is called {part}" for part in module.name.split(".") if part in NAMELESS)
+
+
+def bans(module: Module) -> Iterator[str]:
+    yield from (f"line {node.lineno}: global" for node in module.of(ast.Global))
+    yield from (f"line {node.lineno}: bare except" for node in module.of(ast.ExceptHandler) if node.type is None)
+    yield from (f"line {node.lineno}: star import" for node in module.of(ast.alias) if node.name == "*")
+    for call in module.calls():
+        last = call.split(".")[-1]
+        may_print = module.room == "cli" or Path(module.path).stem in ("report", "reports")
+        if call == "hasattr" or call.endswith(".cuda") or (call == "print" and not may_print):
+            yield f"calls {call}"
+        if last in ("manual_seed", "manual_seed_all"):
+            everywhere = re.fullmatch(r"(torch\.(\w+\.)*)?manual_seed(_all)?", call)
+            if module.room != ("training" if everywhere else "probs"):
+                yield f"calls {call}"
+
+
+def docstrings(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.nodes[0]):
+        yield "has no docstring"
+    for owner in [module.nodes[0], *(one for one in module.of(ast.ClassDef) if not one.name.startswith("_"))]:
+        for node in owner.body:
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_"):
+                if not ast.get_docstring(node):
+                    yield f"{node.name} has no docstring"
+
+
+def entrance(module: Module) -> Iterator[str]:
+    if not module.path.endswith("__init__.py"):
+        return
+    body = module.nodes[0].body[bool(ast.get_docstring(module.nodes[0])) :]
+    brought = {one.asname or one.name for node in body if isinstance(node, ast.ImportFrom) for one in node.names}
+    assigned = {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
+    if any(not isinstance(node, ast.ImportFrom | ast.Assign) for node in body) or assigned.keys() - SPECIAL:
+        yield "holds more than imports, docstring and __all__"
+    exported = ast.literal_eval(assigned["__all__"]) if "__all__" in assigned else []
+    if {*exported} != brought | (assigned.keys() - {"__all__"}):
+        yield f"__all__ differs in {sorted({*exported} ^ brought)}"
+    if exported != sorted(exported, key=ruff_order):
+        yield "__all__ is not sorted"
+
+
+def ruff_order(name: str) -> tuple:
+    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
+    return 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2, numbers
+
+
+def cycles(house: Sequence[Module]) -> Iterator[str]:
+    graph = {one.name: {name for name in one.imports() if name.split(".")[0] == "polydraft"} for one in house}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield " -> ".join(error.args[1])
+
+
+def crowding(house: Sequence[Module]) -> Iterator[str]:
+    files = Counter(str(Path(one.path).parent) for one in house)
+    yield from (f"room {room} holds {count} files" for room, count in files.items() if count > 12)
+
+
+def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
+    lengths = [length for one in house for length in one.lengths()]
+    if median(lengths) > 12:
+        yield f"the median function has {median(lengths)} lines"
+    if quantiles(lengths, n=10)[-1] > 40:
+        yield f"a tenth of the functions has over {quantiles(lengths, n=10)[-1]} lines"
+
+
+MODULE_RULES = [floor_plan, doors, ceilings, file_name, bans, docstrings, entrance]
+HOUSE_RULES = [cycles, crowding, usual_lengths]
+HOUSE = [Module(str(path.relative_to(PACKAGE)), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("rule", MODULE_RULES)
+def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
+    assert not [f"{module.path} {finding}" for module in HOUSE for finding in rule(module)]
+
+
+@pytest.mark.parametrize("rule", HOUSE_RULES)
+def test_the_house_keeps_the_rule(rule: Callable[[Sequence[Module]], Iterator[str]]) -> None:
+    assert not list(rule(HOUSE))
+
+
+BAD_MODULES = [
+    (floor_plan, "trees/x.py", "from polydraft.engine import Run"),
+    (floor_plan, "verifiers/x.py", "import polydraft.models.cache"),
+    (floor_plan, "models/x.py", "def f():\n    from polydraft.trees import TokenTree"),
+    (floor_plan, "drafters/x.py", "from polydraft.verifiers import TopDown"),
+    (floor_plan, "errors.py", "from polydraft.probs import sample"),
+    (floor_plan, "engine/x.py", "from polydraft import generate"),
+    (floor_plan, "engine/x.py", "from .run import Run"),
+    (floor_plan, "attic/x.py", ""),
+    (doors, "engine/x.py", "from transformers.generation import LogitsProcessor"),
+    (doors, "cli.py", "import tokenizers"),
+    (ceilings, "engine/x.py", "\n" * 501),
+    (ceilings, "engine/x.py", "def f():" + "\n    pass" * 80),
+    (file_name, "engine/utils.py", ""),
+    (file_name, "misc/x.py", ""),
+    *((bans, "engine/x.py", text) for text in ("from math import *", "print(1)", "hasattr(x, 'y')", "x.y.cuda()")),
+    *((bans, "engine/x.py", text) for text in ("try:\n    f()\nexcept:\n    f()", "def f():\n    global x")),
+    *((bans, "probs.py", text) for text in ("torch.manual_seed(0)", "torch.cuda.manual_seed_all(0)", "manual_seed(0)")),
+    (bans, "training/x.py", "Generator('cpu').manual_seed(0)"),
+    *((docstrings, "engine/x.py", text) for text in ("x = 1", "'''Say.'''\ndef f(): ...", "'''Say.'''\nclass A: ...")),
+    (docstrings, "engine/x.py", "'''Say.'''\nclass A:\n    '''Say.'''\n    def f(self): ..."),
+    (entrance, "engine/__init__.py", "from polydraft.engine.run import Run\n__all__ = []"),
+    (entrance, "engine/__init__.py", "__all__ = ['Run']"),
+    (entrance, "engine/__init__.py", "from a import Run, X_2, f\n__all__ = ['Run', 'X_2', 'f']"),
+    (entrance, "engine/__init__.py", "x = 1"),
+    (entrance, "engine/__init__.py", "def f(): ..."),
+]
+LONG = "def f():" + "\n    pass" * 13
+BAD_HOUSES = [
+    (cycles, [Module("a.py", "import polydraft.b"), Module("b.py", "def f():\n    from polydraft.a import x")]),
+    (crowding, [Module(f"trees/x{number}.py", "") for number in range(13)]),
+    (usual_lengths, [Module("a.py", LONG), Module("b.py", LONG)]),
+    (usual_lengths, [Module("a.py", "def f(): ...\n" * 8 + "def g():" + "\n    pass" * 60 + "\n" + LONG)]),
+]
+GOOD = "'''Say.'''\nfrom polydraft.errors import InvalidParameter\ndef f():\n    '''Say.'''\n    console.print(1)"
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BAD_MODULES)
+def test_each_rule_sees_a_bad_module(rule: Callable[[Module], Iterator[str]], path: str, text: str) -> None:
+    assert list(rule(Module(path, text)))
+
+
+@pytest.mark.parametrize(("rule", "house"), BAD_HOUSES)
+def test_each_rule_sees_a_bad_house(rule: Callable[[Sequence[Module]], Iterator[str]], house: list[Module]) -> None:
+    assert list(rule(house))
+
+
+def test_no_rule_goes_untested_and_none_complains_of_a_good_module() -> None:
+    assert {rule for rule, *_ in BAD_MODULES} == {*MODULE_RULES}
+    assert {rule for rule, *_ in BAD_HOUSES} == {*HOUSE_RULES}
+    assert not [finding for rule in MODULE_RULES for finding in rule(Module("probs.py", GOOD))]
+
+
+def snippets(text: str) -> list[tuple[int, str]]:
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text[: one.start(1)].count("\n"), one[1]) for one in found]
+
+
+def run(text: str) -> None:
+    for line, snippet in snippets(text):
+        exec(compile("\n" * line + snippet, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_readme_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "README.md").read_text()
+    if not snippets(text):
+        pytest.skip("README.md has no python snippets")
+    if not (PACKAGE / "data" / "pair" / "target" / "config.json").is_file():
+        pytest.skip("the embedded pair is not in src/polydraft/data/pair")
+    monkeypatch.chdir(tmp_path)
+    run(text)
+
+
+def test_a_readme_snippet_that_fails_is_seen() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run("text\n```python\nx = 1\n```\n```python\n1 / 0\n```\n")
+    with pytest.raises(NameError):
+        run("```python\nx = 1\n```\n```python\nx\n```\n")
