@@ -109,9 +109,15 @@ def test_a_penalty_that_ignores_prompts_is_split_by_row() -> None:
 
 
 def test_calls_from_inside_generate_are_told_from_calls_from_outside() -> None:
-    assert is_prepared(StoppingCriteriaList([MaxLengthCriteria(10)]))
-    assert not is_prepared(None)
-    assert not is_prepared(StoppingCriteriaList())
+    inside = {
+        "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(10)]),
+        "logits_processor": LogitsProcessorList(),
+        "generation_config": tiny_model().generation_config,
+    }
+    assert is_prepared(inside)
+    assert not is_prepared({**inside, "stopping_criteria": StoppingCriteriaList()})
+    for name in inside:
+        assert not is_prepared({key: value for key, value in inside.items() if key != name})
 
 
 @pytest.mark.parametrize(

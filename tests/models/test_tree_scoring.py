@@ -66,9 +66,7 @@ class Scored:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shape", [EAGLE_25, RANDOM_SHAPE], ids=["eagle", "random"])
 @pytest.mark.parametrize(("kind", "dtype", "attention"), COMBINATIONS)
-def test_tree_rows_equal_path_rows(
-    kind: str, dtype: torch.dtype, attention: str, shape: TreeShape, batch: int
-) -> None:
+def test_tree_rows_equal_path_rows(kind: str, dtype: torch.dtype, attention: str, shape: TreeShape, batch: int) -> None:
     scored = Scored(kind, dtype, attention, shape, batch)
     expected = torch.stack(
         [

@@ -14,6 +14,7 @@ from polydraft.engine.defaults import as_drafter, default_policy, default_verifi
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
+from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
@@ -81,7 +82,7 @@ def generate(
             temperature above 0 turns sampling on, 0 turns it off.
 
     Raises:
-        InvalidParameter: an argument outside its range, or an empty prompt.
+        InvalidParameter: an argument outside its range, an empty prompt, or a streamer for several rows.
         ContextOverflow: a prompt that leaves no room for a token.
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
         UnsupportedModel: a model that cannot score trees.
@@ -89,7 +90,7 @@ def generate(
         InvalidProbabilities: NaN or infinite logits.
     """
     choices = {"drafter": drafter, "verifier": verifier, "policy": policy, "seed": seed, "generator": generator}
-    if is_prepared(options.get("stopping_criteria")):
+    if is_prepared(options):
         run, prepared = _run_prepared(model, input_ids, **choices, **options)
         output = _finish(run, prepared, streamer)
         return output if options["generation_config"].return_dict_in_generate else output.sequences
@@ -166,12 +167,15 @@ def _limits(prepared: Prepared, context: int) -> Limits:
 
 def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     if seed is None:
-        seed = int(torch.randint(2**62, (), generator=generator))
+        device = generator.device if generator is not None else None
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
     return Noise.from_seed(seed, rows)
 
 
 def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> GenerationOutput:
     if streamer is not None:
+        if len(prepared.input_ids) > 1:
+            raise InvalidParameter(f"A streamer takes one row, but there are {len(prepared.input_ids)}.")
         streamer.put(prepared.input_ids.cpu())
     for block in run:
         if streamer is not None and block.rows:

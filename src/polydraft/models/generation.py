@@ -107,10 +107,13 @@ def _with_stop_strings(options: dict[str, Any]) -> StoppingCriteriaList:
     return criteria
 
 
-def is_prepared(stopping_criteria: object) -> bool:
-    """Tell whether a call comes from inside `model.generate`, which always sets a length criterion."""
-    return isinstance(stopping_criteria, StoppingCriteriaList) and any(
-        isinstance(criterion, MaxLengthCriteria) for criterion in stopping_criteria
+def is_prepared(options: dict[str, Any]) -> bool:
+    """Tell whether a call's arguments come from inside `model.generate`, which always sets a length criterion."""
+    criteria = options.get("stopping_criteria")
+    return (
+        isinstance(criteria, StoppingCriteriaList)
+        and any(isinstance(criterion, MaxLengthCriteria) for criterion in criteria)
+        and {"logits_processor", "generation_config"} <= options.keys()
     )
 
 

@@ -80,10 +80,10 @@ class PairRecipe:
     seed: int = 20_261_121
     target_shape: Shape = Shape(layers=14, width=256, inner=384, heads=4)
     draft_shape: Shape = Shape(layers=1, width=128, inner=384, heads=2)
-    target: Stage = Stage(2000, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
-    extend: Stage = Stage(300, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=300)
-    draft: Stage = Stage(800, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=200)
-    distil: Stage = Stage(800, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=500)
+    target: Stage = Stage(500, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
+    extend: Stage = Stage(100, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=100)
+    draft: Stage = Stage(400, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
+    distil: Stage = Stage(350, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=250)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:

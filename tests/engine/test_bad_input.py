@@ -1,0 +1,253 @@
+"""Bad input never corrupts or hangs: a named error, or a documented fall back to plain decoding."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from doubles import broken, perturbed, tiny_model
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+import polydraft
+from polydraft import (
+    Chain,
+    GenerationOutput,
+    Given,
+    HuggingFaceModel,
+    ModelDrafter,
+    NaiveMatch,
+    NgramDrafter,
+    NoDraft,
+    RecursiveRejection,
+    SpeculativeSampling,
+    TopDown,
+    Widths,
+)
+from polydraft.drafters import Drafter, Session, Text
+from polydraft.engine import Limits, TargetLaw, decode
+from polydraft.errors import (
+    ContextOverflow,
+    InvalidParameter,
+    InvalidProbabilities,
+    PolydraftError,
+    UnpairedScheme,
+    VocabularyMismatch,
+)
+from polydraft.probs import Noise
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, TreePolicy, Verdict
+
+VOCAB, NEW = 24, 12
+PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("llama", VOCAB)
+
+
+def generate(ids: Tensor = PROMPT, model: PreTrainedModel | None = None, **options) -> GenerationOutput:
+    settings = {"drafter": NoDraft(), "max_new_tokens": NEW, "temperature": 0, **options}
+    return polydraft.generate(model or target(), ids, **settings)
+
+
+def good_drafter() -> ModelDrafter:
+    return ModelDrafter(HuggingFaceModel(perturbed(target(), 0.05)))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("shape", [(1, 0), (0, 3), (0, 0)])
+    def test_empty(self, shape: tuple[int, int]) -> None:
+        with pytest.raises(InvalidParameter, match=r"The prompt is empty: input_ids has shape \(\d, \d\)"):
+            generate(torch.zeros(shape, dtype=torch.int64))
+
+    def test_a_row_of_padding_only(self) -> None:
+        mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+        with pytest.raises(ContextOverflow, match="The prompt is empty"):
+            generate(torch.ones(2, 3, dtype=torch.int64), attention_mask=mask)
+
+    @pytest.mark.parametrize("length", [128, 150])
+    def test_longer_than_the_context(self, length: int) -> None:
+        with pytest.raises(ContextOverflow, match=f"The prompt has {length} tokens, but at most 128 fit"):
+            generate(torch.ones(1, length, dtype=torch.int64))
+
+    def test_the_loop_itself_checks_too(self) -> None:
+        door, text = HuggingFaceModel(target()), Text(PROMPT, torch.tensor([5]))
+        blocks = decode(
+            door,
+            NoDraft(),
+            TopDown(NaiveMatch()),
+            Chain(1),
+            text,
+            TargetLaw(),
+            Limits(max_length=(5,)),
+            Noise.from_seed(0, 1),
+        )
+        with pytest.raises(ContextOverflow, match="has 5 tokens, but at most 5 fit"):
+            next(blocks)
+
+
+class TestContext:
+    @pytest.mark.parametrize("kind", ["llama", "gpt2"])
+    def test_generation_stops_cleanly_at_its_end(self, kind: str) -> None:
+        model = tiny_model(kind, VOCAB, **{"n_positions" if kind == "gpt2" else "max_position_embeddings": 16})
+        draft = ModelDrafter(HuggingFaceModel(perturbed(model, 0.05)))
+        output = generate(model=model, drafter=draft, policy=Widths((3, 2, 1)), max_new_tokens=100)
+        plain = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_length=16)
+        assert output.finish == ("context",)
+        assert torch.equal(output.sequences, plain)
+
+    def test_rows_of_a_batch_reach_it_apart(self) -> None:
+        model = tiny_model("llama", VOCAB, max_position_embeddings=16)
+        ids, mask = torch.tensor([[9, 9, 9, 7, 2], [3, 1, 4, 1, 5]]), torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+        output = generate(ids, model, attention_mask=mask, drafter=NgramDrafter(), max_new_tokens=12)
+        assert output.finish == ("length", "context")
+        assert output.statistics.new_tokens == 12 + 11
+
+
+class TestLogits:
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("temperature", [0, 1.0])
+    def test_a_target_without_usable_logits(self, value: float, temperature: float) -> None:
+        with pytest.raises(InvalidProbabilities, match="The model's logits are not usable"):
+            generate(model=broken(target(), value), temperature=temperature)
+
+    def test_a_processor_that_forbids_everything(self) -> None:
+        class Nothing(LogitsProcessor):
+            def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+                return torch.full_like(scores, -torch.inf)
+
+        with pytest.raises(InvalidProbabilities, match="-inf"):
+            generate(logits_processor=LogitsProcessorList([Nothing()]))
+
+    def test_draft_logits_of_nan_fall_back_to_plain_decoding(self) -> None:
+        draft = ModelDrafter(HuggingFaceModel(broken(target())))
+        with pytest.warns(RuntimeWarning, match="The model drafter failed.*InvalidProbabilities"):
+            output = generate(drafter=draft)
+        assert torch.equal(output.sequences, generate().sequences)
+        assert output.statistics.fallback.startswith("InvalidProbabilities: ")
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"temperature": -0.5}, "temperature must be .*-0.5"),
+            ({"temperature": float("nan")}, "temperature must be .*nan"),
+            ({"temperature": 1.0, "top_p": 0.0}, r"top_p must be in \(0, 1\], but is 0.0"),
+            ({"temperature": 1.0, "top_p": 1.5}, "top_p must be .*1.5"),
+            ({"temperature": 1.0, "top_k": -1}, "top_k must be .*-1"),
+            ({"temperature": 1.0, "min_p": 2.0}, "min_p must be .*2.0"),
+            ({"temperature": 1.0, "typical_p": 0.0}, "typical_p must be .*0.0"),
+        ],
+    )
+    def test_out_of_range(self, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(InvalidParameter, match=text):
+            generate(drafter=good_drafter(), **options)
+
+    @pytest.mark.parametrize(
+        ("drafter", "rule"),
+        [(NgramDrafter(), NaiveMatch()), (NgramDrafter(), RecursiveRejection()), (None, NaiveMatch(Given()))],
+    )
+    def test_a_verifier_of_another_scheme(self, drafter: Drafter | None, rule: Any) -> None:
+        with pytest.raises(UnpairedScheme, match="works with drafts that are"):
+            generate(drafter=drafter or good_drafter(), verifier=TopDown(rule))
+
+    def test_a_tree_for_a_verifier_of_chains(self) -> None:
+        with pytest.raises(UnpairedScheme, match="verifies one draft per node, but the tree has 2"):
+            generate(drafter=good_drafter(), verifier=TopDown(SpeculativeSampling()), policy=Widths((2, 1)))
+
+    def test_a_draft_model_with_another_vocabulary(self) -> None:
+        with pytest.raises(VocabularyMismatch, match="The target has 24 tokens and the draft model 2000"):
+            generate(drafter=tiny_model("llama", 2000))
+
+    def test_every_error_is_polydrafts_own(self) -> None:
+        for kind in (InvalidParameter, InvalidProbabilities, UnpairedScheme):
+            assert issubclass(kind, PolydraftError)
+            assert issubclass(kind, ValueError)
+
+
+@dataclass
+class Failing:
+    """A drafter that works until a verb is called for the given time, and then raises."""
+
+    verb: str
+    after: int = 0
+    error: type[BaseException] = RuntimeError
+    inner: Drafter = field(default_factory=good_drafter)
+    calls: dict[str, int] = field(default_factory=dict)
+    name = "failing"
+    reads_hidden: tuple[int, ...] = ()
+
+    def check(self, scheme: Scheme) -> None:
+        self.inner.check(scheme)
+
+    def start(self, text: Text, session: Session) -> Any:
+        self._count("start")
+        return self.inner.start(text, session)
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+        self._count("draft")
+        return self.inner.draft(state, text, scheme, policy, noise)
+
+    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
+        self._count("commit")
+        return self.inner.commit(state, text, verdict)
+
+    def _count(self, verb: str) -> None:
+        self.calls[verb] = self.calls.get(verb, 0) + 1
+        if verb == self.verb and self.calls[verb] > self.after:
+            raise self.error("out of pencils")
+
+
+class TestDraftersThatRaise:
+    @pytest.mark.parametrize(
+        ("verb", "after"), [("start", 0), ("draft", 0), ("draft", 2), ("commit", 0), ("commit", 2)]
+    )
+    def test_the_rest_is_decoded_plainly(self, verb: str, after: int) -> None:
+        drafter = Failing(verb, after)
+        with pytest.warns(RuntimeWarning) as caught:
+            output = generate(drafter=drafter, policy=Chain(2))
+        reason = "RuntimeError: out of pencils"
+        assert [str(one.message) for one in caught] == [
+            f"The failing drafter failed ({reason}); the rest is decoded without drafts."
+        ]
+        assert output.statistics.fallback == reason
+        assert torch.equal(output.sequences, generate().sequences)
+        assert drafter.calls[verb] == after + 1  # it is not asked again
+        assert (output.statistics.drafted > 0) == (after > 0 or verb == "commit")
+
+    def test_a_drafter_that_works_leaves_no_reason(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert generate(drafter=Failing("draft", after=1000)).statistics.fallback == ""
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("verb", ["draft", "commit"])
+    def test_what_was_generated_is_kept(self, verb: str) -> None:
+        drafter = Failing(verb, after=3, error=KeyboardInterrupt)
+        run = polydraft.stream(target(), PROMPT, drafter=drafter, policy=Chain(1), temperature=0, max_new_tokens=NEW)
+        with pytest.raises(KeyboardInterrupt):
+            run.exhaust()
+        assert run.statistics.steps == 3
+        assert 3 <= run.statistics.new_tokens == len(run.new_tokens[0]) < NEW
+        plain = generate().sequences[0, PROMPT.shape[1] :].tolist()
+        assert run.new_tokens[0] == plain[: len(run.new_tokens[0])]
+        assert run.sequences(PROMPT, 0)[0].tolist() == PROMPT[0].tolist() + run.new_tokens[0]
+        assert run.finish == [""]
+        assert run.statistics.seconds["total"] > 0
+        assert run.statistics.fallback == ""
+
+    def test_stopping_early_on_ones_own_account(self) -> None:
+        run = polydraft.stream(target(), PROMPT, drafter=good_drafter(), temperature=0, max_new_tokens=NEW)
+        blocks: Iterator[Any] = iter(run)
+        first = next(blocks)
+        assert run.new_tokens == [list(first.rows[0].tokens)]
+        run.exhaust()
+        assert run.new_tokens[0] == generate().sequences[0, PROMPT.shape[1] :].tolist()
+        assert run.finish == ["length"]
