@@ -230,3 +230,17 @@ def test_rows_are_independent_of_each_other() -> None:
     pairs = (VOCAB * first[0::2] + first[1::2]).bincount(minlength=VOCAB**2)
     one = exact_law(PROMPT).view(VOCAB, -1).sum(dim=-1)
     assert p_value(pairs, torch.outer(one, one).flatten()) > FALSE_ALARM_RATE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "rule", "policy"), TRIPLES, ids=lambda one: getattr(one, "name", None))
+def test_many_texts_follow_the_targets_law(drafter: str, rule: NodeVerifier, policy: TreePolicy) -> None:
+    """Twenty times the samples: a bias of a per cent in one outcome would show."""
+    counts, _ = sampled_counts(drafter, rule, policy, samples=20 * SAMPLES)
+    assert p_value(counts, exact_law(PROMPT)) > FALSE_ALARM_RATE
+
+
+@pytest.mark.slow
+def test_many_texts_would_show_a_small_bias() -> None:
+    counts, _ = sampled_counts("model", Generous(extra=0.02), Widths((3, 2)), samples=20 * SAMPLES)
+    assert p_value(counts, exact_law(PROMPT)) < FALSE_ALARM_RATE

@@ -89,7 +89,11 @@ class ModelDrafter:
         positions = self._inside(torch.stack([before, before + 1], dim=-1))
         causal = torch.ones(2, 2, dtype=torch.bool, device=tokens.device).tril().repeat(len(base), 1, 1)
         mask = tree_mask(causal, before, int(before.max()) + 2)
-        logits = self.model.forward(tokens, positions, mask, state.cache, before).logits
+        one_token = bool((base == 0).any())
+        keep = 0 if one_token else 1
+        logits = self.model.forward(tokens, positions, mask, state.cache, before, logits_to_keep=keep).logits
+        if not one_token:
+            return logits[:, -1:]
         root = torch.where(base > 0, 1, 0).view(-1, 1, 1).expand(-1, 1, logits.shape[-1])
         return logits.gather(1, root)
 

@@ -27,7 +27,7 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
     """Return a tree that was measured to be good for the embedded pair on two CPU cores (docs/performance.md)."""
     if isinstance(drafter, NgramDrafter):
         return Chain(8)
-    return Widths((2, 2, 1)) if params.temperature else Widths((2, 1, 1, 1))
+    return Widths((2, 1)) if params.temperature else Widths((2, 2, 1, 1))
 
 
 def as_drafter(drafter: Drafter | nn.Module | None) -> Drafter:

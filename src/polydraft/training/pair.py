@@ -83,7 +83,7 @@ class PairRecipe:
     target: Stage = Stage(500, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
     extend: Stage = Stage(100, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=100)
     draft: Stage = Stage(400, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
-    distil: Stage = Stage(350, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=250)
+    distil: Stage = Stage(500, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=350)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
