@@ -35,10 +35,10 @@ def seconds(function) -> float:
 
 
 def plain(pair: polydraft.Pair, tokens: int, repeats: int) -> None:
-    """Time `NoDraft` and Hugging Face's own `generate` on the same model, greedy, the same number of tokens."""
+    """Time `NoDraft` and Hugging Face's own `generate` on the same model, greedy: the same text."""
     ratios = []
     for number, ids in enumerate(track(encoded(pair) * repeats, "plain decoding", transient=True)):
-        fixed = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        fixed = {"max_new_tokens": tokens, "do_sample": False}
 
         def ours(ids=ids, fixed=fixed) -> object:
             return polydraft.generate(pair.target, ids, drafter=polydraft.NoDraft(), **fixed)

@@ -43,6 +43,8 @@ class TopDown:
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path that the node rule accepts from the root down."""
+        if draft.tree.tokens.shape[-1] == 1:
+            return _plain(target_probs, noise)
         drafts = draft.drafted_atoms()
         tail = torch.zeros_like(draft.probs[..., :1])
         draft_probs = torch.cat([draft.probs, tail], dim=-1).to(target_probs.dtype)
@@ -53,6 +55,12 @@ class TopDown:
         atom = _pick(outcome, last) - drafts.shape[-1]
         next_token = _emit(draft.shortlist, target_probs, last, atom, uniforms[:, 0])
         return Verdict(path, length, next_token)
+
+
+def _plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
+    """Draw the next token of trees without drafts: what the walk comes to there, without its detours."""
+    token = sample(target_probs[:, 0], noise.uniform(1)[:, 0].to(target_probs.device))
+    return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
 
 
 def _walk(
