@@ -14,8 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
-FLOORS = [["errors", "probs"], ["schemes"], ["trees"], ["verifiers", "models"], ["drafters"], ["engine", "training"]]
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 6, "cli": 7}
+FLOORS = [
+    ["errors", "probs"],
+    ["schemes"],
+    ["theory", "trees"],
+    ["verifiers", "models"],
+    ["drafters"],
+    ["engine", "training"],
+    ["bench", "conformance"],
+]
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 7, "cli": 8}
 NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors"},

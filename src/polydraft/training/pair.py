@@ -147,6 +147,7 @@ def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> Traini
         lr_scheduler_kwargs={"num_decay_steps": stage.decay_steps, "decay_type": "linear"},
         max_grad_norm=1.0,
         bf16=has_fast_bfloat16(),
+        use_cpu=not torch.cuda.is_available(),
         torch_compile=recipe.compiled,
         logging_steps=20,
         save_steps=recipe.save_every,

@@ -1,12 +1,12 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, TreeVerifier
-from polydraft.verifiers.naive import NaiveMatch
-from polydraft.verifiers.recursive_iid import RecursiveRejection
-from polydraft.verifiers.recursive_without_replacement import RecursiveRejectionWithoutReplacement
-from polydraft.verifiers.speculative import SpeculativeSampling
-from polydraft.verifiers.top_down import TopDown
-from polydraft.verifiers.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, TreeVerifier
+from polydraft.verifiers.nodes.naive import NaiveMatch
+from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection
+from polydraft.verifiers.nodes.recursive_without_replacement import RecursiveRejectionWithoutReplacement
+from polydraft.verifiers.nodes.speculative import SpeculativeSampling
+from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.trees.top_down import TopDown
 
 __all__ = [
     "NaiveMatch",
@@ -14,6 +14,7 @@ __all__ = [
     "OutcomeLaw",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
+    "ScalableVerifier",
     "SpeculativeSampling",
     "TopDown",
     "TopThenSampleRule",

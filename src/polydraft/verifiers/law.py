@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise
+from polydraft.probs import Noise, residual
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 
@@ -38,7 +38,12 @@ class OutcomeLaw:
 
 @runtime_checkable
 class NodeVerifier(Protocol):
-    """A rule that decides, at one node, which draft to keep or what to emit instead."""
+    """A rule that decides, at one node, which draft to keep or what to emit instead.
+
+    Draft rows have the shape of the target's rows; under the `Product` scheme each node has one row per draft. The
+    number of drafts asked for at a node is not told apart from the number present: every scheme returns fewer only
+    where the draft row's support is exhausted, and there both counts have the same law.
+    """
 
     @property
     def scheme(self) -> Scheme:
@@ -58,10 +63,40 @@ class NodeVerifier(Protocol):
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
+        draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law. Rows are on K + 1 atoms, the tail last, where draft_probs is zero."""
+        ...
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the probability of accepting a draft, averaged over the drafts; computed, not sampled."""
+        ...
+
+
+@runtime_checkable
+class ScalableVerifier(NodeVerifier, Protocol):
+    """A rule that can verify a fraction of the target and knows what it accepts on average; `BottomUp` lifts it.
+
+    The target mass is a * target with 0 < a <= 1. Averaged over the drafts, the shares of a token sum to its
+    marginal, which is at most its target mass; what is left of the target mass is the residual.
+    """
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return the probability of accepting each draft, given the drafts; a repeated token has one positive share."""
+        ...
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return the probability of accepting each atom, averaged over `counts` drafts."""
         ...
 
 
@@ -87,6 +122,28 @@ class TreeVerifier(Protocol):
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep a path of the draft. `target_probs` are the target's rows at every node."""
         ...
+
+
+def law_of_shares(
+    shares: Float[Tensor, "*b k"], marginal: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"]
+) -> OutcomeLaw:
+    """Complete accepted shares to an outcome law: what is rejected is emitted from norm(target - marginal).
+
+    Exact, because the shares add up to the marginal on average and the residual does not depend on the drafts.
+    """
+    rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
+    return OutcomeLaw(shares, rejected * residual(target_probs, marginal))
+
+
+def present(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b"]:
+    """Return the number of drafts at each node."""
+    return (drafts >= 0).sum(dim=-1)
+
+
+def first_copies(drafts: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
+    """Tell which drafts are present and the first of their token."""
+    repeated = torch.tril(drafts.unsqueeze(-1) == drafts.unsqueeze(-2), diagonal=-1).any(dim=-1)
+    return (drafts >= 0) & ~repeated
 
 
 def at_draft(row: Float[Tensor, "*b A"], draft: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:

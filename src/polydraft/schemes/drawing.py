@@ -1,0 +1,39 @@
+"""What the schemes' samplers share: exponential clocks, padding, and laws of deterministic drafts."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.schemes.scheme import Scheme
+
+
+def cut(drafts: Int[Tensor, "*b k"], counts: Int[Tensor, "*b"]) -> Int[Tensor, "*b k"]:
+    """Keep the first `counts` drafts of each row."""
+    rank = torch.arange(drafts.shape[-1], device=drafts.device)
+    return drafts.where(rank < counts.unsqueeze(-1), -torch.ones_like(drafts))
+
+
+def padded(drafts: Int[Tensor, "*b j"], k: int) -> Int[Tensor, "*b k"]:
+    """Pad drafts to k places with -1."""
+    return torch.nn.functional.pad(drafts, (0, k - drafts.shape[-1]), value=-1)
+
+
+def clocks(rates: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Float[Tensor, "*b K"]:
+    """Return the logarithms of independent exponential clocks with the given rates; infinite where a rate is zero."""
+    exponential = -torch.log1p(-uniforms[..., : rates.shape[-1]].double())
+    times = exponential.log() - rates.double().log()  # logarithms: a tiny rate must not overflow
+    return times.where(rates > 0, torch.full_like(times, torch.inf))
+
+
+def last_positive(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+    """Return the place of each row's last positive entry."""
+    places = torch.arange(probs.shape[-1], device=probs.device)
+    return torch.where(probs > 0, places, torch.zeros_like(places)).amax(dim=-1)
+
+
+def indicator(scheme: Scheme, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    """Return one where the drafts are those of a deterministic scheme, else zero."""
+    k = drafts.shape[-1]
+    counts = torch.full(draft_probs.shape[:-1], k, device=draft_probs.device)
+    own = scheme.sample(draft_probs, counts, draft_probs.new_zeros(*draft_probs.shape[:-1], k), k)
+    return (own == drafts).all(dim=-1).to(draft_probs.dtype)

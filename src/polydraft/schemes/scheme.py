@@ -1,0 +1,73 @@
+"""Schemes: the laws by which k drafts are drawn at one node of the token tree.
+
+A draft is named by its *atom*, its place in the node's shortlist. `-1` is an absent draft. A verification rule
+is exact for the drafts of one scheme only.
+"""
+
+from itertools import permutations, product
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.errors import InvalidParameter, UnpairedScheme
+
+
+@runtime_checkable
+class Scheme(Protocol):
+    """How drafts are drawn at one node, given the draft row over the shortlist's K atoms."""
+
+    @property
+    def name(self) -> str:
+        """The scheme's name in tables."""
+        ...
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the drafts are a function of the draft row."""
+        ...
+
+    def sample(
+        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+    ) -> Int[Tensor, "*b k"]:
+        """Draw `counts` drafts per row, at most `k`, in drafting order, padded with -1.
+
+        `uniforms` holds u >= max(k, K) numbers per row. Fewer drafts than asked for come back where the row's
+        support is smaller.
+        """
+        ...
+
+    def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        """Return the probability of drawing exactly these drafts in this order."""
+        ...
+
+
+def enumerate_drafts(
+    scheme: Scheme, draft_probs: Float[Tensor, " K"], k: int
+) -> tuple[Int[Tensor, "m k"], Float[Tensor, " m"]]:
+    """List every ordered outcome of k drafts with positive probability, and its probability; for small K only.
+
+    Raises:
+        InvalidParameter: K ** k is too large to list.
+    """
+    size = draft_probs.shape[-1]
+    if size**k > 200_000:
+        raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
+    k_present = min(k, int((draft_probs > 0).sum()))
+    full = product(range(size), repeat=k)
+    short = (row + (-1,) * (k - k_present) for row in permutations(range(size), k_present)) if k_present < k else ()
+    drafts = torch.tensor([*full, *short], dtype=torch.int64).reshape(-1, k)
+    probability = scheme.probability(draft_probs.expand(len(drafts), size), drafts)
+    return drafts[probability > 0], probability[probability > 0]
+
+
+def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) -> None:
+    """Check that a scheme is one that `who` can work with.
+
+    Raises:
+        UnpairedScheme: it is not.
+    """
+    if not isinstance(scheme, allowed):
+        names = " or ".join(str(getattr(one, "name", one.__name__)) for one in allowed)
+        raise UnpairedScheme(f"{who} works with drafts that are {names}, not {scheme.name}.")

@@ -1,0 +1,28 @@
+"""The likeliest tokens: deterministic drafts."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.schemes.drawing import cut, indicator, padded
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k likeliest tokens: a function of the row, no randomness."""
+
+    name = "top-k"
+    deterministic = True
+
+    def sample(
+        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+    ) -> Int[Tensor, "*b k"]:
+        """Take the largest entries, earlier atoms first among equals; the uniforms are not used."""
+        values, order = draft_probs.sort(dim=-1, descending=True, stable=True)
+        return cut(padded(order.where(values > 0, -torch.ones_like(order))[..., :k], k), counts)
+
+    def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        """Return one for the drafts that `sample` returns and zero for all others."""
+        return indicator(self, draft_probs, drafts)

@@ -1,0 +1,3 @@
+"""Node rules: which of a node's drafts to keep, one rule per file."""
+
+__all__ = []
