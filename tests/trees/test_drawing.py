@@ -84,3 +84,10 @@ def test_svg_of_odd_tokens_is_valid_xml(text: str):
     svg = draw_svg(tree(), lambda token: text)
     assert len(list(ElementTree.fromstring(svg.encode()).iter(SVG + "text"))) == 6
     assert draw_text(tree(), lambda token: text).encode()
+
+
+def test_a_very_deep_chain_can_be_drawn():
+    parents = torch.arange(-1, 1999).unsqueeze(0)
+    chain = TokenTree(torch.zeros_like(parents), Topology(parents), torch.ones_like(parents, dtype=torch.bool))
+    assert len(draw_text(chain, str).splitlines()) == 2000
+    assert len(boxes(draw_svg(chain, str))) == 1

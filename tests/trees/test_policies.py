@@ -54,6 +54,7 @@ def test_policies_are_read_from_text(text: str, policy: TreePolicy):
         "4;2",
         "a,b",
         "chain:",
+        ":4",
         "chain:2,3",
         "chain:x",
         "tree:4",

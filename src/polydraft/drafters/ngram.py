@@ -43,7 +43,7 @@ class NgramDrafter:
         """Look up every row's continuation; the batch's chain is as long as the longest of them."""
         rows = zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True)
         found = [continuation(row[:length], self.longest, self.shortest, policy.shape.depth) for row, length in rows]
-        return given_chain(text, [tokens[tokens < state] for tokens in found])
+        return given_chain(text, [_until_beyond(tokens, state) for tokens in found])
 
     def commit(self, state: int, text: Text, verdict: Verdict) -> int:
         """Keep the state: the next draft reads the text itself."""
@@ -62,6 +62,12 @@ def continuation(text: NDArray[np.int64], longest: int, shortest: int, most: int
             first = int(matches[-1]) + size
             return text[first : first + most]
     return text[:0]
+
+
+def _until_beyond(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """Cut a continuation before its first token that the target does not have."""
+    beyond = np.flatnonzero(tokens >= vocab_size)
+    return tokens[: beyond[0]] if len(beyond) else tokens
 
 
 def given_chain(text: Text, found: list[NDArray[np.int64]]) -> Draft:

@@ -1,8 +1,8 @@
 """Muon: momentum with orthogonalised updates for weight matrices, AdamW for everything else.
 
 torch.optim.Muon orthogonalises in bfloat16, which is some forty times slower than float32 on a CPU without bfloat16
-instructions and would take longer than the training itself; this one works in the weights' own precision, on all
-matrices of a shape in one batched product.
+instructions and would take longer than the training itself; this one uses bfloat16 only where the machine multiplies it
+in hardware, and treats all matrices of a shape in one batched product.
 """
 
 from collections import defaultdict
@@ -17,10 +17,16 @@ from torch.optim import Optimizer
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
+def has_fast_bfloat16() -> bool:
+    """Tell whether this machine multiplies bfloat16 matrices in hardware (emulation is forty times slower)."""
+    return torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+
+
 def orthogonalised(matrices: Float[Tensor, "m r c"], rounds: int = 5) -> Float[Tensor, "m r c"]:
     """Move the singular values of each matrix to about one, by Newton-Schulz iterations.
 
-    X <- a X + (b A + c A A) X with A = X X^T, starting from X / ||X||_F (arXiv 2502.16982, equations 1 and 2).
+    X <- a X + (b A + c A A) X with A = X X^T, starting from X / ||X||_F (arXiv 2502.16982, equations 1 and 2). The
+    products keep the precision of the matrices.
     """
     a, b, c = QUINTIC
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
@@ -50,6 +56,7 @@ class Muon(Optimizer):
             {"params": others, "lr": other_rate, "orthogonal": False, "decay": 0.0},
         ]
         super().__init__(groups, {})
+        self.precision = torch.bfloat16 if has_fast_bfloat16() else torch.float32
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  the base has overloads
@@ -73,7 +80,8 @@ class Muon(Optimizer):
                     state["velocity"] = torch.zeros_like(parameter)
                 velocity = state["velocity"].lerp_(gradient, 1 - momentum)
                 looked_ahead.append(gradient.lerp(velocity, momentum))
-            updates = orthogonalised(torch.stack(looked_ahead)) * (0.2 * max(shape) ** 0.5)
+            directions = orthogonalised(torch.stack(looked_ahead).to(self.precision))
+            updates = directions.to(group[0].dtype) * (0.2 * max(shape) ** 0.5)
             for parameter, update in zip(group, updates, strict=True):
                 parameter.mul_(1 - rate * decay).sub_(update, alpha=rate)
 

@@ -1,4 +1,4 @@
-"""The embedded model pair: a deep, narrow Llama target, and a one-layer draft distilled from it.
+"""The embedded model pair: a deep, narrow Llama target, and a two-layer draft distilled from it.
 
 Data flow: corpus files -> tokenizer and token files -> target (cross-entropy) -> draft (cross-entropy, then
 distillation from the target) -> two ordinary Hugging Face folders. Every stage leaves its result in the work
@@ -26,7 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.training.corpus import SourceFile, gather
 from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
-from polydraft.training.muon import Muon
+from polydraft.training.muon import Muon, has_fast_bfloat16
 from polydraft.training.windows import Windows, encode_files, train_tokenizer
 
 Collect = Callable[[], tuple[list[SourceFile], list[SourceFile]]]
@@ -79,11 +79,11 @@ class PairRecipe:
     save_every: int = 50
     seed: int = 20_261_121
     target_shape: Shape = Shape(layers=14, width=256, inner=384, heads=4)
-    draft_shape: Shape = Shape(layers=1, width=128, inner=384, heads=2)
-    target: Stage = Stage(500, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
-    extend: Stage = Stage(100, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=100)
-    draft: Stage = Stage(400, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
-    distil: Stage = Stage(500, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=350)
+    draft_shape: Shape = Shape(layers=2, width=128, inner=384, heads=2)
+    target: Stage = Stage(1100, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
+    extend: Stage = Stage(150, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=150)
+    draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
+    distil: Stage = Stage(1200, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=700)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -129,11 +129,6 @@ class DistillationTrainer(Trainer):
         outputs = model(input_ids=ids, use_cache=False)
         loss = distillation_loss(outputs.logits, wanted) + overlap_loss(outputs.logits, wanted)
         return (loss, outputs) if return_outputs else loss
-
-
-def has_fast_bfloat16() -> bool:
-    """Tell whether this machine multiplies bfloat16 matrices in hardware (emulation is forty times slower)."""
-    return torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
 
 
 def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> TrainingArguments:

@@ -24,15 +24,14 @@ def draw_text(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: 
     children = _children(tree, row)
     tokens = cast(list[int], tree.tokens[row].tolist())
     lines = [repr(label(tokens[0]))]
-
-    def visit(node: int, indent: str) -> None:
-        for place, child in enumerate(children[node]):
-            last = place == len(children[node]) - 1
-            mark = " ✓" if child in accepted else ""
-            lines.append(f"{indent}{'└─' if last else '├─'} {label(tokens[child])!r}{mark}")
-            visit(child, indent + ("   " if last else "│  "))
-
-    visit(0, "")
+    below = {child: node for node, nodes in enumerate(children) for child in nodes}
+    indents = {0: ""}
+    for node in _depth_first(children)[1:]:
+        parent = below[node]
+        last = node == children[parent][-1]
+        mark = " ✓" if node in accepted else ""
+        lines.append(f"{indents[parent]}{'└─' if last else '├─'} {label(tokens[node])!r}{mark}")
+        indents[node] = indents[parent] + ("   " if last else "│  ")
     return "\n".join(lines)
 
 
@@ -63,18 +62,24 @@ def _children(tree: TokenTree, row: int) -> list[list[int]]:
     return [[child for child in nodes if child >= 0] for nodes in rows]
 
 
+def _depth_first(children: list[list[int]]) -> list[int]:
+    """Return the nodes that hang below the root in reading order; without recursion, for chains of thousands."""
+    order: list[int] = []
+    waiting = [0]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting.extend(reversed(children[node]))
+    return order
+
+
 def _heights(children: list[list[int]]) -> dict[int, float]:
-    heights: dict[int, float] = {}
-    leaves = 0
-
-    def visit(node: int) -> float:
-        nonlocal leaves
-        below = [visit(child) for child in children[node]]
-        heights[node] = (below[0] + below[-1]) / 2 if below else float(leaves)
-        leaves += not below
-        return heights[node]
-
-    visit(0)
+    order = _depth_first(children)
+    leaves = [node for node in order if not children[node]]
+    heights = {node: float(height) for height, node in enumerate(leaves)}
+    for node in reversed(order):
+        if children[node]:
+            heights[node] = (heights[children[node][0]] + heights[children[node][-1]]) / 2
     return heights
 
 

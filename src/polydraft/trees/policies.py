@@ -64,11 +64,11 @@ def parse_policy(text: str) -> TreePolicy:
     published = {"eagle": EAGLE_25, "medusa": MEDUSA_63}
     if text in published:
         return Fixed(published[text])
-    kind, _, numbers = text.rpartition(":")
+    kind, colon, numbers = text.rpartition(":")
     try:
         widths = tuple(int(part) for part in numbers.split(","))
         policy = Chain(*widths) if kind == "chain" else Widths(widths)
-        if kind in ("", "chain") and policy.shape.size > 1:
+        if kind == ("chain" if colon else "") and policy.shape.size > 1:
             return policy
     except (ValueError, TypeError) as error:
         if isinstance(error, InvalidParameter):
