@@ -7,7 +7,11 @@ PolydraftError
 ├── VocabularyMismatch                   target and draft do not share their tokens
 ├── ContextOverflow                      a prompt that leaves no room in the model's context
 ├── UnsupportedModel                     a model whose cache or attention cannot score a token tree, and why
-└── CheckpointError                      a model folder that is missing, incomplete or damaged
+├── CheckpointError                      a model folder that is missing, incomplete or damaged
+├── PromptFileError                      a prompt file that cannot be read: which file, which line, and why
+├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
+├── MissingExtra                         an optional package that is not installed, and how to install it
+└── NotConverged                         a computation that does not reach the accuracy asked for
 """
 
 
@@ -41,3 +45,19 @@ class UnsupportedModel(PolydraftError):
 
 class CheckpointError(PolydraftError):
     """A model folder cannot be loaded."""
+
+
+class PromptFileError(PolydraftError):
+    """A prompt file cannot be read."""
+
+
+class ResultsError(PolydraftError):
+    """A folder of results is damaged or belongs to a run with other settings."""
+
+
+class MissingExtra(PolydraftError):
+    """An optional dependency is not installed."""
+
+
+class NotConverged(PolydraftError):
+    """A solver or an enumeration stopped before it reached the accuracy asked for."""

@@ -38,7 +38,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, "a finite number >= 0", 0 <= self.temperature < float("inf"))
-        _require("top_k", self.top_k, "an integer >= 0", self.top_k >= 0)
+        _require("top_k", self.top_k, "an integer >= 0", self.top_k >= 0 and self.top_k == int(self.top_k))
         _require("top_p", self.top_p, "in (0, 1]", 0 < self.top_p <= 1)
         _require("min_p", self.min_p, "in [0, 1]", 0 <= self.min_p <= 1)
         _require("typical_p", self.typical_p, "in (0, 1]", 0 < self.typical_p <= 1)
@@ -59,21 +59,32 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
         InvalidProbabilities: a row contains NaN or plus infinity, or nothing but minus infinity.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    peak, likeliest = logits.max(dim=-1)
-    if not bool(peak.isfinite().all()):
-        raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
+    peak, likeliest = logits.max(dim=-1, keepdim=True)
+    _check_peaks(peak)
     if params.temperature == 0:
-        return torch.zeros_like(logits).scatter_(-1, likeliest.unsqueeze(-1), 1.0)
-    warmth = max(params.temperature, torch.finfo(logits.dtype).tiny)
-    scores = logits if warmth == 1 else (logits - peak.unsqueeze(-1)) / warmth  # the largest stays finite
-    for keep, setting, off in _FILTERS:
-        value = setting(params)
-        scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)
-    return scores.softmax(dim=-1)
+        return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
+    return _softened(logits, peak, params)
+
+
+def _check_peaks(peak: Float[Tensor, "*b 1"]) -> None:
+    if not bool((peak - peak == 0).all()):  # false for NaN and infinities; `isfinite` is five times slower
+        raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
 
 
 def _odd(peak: Tensor) -> str:
     return ", ".join(str(value.item()) for value in peak[~peak.isfinite()].flatten()[:3])
+
+
+def _softened(
+    logits: Float[Tensor, "*b V"], peak: Float[Tensor, "*b 1"], params: SamplingParams
+) -> Float[Tensor, "*b V"]:
+    """Apply a positive temperature and the filters to rows whose largest entries are `peak`."""
+    warmth = max(params.temperature, torch.finfo(logits.dtype).tiny)
+    scores = logits if warmth == 1 else (logits - peak) / warmth  # the largest stays finite
+    for keep, setting, off in _FILTERS:
+        value = setting(params)
+        scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)
+    return scores.softmax(dim=-1)
 
 
 def _in_top_k(scores: Float[Tensor, "*b V"], top_k: int) -> Bool[Tensor, "*b V"]:
@@ -134,8 +145,9 @@ def shortlist(
     deterministic draft needs the order and nothing else.
     """
     values, tokens = logits.topk(min(size, logits.shape[-1]), dim=-1)
-    warm = params if params.temperature > 0 else SamplingParams()
-    return tokens, to_probs(values, warm)
+    values = values if values.dtype == torch.float64 else values.float()
+    _check_peaks(values[..., :1])
+    return tokens, _softened(values, values[..., :1], params if params.temperature > 0 else SamplingParams())
 
 
 def to_atoms(target_probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[Tensor, "*b K+1"]:
@@ -150,9 +162,8 @@ def to_atoms(target_probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -
 
 def without(probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[Tensor, "*b V"]:
     """Return the rows with the given tokens' mass removed (not renormalised); tokens of -1 remove nothing."""
-    padded = torch.cat([probs, torch.zeros_like(probs[..., :1])], dim=-1)
-    places = tokens.where(tokens >= 0, torch.full_like(tokens, probs.shape[-1]))
-    return padded.scatter(-1, places, 0.0)[..., :-1]
+    padded = torch.nn.functional.pad(probs, (0, 1))
+    return padded.scatter_(-1, tokens.where(tokens >= 0, probs.shape[-1]), 0.0)[..., :-1]
 
 
 def normalised(mass: Float[Tensor, "*b V"], fallback: Float[Tensor, "*b V"]) -> Float[Tensor, "*b V"]:
@@ -193,31 +204,87 @@ class Noise:
     """One stream of random numbers per batch row, so that a row's text never depends on its neighbours.
 
     Two draws from one stream share their beginning whatever their length, and every decoding step has streams of its
-    own (`at`), so that a row is not disturbed by a neighbour with a larger tree either.
+    own (`at`), so that a row is not disturbed by a neighbour with a larger tree either. Beside the streams there are
+    numbers tied to a place in the text (`tied`), which are the same in whatever step the place is reached.
+
+    Args:
+        generators: one stream per row.
+        seeds: what the tied numbers depend on, per row; empty for the streams' own seeds.
+        lengths: the tokens that each row had before this step; None for none.
     """
 
     generators: tuple[Generator, ...]
+    seeds: tuple[int, ...] = ()
+    lengths: Int[Tensor, "b"] | None = None
 
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
         """Return `rows` streams that differ from each other and are fixed by `seed`."""
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
-    def at(self, step: int) -> "Noise":
-        """Return fresh streams that depend on these streams' seeds and the step, not on what was drawn before."""
-        return Noise(
-            tuple(Generator(one.device).manual_seed(_mixed(one.initial_seed(), step)) for one in self.generators)
-        )
+    def at(self, step: int, lengths: Int[Tensor, "b"] | None = None) -> "Noise":
+        """Return fresh streams that depend on these streams' seeds and the step, not on what was drawn before.
+
+        `lengths` are the rows' tokens before the step, from which `tied` counts.
+        """
+        seeds = self._own_seeds()
+        mixed = (Generator(one.device).manual_seed(_mixed(one.initial_seed(), step)) for one in self.generators)
+        return Noise(tuple(mixed), seeds, lengths)
 
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
         return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)
 
+    def tied(self, depth: int, tokens: Int[Tensor, "b *n"]) -> Float[Tensor, "b *n"]:
+        """Return float64 uniforms in [0, 1) tied to the row's seed, a position in its text, and a token id.
+
+        The position is `depth` places after the row's next token. The number does not depend on the step, the tree or
+        what else was drawn; numbers of different positions or tokens are independent (SplitMix64's stream).
+        """
+        seeds = self._own_seeds()
+        lengths = [0] * len(seeds) if self.lengths is None else map(int, self.lengths)
+        places = [
+            _signed(_scrambled(_scrambled(seed) + (length + depth) * _WEYL))
+            for seed, length in zip(seeds, lengths, strict=True)
+        ]
+        start = torch.tensor(places, device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
+        return _hashed((tokens + 1).mul_(_signed(_WEYL)).add_(start))
+
+    def _own_seeds(self) -> tuple[int, ...]:
+        return self.seeds or tuple(one.initial_seed() for one in self.generators)
+
+
+_WEYL = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
 
 def _mixed(seed: int, step: int) -> int:
-    """Mix a seed and a step number into a seed without pattern (SplitMix64's finaliser)."""
-    mixed = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
-    return (mixed ^ (mixed >> 31)) >> 1
+    """Mix a seed and a step number into a seed without pattern, of 63 bits."""
+    return _scrambled(seed + (step + 1) * _WEYL) >> 1
+
+
+def _scrambled(state: int) -> int:
+    """Apply SplitMix64's finaliser to a state of 64 bits."""
+    state %= 2**64
+    state = (state ^ (state >> 30)) * _FIRST % 2**64
+    state = (state ^ (state >> 27)) * _SECOND % 2**64
+    return state ^ (state >> 31)
+
+
+def _hashed(states: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Turn states into uniforms in [0, 1) by the same finaliser, in place; its products overflow on purpose."""
+    states.bitwise_xor_(_shifted(states, 30)).mul_(_signed(_FIRST))
+    states.bitwise_xor_(_shifted(states, 27)).mul_(_signed(_SECOND))
+    states.bitwise_xor_(_shifted(states, 31))
+    return _shifted(states, 11).double().mul_(2.0**-53)
+
+
+def _shifted(states: Int[Tensor, "*b"], places: int) -> Int[Tensor, "*b"]:
+    """Shift right, filling with zeros: torch's own shift repeats the sign."""
+    return states.bitwise_right_shift(places).bitwise_and_((1 << (64 - places)) - 1)
+
+
+def _signed(number: int) -> int:
+    """Return the signed 64-bit integer with the same bits."""
+    return (number + 2**63) % 2**64 - 2**63

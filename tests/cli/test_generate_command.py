@@ -50,7 +50,7 @@ def test_text_comes_without_colour_codes_when_piped_and_ends_with_the_table(
     assert "\x1b" not in shown
     assert shown.startswith("def add")
     for words in (
-        "without replacement",
+        "top then sample",
         "block efficiency",
         "acceptance by depth",
         "tokens per second",

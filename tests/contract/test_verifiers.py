@@ -4,38 +4,80 @@ import pytest
 import torch
 from torch import Tensor
 
-from polydraft.schemes import IID, Given, Scheme, TopK, TopThenSample, WithoutReplacement
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Given,
+    Product,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
 from polydraft.verifiers import (
+    ImportanceWeighted,
+    KSeq,
+    Lenient,
     NaiveMatch,
     NodeVerifier,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
+    ScalableVerifier,
+    SpecHubRule,
     SpeculativeSampling,
+    TopBeta,
     TopDown,
     TopThenSampleRule,
+    TypicalAcceptance,
 )
 
 ATOMS = 5
-RULES: list[NodeVerifier] = [
-    *(NaiveMatch(scheme) for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Given())),
+SCHEMES: list[Scheme] = [
+    IID(),
+    WithoutReplacement(),
+    TopK(),
+    TopThenSample(),
+    Given(),
+    TopThenIID(1),
+    ConditionalPoisson(),
+    SpecHub(),
+    Product(),
+]
+SCALABLE: list[ScalableVerifier] = [
+    *(NaiveMatch(scheme) for scheme in SCHEMES),
     SpeculativeSampling(),
     RecursiveRejection(),
+    RecursiveRejection(Product()),
     RecursiveRejectionWithoutReplacement(),
     TopThenSampleRule(),
+    KSeq(),
+    SpecHubRule(),
+    ImportanceWeighted(),
+    ImportanceWeighted(Product()),
 ]
+LOSSY: list[NodeVerifier] = [TypicalAcceptance(), TypicalAcceptance(IID()), TopBeta(beta=2, tau=1.0), Lenient()]
+RULES: list[NodeVerifier] = [*SCALABLE, *LOSSY]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}, {rule.scheme.name}")
+
+
+def most_drafts(rule: NodeVerifier) -> int:
+    return 1 if isinstance(rule, SpeculativeSampling) else 2 if isinstance(rule.scheme, SpecHub) else 3
 
 
 def nodes(rule: NodeVerifier, *shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """Return drafts with ragged counts, draft rows and target rows for nodes of any batch shape."""
     stream = torch.Generator().manual_seed(0)
-    k = 1 if isinstance(rule, SpeculativeSampling) else 3
+    k = most_drafts(rule)
 
     def law(size: int) -> Tensor:
         mass = torch.rand(*shape, size, generator=stream, dtype=torch.float64) ** 2
         return (mass / mass.sum(dim=-1, keepdim=True)).to(dtype)
 
     listed, target = law(ATOMS), law(ATOMS + 1)
+    if isinstance(rule.scheme, Product):
+        listed = torch.stack([listed, law(ATOMS)], dim=-2)
     counts = torch.randint(0, k + 1, shape, generator=stream)
     uniforms = torch.rand(*shape, ATOMS, generator=stream, dtype=torch.float64)
     drafts = rule.scheme.sample(listed, counts, uniforms, k)
@@ -46,9 +88,10 @@ def nodes(rule: NodeVerifier, *shape: int, dtype: torch.dtype = torch.float64) -
 def test_it_says_what_it_is(rule: NodeVerifier):
     assert rule.name
     assert isinstance(rule.scheme, Scheme)
-    assert rule.lossless is True
+    assert rule.lossless is (rule not in LOSSY)
+    assert isinstance(rule, ScalableVerifier) is rule.lossless
     lifted = TopDown(rule)
-    assert (lifted.name, lifted.scheme, lifted.lossless) == (rule.name, rule.scheme, True)
+    assert (lifted.name, lifted.scheme, lifted.lossless) == (rule.name, rule.scheme, rule.lossless)
 
 
 @each_rule
@@ -116,3 +159,66 @@ def test_the_law_is_a_function_and_leaves_its_arguments_alone(rule: NodeVerifier
     assert torch.equal(one.child, two.child)
     assert torch.equal(one.rest, two.rest)
     assert all(torch.equal(old, new) for old, new in zip(before, arguments, strict=True))
+
+
+@each_rule
+def test_the_acceptance_of_a_batch_is_that_of_its_rows(rule: NodeVerifier):
+    drafts, draft_probs, target_probs = nodes(rule, 3, 4)
+    counts = (drafts >= 0).sum(dim=-1)
+    whole = rule.acceptance(draft_probs, target_probs, counts)
+    assert whole.shape == counts.shape
+    assert 0 in counts.tolist()[0] + counts.tolist()[1] + counts.tolist()[2]
+    assert not bool(whole[counts == 0].any())
+    assert bool((whole >= 0).all() and (whole <= 1 + 1e-12).all())
+    for place in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
+        at = tuple(place)
+        alone = rule.acceptance(draft_probs[at], target_probs[at], counts[at])
+        torch.testing.assert_close(whole[at], alone, rtol=0, atol=1e-12)
+
+
+@each_rule
+def test_more_drafts_than_the_support_are_as_many_as_the_support(rule: NodeVerifier):
+    """A scheme without repeats returns fewer drafts only where there are no more tokens."""
+    _, draft_probs, target_probs = nodes(rule, 6)
+    two_tokens = draft_probs * torch.tensor([0, 1, 0, 1, 0, 0])
+    two_tokens = two_tokens / two_tokens.sum(dim=-1, keepdim=True)
+    many, few = torch.full((6,), most_drafts(rule)), torch.full((6,), min(2, most_drafts(rule)))
+    if isinstance(rule.scheme, IID | Product | TopThenIID):
+        return
+    one, two = (rule.acceptance(two_tokens, target_probs, counts) for counts in (many, few))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+@each_rule
+def test_acceptance_in_float32(rule: NodeVerifier):
+    drafts, draft_probs, target_probs = nodes(rule, 12, dtype=torch.float32)
+    counts = (drafts >= 0).sum(dim=-1)
+    accepted = rule.acceptance(draft_probs, target_probs, counts)
+    exact = rule.acceptance(draft_probs.double(), target_probs.double(), counts)
+    assert accepted.dtype == torch.float32
+    torch.testing.assert_close(accepted.double(), exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", SCALABLE, ids=lambda rule: f"{rule.name}, {rule.scheme.name}")
+def test_shares_and_marginal_of_a_batch_are_those_of_its_rows(rule: ScalableVerifier):
+    drafts, draft_probs, target_probs = nodes(rule, 12, dtype=torch.float32)
+    mass = target_probs * torch.linspace(0.05, 1, 12).unsqueeze(-1)
+    counts = (drafts >= 0).sum(dim=-1)
+    shares, marginal = rule.shares(drafts, draft_probs, mass), rule.marginal(draft_probs, mass, counts)
+    assert shares.dtype == marginal.dtype == torch.float32
+    assert not bool(shares[drafts < 0].any())
+    assert not bool(marginal[counts == 0].any())
+    for row in range(12):
+        alone = rule.shares(drafts[row], draft_probs[row], mass[row])
+        torch.testing.assert_close(shares[row], alone, rtol=0, atol=1e-6)
+        alone = rule.marginal(draft_probs[row], mass[row], counts[row])
+        torch.testing.assert_close(marginal[row], alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", SCALABLE, ids=lambda rule: f"{rule.name}, {rule.scheme.name}")
+def test_a_repeated_token_has_one_positive_share(rule: ScalableVerifier):
+    if not isinstance(rule.scheme, IID | Product) or isinstance(rule, SpeculativeSampling):
+        return
+    _, draft_probs, target_probs = nodes(rule, 30)
+    drafts = torch.tensor([2, 2, 1]).expand(30, 3)
+    assert not bool(rule.shares(drafts, draft_probs, target_probs * 0.7)[:, 1].any())

@@ -5,16 +5,39 @@ import torch
 from doubles import plain_logits, tiny_model
 
 from polydraft.drafters import ModelDrafter, Session, Text
-from polydraft.errors import VocabularyMismatch
+from polydraft.errors import UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, shortlist, to_probs
-from polydraft.schemes import IID, Scheme, TopK, TopThenSample, WithoutReplacement
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Coupled,
+    Given,
+    Product,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
 from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreeShape, Verdict, Widths
 
 VOCAB = 24
 SHAPE = Fixed(TreeShape(((3,), (2, 0, 1), (1, 2))))
 PARAMS = SamplingParams(temperature=0.8)
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8]]
+SCHEMES: list[Scheme] = [
+    IID(),
+    WithoutReplacement(),
+    TopK(),
+    TopThenSample(),
+    TopThenIID(1),
+    ConditionalPoisson(),
+    Coupled(),
+    Product(),
+]
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda one: one.name)
 
 
 def batch_of(rows: list[list[int]]) -> Text:
@@ -39,7 +62,8 @@ def check_rows(draft: Draft, rows: list[list[int]], drafter: ModelDrafter, vocab
         text = [min(token, model.config.vocab_size - 1) for token in rows[row] + path(draft, row, node)]
         tokens, probs = shortlist(plain_logits(model, text)[:vocab], drafter.params or PARAMS, drafter.shortlist_size)
         assert draft.shortlist[row, node].tolist() == tokens.tolist()
-        assert torch.allclose(draft.probs[row, node], probs, atol=1e-10)
+        drawn_from = draft.probs[row, node]
+        assert torch.allclose(drawn_from if drawn_from.dim() == 1 else drawn_from.squeeze(0), probs, atol=1e-10)
         compared += 1
     return compared
 
@@ -49,12 +73,29 @@ def start(drafter: ModelDrafter, text: Text, vocab: int = VOCAB):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
-@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopK(), TopThenSample()], ids=lambda one: one.name)
+@each_scheme
 def test_rows_are_the_draft_models_own(kind: str, scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model(kind, VOCAB)), shortlist_size=10)
     text = batch_of(ROWS)
     draft = drafter.draft(start(drafter, text), text, scheme, SHAPE, Noise.from_seed(3, len(ROWS)))
     assert check_rows(draft, ROWS, drafter, VOCAB) == 5 * len(ROWS)
+
+
+def test_it_drafts_under_every_scheme_but_given() -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
+    for scheme in (*SCHEMES, SpecHub()):
+        drafter.check(scheme)
+    with pytest.raises(UnpairedScheme, match=r"A draft model works with drafts that are .* or product, not given"):
+        drafter.check(Given())
+
+
+def test_pairs_around_a_hub() -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=10)
+    text = batch_of(ROWS)
+    draft = drafter.draft(start(drafter, text), text, SpecHub(), Widths((2, 2)), Noise.from_seed(3, len(ROWS)))
+    assert check_rows(draft, ROWS, drafter, VOCAB) == 3 * len(ROWS)
+    pairs = draft.drafted_atoms()[:, :3]
+    assert bool((pairs == 0).any(dim=-1).all()), "the likeliest token, which is listed first, is in every pair"
 
 
 def test_rows_stay_right_after_commits_of_different_lengths() -> None:
@@ -93,7 +134,7 @@ def test_another_vocabulary_is_refused_at_the_start() -> None:
         start(drafter, batch_of([[1, 2]]))
 
 
-@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopK(), TopThenSample()], ids=lambda one: one.name)
+@each_scheme
 def test_a_row_of_a_batch_is_drafted_as_if_alone(scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
     text, noise = batch_of(ROWS), Noise.from_seed(11, len(ROWS))

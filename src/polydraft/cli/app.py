@@ -29,7 +29,7 @@ class DrafterName(StrEnum):
 
 
 class VerifierName(StrEnum):
-    """The verification rules that the command line offers; all are lossless."""
+    """The verification rules that the command line offers; the last three are lossy."""
 
     auto = "auto"
     naive = "naive"
@@ -37,6 +37,29 @@ class VerifierName(StrEnum):
     recursive = "recursive"
     recursive_wo = "recursive-wo"
     top_then_sample = "top-then-sample"
+    k_seq = "k-seq"
+    spec_hub = "spec-hub"
+    importance_weighted = "importance-weighted"
+    optimal = "optimal"
+    block = "block"
+    traversal = "traversal"
+    shared_noise = "shared-noise"
+    typical = "typical"
+    lenient = "lenient"
+    top_beta = "top-beta"
+
+
+class SchemeName(StrEnum):
+    """The ways of drafting that the command line offers."""
+
+    iid = "iid"
+    without_replacement = "without-replacement"
+    top_k = "top-k"
+    top_then_sample = "top-then-sample"
+    top_then_iid = "top-then-iid"
+    conditional_poisson = "conditional-poisson"
+    coupled = "coupled"
+    given = "given"
 
 
 def main() -> None:
@@ -68,7 +91,15 @@ def generate(
     drafter: Annotated[
         DrafterName | None, typer.Option(help="Who drafts. Default: model if there is one, else ngram.")
     ] = None,
-    verifier: Annotated[VerifierName, typer.Option(help="Verification rule; auto accepts most.")] = VerifierName.auto,
+    verifier: Annotated[
+        VerifierName, typer.Option(help="Verification rule. LOSSY: typical, lenient, top-beta.")
+    ] = VerifierName.auto,
+    scheme: Annotated[
+        SchemeName | None, typer.Option(help="How drafts are drawn, for rules that know several ways.")
+    ] = None,
+    bottom_up: Annotated[
+        bool, typer.Option("--bottom-up", help="Verify whole paths from the leaves up, instead of node by node.")
+    ] = False,
     tree: Annotated[
         str | None, typer.Option(help='Children per depth such as "4,2,2,1"; or "chain:5", "eagle", "medusa".')
     ] = None,
@@ -102,6 +133,8 @@ def generate(
         draft=draft,
         drafter=drafter.value if drafter else None,
         verifier=verifier.value,
+        scheme=scheme.value if scheme else None,
+        bottom_up=bottom_up,
         tree=tree,
         sampling={name: value for name, value in sampling.items() if value is not None},
         stop=tuple(stop or ()),
@@ -124,6 +157,67 @@ def demo(
     from polydraft.cli.demo import run_demo
 
     raise typer.Exit(run_demo(max_new_tokens, repeats, svg, as_json=as_json))
+
+
+@app.command()
+def conformance(
+    rule: Annotated[str | None, typer.Option(help="Only rules whose name contains this.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, at most two drafts.")] = False,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Also try rules on drafts that they are not made for.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Prove every verification rule by enumeration; exit code 1 if a lossless one deviates from the target's law."""
+    from polydraft.cli.conformance import run_conformance
+
+    raise typer.Exit(run_conformance(rule, quick=quick, all_pairs=all_pairs, as_json=as_json))
+
+
+@app.command()
+def limits(
+    target: Annotated[
+        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt and temperature.")] = 64,
+    excerpt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a plain text's passage to start from.")] = 64,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.")
+    ] = None,
+    draft_temperature: Annotated[float | None, typer.Option(help="The draft model's. Default: the target's.")] = None,
+    k: Annotated[str, typer.Option("--k", help='Numbers of drafts: "1,2,4" or "1-8".')] = "1,2,3,4,6,8",
+    shortlist: Annotated[int, typer.Option(min=2, help="Tokens that drafts are drawn from.")] = 64,
+    tree_every: Annotated[int, typer.Option(min=0, help="Grow trees at every so many positions; 0: none.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Fixes texts and trees.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for records, tables and figures; an interrupted run goes on from it.")
+    ] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="Also draw figures into the folder.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines and nothing else.")] = False,
+) -> None:
+    """Measure on real text what every rule accepts and what the best possible rule would."""
+    from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, Plan, parse_numbers, run_limits
+
+    plan = Plan(
+        temperatures=tuple(temperature) if temperature else Plan.temperatures,
+        drafts=parse_numbers(k),
+        max_tokens=max_tokens,
+        excerpt_tokens=excerpt_tokens,
+        draft_temperature=draft_temperature,
+        shortlist=shortlist,
+        tree_every=tree_every,
+        seed=seed,
+    )
+    request = LimitsRequest(plan, target, draft, tuple(prompts or DEFAULT_PROMPTS), limit, out, figures, dtype, device)
+    raise typer.Exit(run_limits(request, as_json=as_json))
 
 
 @train_app.command()

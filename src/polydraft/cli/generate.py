@@ -32,6 +32,8 @@ class Request:
     draft: str | None = None
     drafter: str | None = None
     verifier: str = "auto"
+    scheme: str | None = None
+    bottom_up: bool = False
     tree: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
@@ -81,7 +83,7 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         **request.sampling,
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
-        "verifier": verifier_by_name(request.verifier, drafter),
+        "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
         "policy": parse_policy(request.tree) if request.tree else None,
     }
     return options
@@ -117,18 +119,26 @@ def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -
     """Print the text as it comes; return whether the user interrupted it."""
     decoder = StreamDecoder(text_of(pair))
     if not quiet:
-        console.out(prompt, style="dim", end="", highlight=False)
+        _write(console, prompt, "dim")
     try:
         for block in run:
             gained = block.rows[0]
             for place, token in enumerate(gained.tokens):
                 style = "green" if place < gained.accepted else "bold"
-                console.out(decoder.add(token), style=style, end="", highlight=False)
+                _write(console, decoder.add(token), style)
     except KeyboardInterrupt:
         return True
     finally:
-        console.out(decoder.rest(), style="bold", highlight=False)
+        _write(console, decoder.rest() + "\n", "bold")
     return False
+
+
+def _write(console: Console, text: str, style: str) -> None:
+    """Write text in a colour on a terminal, and byte for byte into a pipe: rich would expand tabs there too."""
+    if console.is_terminal:
+        console.out(text, style=style, end="", highlight=False)
+    elif not console.quiet:
+        console.file.write(text)
 
 
 def _compared(pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console) -> tuple[Comparison | None, bool]:

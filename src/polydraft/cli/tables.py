@@ -32,7 +32,11 @@ def print_run(console: Console, run: Run, comparison: Comparison | None) -> None
     """Print the settings and statistics of a run, with its speed-up if that was measured."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in describe_setup(run).items():
-        shown = ("yes: the output law is the target's" if value else "NO") if name == "lossless" else value
+        shown = (
+            ("yes: the output law is the target's" if value else "NO: the output law is not the target's")
+            if name == "lossless"
+            else value
+        )
         table.add_row(name, f"{shown:g}" if isinstance(shown, float) else str(shown))
     add_statistics(table, run.statistics)
     if any(run.finish):

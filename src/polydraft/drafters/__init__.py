@@ -1,18 +1,23 @@
 """Drafters: everything that can propose a token tree."""
 
+from polydraft.drafters.ensemble import EnsembleDrafter, EnsembleState
 from polydraft.drafters.model import ModelDrafter, ModelDraftState
 from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Drafter, Session, Text
+from polydraft.drafters.scorer import TreeScorer
 
 __all__ = [
     "Drafter",
+    "EnsembleDrafter",
+    "EnsembleState",
     "ModelDraftState",
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
     "Session",
     "Text",
+    "TreeScorer",
     "continuation",
     "given_chain",
 ]

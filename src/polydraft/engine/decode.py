@@ -55,7 +55,7 @@ def decode(
     state = drafter.start(text, Session(law.params, capacity, target.vocab_size))
     going = set(range(len(text.lengths)))
     for step in count():
-        fresh = noise.at(step)
+        fresh = noise.at(step, text.lengths)
         draft = drafter.draft(state, text, verifier.scheme, policy, fresh)
         tree, base = draft.tree, text.lengths - 1
         mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from polydraft.errors import CheckpointError, VocabularyMismatch
+from polydraft.models.packing import pack_linear_layers
 
 MOST_PADDING = 1024
 
@@ -125,7 +126,9 @@ def _model(name: str | Path, dtype: str, device: torch.device) -> PreTrainedMode
     absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if absent:
         raise CheckpointError(f"The model in {str(name)!r} is damaged: {min(absent)} is missing or has another shape.")
-    return model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
+    model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
+    pack_linear_layers(model)
+    return model
 
 
 def _check_folder(name: str | Path) -> None:

@@ -1,17 +1,26 @@
 """Schemes: how the drafts of one node are drawn."""
 
+from polydraft.schemes.conditional_poisson import ConditionalPoisson
+from polydraft.schemes.coupled import Coupled
 from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
+from polydraft.schemes.product import Product
 from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_scheme
+from polydraft.schemes.spec_hub import SpecHub
 from polydraft.schemes.top import TopK
-from polydraft.schemes.top_then_sample import TopThenSample
+from polydraft.schemes.top_then import TopThenIID, TopThenSample
 from polydraft.schemes.without_replacement import WithoutReplacement
 
 __all__ = [
     "IID",
+    "ConditionalPoisson",
+    "Coupled",
     "Given",
+    "Product",
     "Scheme",
+    "SpecHub",
     "TopK",
+    "TopThenIID",
     "TopThenSample",
     "WithoutReplacement",
     "enumerate_drafts",

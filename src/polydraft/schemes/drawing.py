@@ -10,25 +10,31 @@ from polydraft.schemes.scheme import Scheme
 def cut(drafts: Int[Tensor, "*b k"], counts: Int[Tensor, "*b"]) -> Int[Tensor, "*b k"]:
     """Keep the first `counts` drafts of each row."""
     rank = torch.arange(drafts.shape[-1], device=drafts.device)
-    return drafts.where(rank < counts.unsqueeze(-1), -torch.ones_like(drafts))
+    return drafts.where(rank < counts.unsqueeze(-1), -1)
 
 
 def padded(drafts: Int[Tensor, "*b j"], k: int) -> Int[Tensor, "*b k"]:
     """Pad drafts to k places with -1."""
-    return torch.nn.functional.pad(drafts, (0, k - drafts.shape[-1]), value=-1)
+    missing = k - drafts.shape[-1]
+    return torch.nn.functional.pad(drafts, (0, missing), value=-1) if missing else drafts
 
 
 def clocks(rates: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Float[Tensor, "*b K"]:
     """Return the logarithms of independent exponential clocks with the given rates; infinite where a rate is zero."""
-    exponential = -torch.log1p(-uniforms[..., : rates.shape[-1]].double())
-    times = exponential.log() - rates.double().log()  # logarithms: a tiny rate must not overflow
-    return times.where(rates > 0, torch.full_like(times, torch.inf))
+    exponential = uniforms[..., : rates.shape[-1]].double().neg().log1p_().neg_()
+    times = exponential.log_().sub_(rates.double().log())  # logarithms: a tiny rate must not overflow
+    return times.where(rates > 0, torch.inf)
 
 
 def last_positive(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
-    """Return the place of each row's last positive entry."""
+    """Return the place of each row's last positive entry; -1 in a row without any."""
     places = torch.arange(probs.shape[-1], device=probs.device)
-    return torch.where(probs > 0, places, torch.zeros_like(places)).amax(dim=-1)
+    return places.where(probs > 0, -1).amax(dim=-1)
+
+
+def support_size(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+    """Return the number of positive entries of each row."""
+    return (probs > 0).sum(dim=-1)
 
 
 def indicator(scheme: Scheme, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:

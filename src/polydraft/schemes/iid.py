@@ -11,7 +11,7 @@ from polydraft.schemes.drawing import cut, last_positive
 
 @dataclass(frozen=True)
 class IID:
-    """k independent draws from the draft row; the same token may come twice."""
+    """k independent draws from the draft row; the same token may come twice. A row without mass gives no drafts."""
 
     name = "iid"
     deterministic = False
@@ -29,4 +29,5 @@ class IID:
     def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return the product of the drafts' probabilities."""
         each = draft_probs.gather(-1, drafts.clamp_min(0))
-        return each.where(drafts >= 0, torch.zeros_like(each)).prod(dim=-1)
+        absent = (draft_probs.sum(dim=-1, keepdim=True) <= 0).to(each.dtype)
+        return each.where(drafts >= 0, absent).prod(dim=-1)

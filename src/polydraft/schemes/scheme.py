@@ -4,7 +4,7 @@ A draft is named by its *atom*, its place in the node's shortlist. `-1` is an ab
 is exact for the drafts of one scheme only.
 """
 
-from itertools import permutations, product
+from itertools import product
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,10 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 
 @runtime_checkable
 class Scheme(Protocol):
-    """How drafts are drawn at one node, given the draft row over the shortlist's K atoms."""
+    """How drafts are drawn at one node, given the draft row over the shortlist's K atoms.
+
+    Rows are "*b K" for all schemes but `Product`, whose nodes have J rows each: "*b J K".
+    """
 
     @property
     def name(self) -> str:
@@ -29,7 +32,7 @@ class Scheme(Protocol):
         ...
 
     def sample(
-        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+        self, draft_probs: Float[Tensor, "*rows K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
         """Draw `counts` drafts per row, at most `k`, in drafting order, padded with -1.
 
@@ -38,13 +41,13 @@ class Scheme(Protocol):
         """
         ...
 
-    def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    def probability(self, draft_probs: Float[Tensor, "*rows K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return the probability of drawing exactly these drafts in this order."""
         ...
 
 
 def enumerate_drafts(
-    scheme: Scheme, draft_probs: Float[Tensor, " K"], k: int
+    scheme: Scheme, draft_probs: Float[Tensor, "*J K"], k: int
 ) -> tuple[Int[Tensor, "m k"], Float[Tensor, " m"]]:
     """List every ordered outcome of k drafts with positive probability, and its probability; for small K only.
 
@@ -54,11 +57,9 @@ def enumerate_drafts(
     size = draft_probs.shape[-1]
     if size**k > 200_000:
         raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
-    k_present = min(k, int((draft_probs > 0).sum()))
-    full = product(range(size), repeat=k)
-    short = (row + (-1,) * (k - k_present) for row in permutations(range(size), k_present)) if k_present < k else ()
-    drafts = torch.tensor([*full, *short], dtype=torch.int64).reshape(-1, k)
-    probability = scheme.probability(draft_probs.expand(len(drafts), size), drafts)
+    outcomes = (row + (-1,) * (k - there) for there in range(k, -1, -1) for row in product(range(size), repeat=there))
+    drafts = torch.tensor([*outcomes], dtype=torch.int64).reshape(-1, k)
+    probability = scheme.probability(draft_probs.expand(len(drafts), *draft_probs.shape), drafts)
     return drafts[probability > 0], probability[probability > 0]
 
 
@@ -69,5 +70,11 @@ def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) 
         UnpairedScheme: it is not.
     """
     if not isinstance(scheme, allowed):
-        names = " or ".join(str(getattr(one, "name", one.__name__)) for one in allowed)
+        names = " or ".join(_name(one) for one in allowed)
         raise UnpairedScheme(f"{who} works with drafts that are {names}, not {scheme.name}.")
+
+
+def _name(kind: type[object]) -> str:
+    """Return a scheme class's name, or the class's own where the name depends on the scheme's parameters."""
+    name = getattr(kind, "name", None)
+    return name if isinstance(name, str) else kind.__name__

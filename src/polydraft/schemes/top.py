@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,7 +20,7 @@ class TopK:
     ) -> Int[Tensor, "*b k"]:
         """Take the largest entries, earlier atoms first among equals; the uniforms are not used."""
         values, order = draft_probs.sort(dim=-1, descending=True, stable=True)
-        return cut(padded(order.where(values > 0, -torch.ones_like(order))[..., :k], k), counts)
+        return cut(padded(order[..., :k].where(values[..., :k] > 0, -1), k), counts)
 
     def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return one for the drafts that `sample` returns and zero for all others."""

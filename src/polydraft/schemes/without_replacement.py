@@ -26,7 +26,7 @@ class WithoutReplacement:
         """Run one exponential clock per atom and take the first k to ring."""
         rings = clocks(draft_probs, uniforms)
         order = rings.topk(min(k, rings.shape[-1]), dim=-1, largest=False, sorted=True)
-        return cut(padded(order.indices.where(order.values < torch.inf, -torch.ones_like(order.indices)), k), counts)
+        return cut(padded(order.indices.where(order.values < torch.inf, -1), k), counts)
 
     def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return the product of q(x_i) / (1 - q(x_1) - ... - q(x_{i-1})); zero where a token repeats."""

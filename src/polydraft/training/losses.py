@@ -31,3 +31,8 @@ def overlap_loss(draft_logits: Float[Tensor, "b t V"], target_logits: Float[Tens
     draft = torch.softmax(draft_logits.float(), dim=-1)
     target = torch.softmax(target_logits.float(), dim=-1)
     return -torch.minimum(draft, target).sum(dim=-1).clamp_min(1e-6).log().mean()
+
+
+def draft_distance(draft_logits: Float[Tensor, "b t V"], target_logits: Float[Tensor, "b t V"]) -> Float[Tensor, ""]:
+    """Return what the embedded draft is distilled by: KL(target || draft) plus -log of their overlap."""
+    return distillation_loss(draft_logits, target_logits) + overlap_loss(draft_logits, target_logits)

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.training.corpus import SourceFile, gather
-from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
+from polydraft.training.losses import draft_distance, next_token_loss
 from polydraft.training.muon import Muon, has_fast_bfloat16
 from polydraft.training.windows import Windows, encode_files, train_tokenizer
 
@@ -83,7 +83,7 @@ class PairRecipe:
     target: Stage = Stage(1100, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
     extend: Stage = Stage(150, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=150)
     draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
-    distil: Stage = Stage(1200, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=700)
+    distil: Stage = Stage(800, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=500)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -120,6 +120,7 @@ class DistillationTrainer(Trainer):
     def __init__(self, *args, target: PreTrainedModel, **keywords) -> None:
         super().__init__(*args, **keywords)
         self.frozen_target = cast(nn.Module, target.eval().requires_grad_(False)).to(self.args.device)
+        self.distance = torch.compile(draft_distance) if self.args.torch_compile else draft_distance
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return KL(target || draft) plus -log of their overlap, for one batch of windows."""
@@ -127,7 +128,7 @@ class DistillationTrainer(Trainer):
         with torch.no_grad():
             wanted = self.frozen_target(input_ids=ids, use_cache=False).logits
         outputs = model(input_ids=ids, use_cache=False)
-        loss = distillation_loss(outputs.logits, wanted) + overlap_loss(outputs.logits, wanted)
+        loss = self.distance(outputs.logits, wanted)
         return (loss, outputs) if return_outputs else loss
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Scheme
+from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.policies import TreePolicy
-from polydraft.trees.shape import topology
+from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.tree import Draft, TokenTree
 
 
@@ -31,8 +32,8 @@ class Frontier:
     ancestors: Bool[Tensor, "b f n"]
 
 
-Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f K"]]]
-"""Gives each frontier node its shortlist of K token ids and their draft probabilities."""
+Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]
+"""Gives each frontier node its shortlist of K token ids and their draft probabilities; J rows each for `Product`."""
 
 
 def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
@@ -45,43 +46,104 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         propose: gives the draft rows of all nodes of a depth in one call; deepest nodes are never asked.
         noise: random numbers, one stream per row.
     """
-    shape, batch, device = policy.shape, len(root), root.device
-    tree = topology(shape, batch, device)
-    tokens = root.new_zeros(batch, shape.size)
-    tokens[:, 0] = root
-    valid = torch.zeros_like(tokens, dtype=torch.bool)
-    valid[:, 0] = True
-    atoms = torch.full_like(tokens, -1)
-    shortlist, probs = atoms.unsqueeze(-1), tokens.new_zeros(batch, shape.size, 1, dtype=torch.float32)
-    for depth, counts in enumerate(shape.counts):
-        nodes, below = shape.levels[depth], shape.levels[depth + 1]
-        busy = range(nodes.start, nodes.start + len(counts))
+    shape = policy.shape
+    if not shape.counts:
+        return Draft.nothing(root)
+    tree = topology(shape, len(root), root.device)
+    tokens, atoms = [root.unsqueeze(-1)], [torch.full_like(root, -1).unsqueeze(-1)]
+    valid = [torch.ones_like(tokens[0], dtype=torch.bool)]
+    shortlist: list[Tensor] = []
+    probs: list[Tensor] = []
+    for depth, level in enumerate(_levels(shape, root.device)):
+        busy = level.nodes
         frontier = Frontier(
-            busy, tokens[:, busy.start : busy.stop], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
+            busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
         )
         listed, law = propose(frontier)
-        if depth == 0:
-            shortlist = atoms.unsqueeze(-1).repeat(1, 1, listed.shape[-1])
-            probs = law.new_zeros(batch, shape.size, law.shape[-1])
-        shortlist[:, busy.start : busy.stop] = listed
-        probs[:, busy.start : busy.stop] = law
-        drafts = _draw(scheme, law, counts, noise)
-        local = tree.parents[0, below.start : below.stop] - busy.start
-        drawn = drafts[:, local, tree.rank[0, below.start : below.stop]]
-        there = (drawn >= 0) & valid[:, tree.parents[0, below.start : below.stop]]
-        atoms[:, below.start : below.stop] = drawn.where(there, torch.full_like(drawn, -1))
-        valid[:, below.start : below.stop] = there
-        tokens[:, below.start : below.stop] = (
-            listed[:, local].gather(-1, drawn.clamp_min(0).unsqueeze(-1)).squeeze(-1).clamp_min(0)
+        drafts = _draw(scheme, law, level, _uniforms(scheme, listed, law, level, depth, noise))
+        drawn = level.children(drafts)
+        there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
+        tokens.append(level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0))
+        atoms.append(drawn.where(there, -1))
+        valid.append(there)
+        shortlist.append(level.with_leaves(listed, -1))
+        probs.append(level.with_leaves(law, 0.0))
+    grown = TokenTree(torch.cat(tokens, dim=1), tree, torch.cat(valid, dim=1))
+    return Draft(grown, torch.cat(atoms, dim=1), torch.cat(shortlist, dim=1), torch.cat(probs, dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """The nodes of one depth that get children, and where these come from.
+
+    Args:
+        nodes: the nodes' numbers in the tree.
+        counts: their numbers of children.
+        most: the largest of these.
+        parents: for each child, its parent's place among the nodes.
+        places: for each child, its place in the row of all nodes' drafts; None where every draft is a child.
+        leaves: how many nodes without children follow before the next level's.
+    """
+
+    nodes: range
+    counts: Int[Tensor, " f"]
+    most: int
+    parents: Int[Tensor, " c"]
+    places: Int[Tensor, " c"] | None
+    leaves: int
+
+    def children(self, drafts: Int[Tensor, "b f k"]) -> Int[Tensor, "b c"]:
+        """Return what belongs to the children, in node order."""
+        row = drafts.flatten(1)
+        return row if self.places is None else row.index_select(1, self.places)
+
+    def with_leaves(self, rows: Shaped[Tensor, "b f ..."], empty: float) -> Shaped[Tensor, "b g ..."]:
+        """Append empty rows for the nodes without children."""
+        return (
+            torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, self.leaves), value=empty)
+            if self.leaves
+            else rows
         )
-    return Draft(TokenTree(tokens, tree, valid), atoms, shortlist, probs)
 
 
-def _draw(scheme: Scheme, law: Float[Tensor, "b f K"], counts: tuple[int, ...], noise: Noise) -> Int[Tensor, "b f k"]:
+@lru_cache(maxsize=256)
+def _levels(shape: TreeShape, device: torch.device) -> tuple[_Level, ...]:
+    return tuple(_level(shape, depth, device) for depth in range(shape.depth))
+
+
+def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
+    counts, nodes, below = shape.counts[depth], shape.levels[depth], shape.levels[depth + 1]
     most = max(counts)
-    wanted = torch.tensor(counts, device=law.device).expand(law.shape[:2])
+    parents = [shape.parents[child] - nodes.start for child in below]
+    places = [parent * most + shape.ranks[child] for parent, child in zip(parents, below, strict=True)]
+    leaves = len(nodes) - len(counts) + (len(below) if depth == shape.depth - 1 else 0)
+    return _Level(
+        nodes=range(nodes.start, nodes.start + len(counts)),
+        counts=torch.tensor(counts, device=device),
+        most=most,
+        parents=torch.tensor(parents, device=device),
+        places=None if len(places) == most * len(counts) else torch.tensor(places, device=device),
+        leaves=leaves,
+    )
+
+
+def _draw(
+    scheme: Scheme, law: Float[Tensor, "b f *J K"], level: _Level, uniforms: Float[Tensor, "b f u"]
+) -> Int[Tensor, "b f k"]:
+    return scheme.sample(law, level.counts.expand(law.shape[:2]), uniforms, level.most)
+
+
+def _uniforms(
+    scheme: Scheme,
+    listed: Int[Tensor, "b f K"],
+    law: Float[Tensor, "b f *J K"],
+    level: _Level,
+    depth: int,
+    noise: Noise,
+) -> Float[Tensor, "b f u"]:
+    width = max(level.most, law.shape[-1])
     if scheme.deterministic:
-        uniforms = law.new_zeros(1).expand(*law.shape[:2], max(most, law.shape[-1]))
-    else:
-        uniforms = noise.uniform(len(counts), max(most, law.shape[-1])).to(law.device)
-    return scheme.sample(law, wanted, uniforms, most)
+        return law.new_zeros(1).expand(*law.shape[:2], width)
+    if isinstance(scheme, Coupled):
+        return noise.tied(depth, listed)
+    return noise.uniform(law.shape[1], width).to(law.device)

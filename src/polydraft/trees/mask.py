@@ -18,9 +18,9 @@ def tree_mask(ancestors: Bool[Tensor, "b f n"], lengths: Int[Tensor, "b"], slots
     batch, frontier, size = ancestors.shape
     if batch == 1:
         length = int(lengths[0])
-        seen = ancestors.new_ones(1, frontier, length)
-        spare = ancestors.new_zeros(1, frontier, slots - length - size)
-        return torch.cat([seen, ancestors, spare], dim=-1)
+        seen = torch.nn.functional.pad(ancestors, (length, 0), value=True)
+        spare = slots - length - size
+        return torch.nn.functional.pad(seen, (0, spare), value=False) if spare else seen
     node = torch.arange(slots, device=lengths.device) - lengths.unsqueeze(-1)
     inside = ((node >= 0) & (node < size)).unsqueeze(1)
     place = node.clamp(0, size - 1).unsqueeze(1).expand(batch, frontier, slots)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
@@ -75,6 +76,13 @@ class TreeShape:
         return (0, *(rank for level in self.counts for count in level for rank in range(count)))
 
 
+class Level(NamedTuple):
+    """The nodes of one depth, in node order, padded with -1, and the most children that one of them has."""
+
+    nodes: Int[Tensor, "b f"]
+    width: int
+
+
 @dataclass(frozen=True, eq=False)
 class Topology:
     """Who descends from whom in a batch of trees, with the views that masks and verifiers need.
@@ -116,6 +124,45 @@ class Topology:
         nodes = torch.arange(size, device=self.parents.device).expand(batch, size)
         result[rows, self.parents, self.rank] = nodes  # the root's parent, -1, is the extra last row
         return result[:, :size]
+
+    def of_children(self, values: Shaped[Tensor, "b n"], absent: int) -> Shaped[Tensor, "b n k"]:
+        """Return what belongs to each node's children, in drafting order; `absent` where there is none."""
+        padded = torch.nn.functional.pad(values, (0, 1), value=absent)
+        return padded.gather(-1, self._places).view_as(self.children)
+
+    @cached_property
+    def _places(self) -> Int[Tensor, "b m"]:
+        """The children as places in a row of n + 1 values, of which the last belongs to absent ones."""
+        return self.children.where(self.children >= 0, self.children.shape[1]).flatten(1)
+
+    @cached_property
+    def inner(self) -> int:
+        """How many of the first nodes contain all that have children; the nodes after them are leaves."""
+        return int(self.parents.max()) + 1
+
+    @cached_property
+    def height(self) -> int:
+        """The number of drafts on the longest path; read back once for all trees that share this value."""
+        return int(self.depth.max())
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The nodes of each depth, the root's level first."""
+        counts = (self.children >= 0).sum(dim=-1)
+        result: list[Level] = []
+        for depth in range(self.height + 1):
+            there = self.depth == depth
+            order = there.int().argsort(dim=-1, descending=True, stable=True)[:, : int(there.sum(dim=-1).max())]
+            result.append(Level(order.where(there.gather(-1, order), -1), int((counts * there).max())))
+        return tuple(result)
+
+    @cached_property
+    def post_order(self) -> Int[Tensor, "b n"]:
+        """The place of each node when children come before their parent and siblings in drafting order."""
+        sizes = self.ancestors.sum(dim=-2)
+        siblings = self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)
+        passed = (siblings.tril(diagonal=-1) * sizes.unsqueeze(-2)).sum(dim=-1)  # nodes below earlier siblings
+        return (self.ancestors * passed.unsqueeze(-2)).sum(dim=-1) + sizes - 1
 
 
 @lru_cache(maxsize=256)

@@ -41,10 +41,7 @@ class TokenTree:
     @property
     def children(self) -> Int[Tensor, "b n k"]:
         """The valid children of each node in drafting order, -1 elsewhere."""
-        children = self.topology.children
-        rows = torch.arange(len(children), device=children.device).view(-1, 1, 1)
-        there = (children >= 0) & self.valid[rows, children.clamp_min(0)]
-        return children.where(there, torch.full_like(children, -1))
+        return self.topology.children.where(self.topology.of_children(self.valid, 0), -1)
 
     @classmethod
     def root_only(cls, root: Int[Tensor, "b"]) -> "TokenTree":
@@ -61,13 +58,14 @@ class Draft:
         tree: the tokens.
         atoms: each node's place in its parent's shortlist; -1 at the root and at invalid nodes.
         shortlist: per node, the K token ids that its children were drawn from, distinct; -1 in empty places.
-        probs: per node, their draft probabilities: rows sum to one, or to zero at nodes without children.
+        probs: per node, their draft probabilities: rows sum to one, or to zero at nodes without children. Under the
+            `Product` scheme each node has J rows, of which its drafts are drawn in turn: "b n J K".
     """
 
     tree: TokenTree
     atoms: Int[Tensor, "b n"]
     shortlist: Int[Tensor, "b n K"]
-    probs: Float[Tensor, "b n K"]
+    probs: Float[Tensor, "b n *J K"]
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
@@ -78,9 +76,7 @@ class Draft:
 
     def drafted_atoms(self) -> Int[Tensor, "b n k"]:
         """Return each node's drafts as places in its own shortlist, in drafting order, padded with -1."""
-        children = self.tree.children
-        rows = torch.arange(len(children), device=children.device).view(-1, 1, 1)
-        return self.atoms[rows, children.clamp_min(0)].where(children >= 0, torch.full_like(children, -1))
+        return self.tree.topology.of_children(self.atoms.where(self.tree.valid, -1), -1)
 
 
 @dataclass(frozen=True, eq=False)

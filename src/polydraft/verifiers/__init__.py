@@ -1,22 +1,48 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, TreeVerifier
+from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
+from polydraft.verifiers.nodes.k_seq import KSeq
+from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
 from polydraft.verifiers.nodes.naive import NaiveMatch
+from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection
 from polydraft.verifiers.nodes.recursive_without_replacement import RecursiveRejectionWithoutReplacement
+from polydraft.verifiers.nodes.spec_hub import SpecHubRule
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.trees.block import BlockVerification
+from polydraft.verifiers.trees.bottom_up import BottomUp
+from polydraft.verifiers.trees.law import PathLaw, PathVerifier, expected_accepted
+from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.top_down import TopDown
+from polydraft.verifiers.trees.traversal import TraversalVerification
 
 __all__ = [
+    "BlockVerification",
+    "BottomUp",
+    "ImportanceWeighted",
+    "KSeq",
+    "Lenient",
     "NaiveMatch",
     "NodeVerifier",
+    "Optimal",
     "OutcomeLaw",
+    "PathLaw",
+    "PathVerifier",
+    "Race",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
     "ScalableVerifier",
+    "SharedNoise",
+    "SpecHubRule",
     "SpeculativeSampling",
+    "TopBeta",
     "TopDown",
     "TopThenSampleRule",
+    "TraversalVerification",
     "TreeVerifier",
+    "TypicalAcceptance",
+    "expected_accepted",
 ]

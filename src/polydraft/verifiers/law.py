@@ -146,6 +146,13 @@ def first_copies(drafts: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
     return (drafts >= 0) & ~repeated
 
 
+def onto_first_copies(shares: Float[Tensor, "*b k"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """Add the shares of a repeated token up at its first copy; absent drafts have none."""
+    same = drafts.unsqueeze(-1) == drafts.unsqueeze(-2)
+    total = (same * shares.unsqueeze(-2)).sum(dim=-1)
+    return total.where(first_copies(drafts), torch.zeros_like(total))
+
+
 def at_draft(row: Float[Tensor, "*b A"], draft: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return the row's entry at each draft; an absent draft (-1) gives the entry of atom 0, to be masked."""
     return row.gather(-1, draft.clamp_min(0).unsqueeze(-1)).squeeze(-1)

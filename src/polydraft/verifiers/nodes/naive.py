@@ -8,19 +8,22 @@ from torch import Tensor
 
 from polydraft.probs import without
 from polydraft.schemes import Scheme, TopK
-from polydraft.verifiers.law import OutcomeLaw
+from polydraft.theory import inclusion
+from polydraft.verifiers.law import OutcomeLaw, first_copies
 
 
 @dataclass(frozen=True)
 class NaiveMatch:
     """Draw y from the target; accept draft i if y is its token, else emit y.
 
-    Rule: child_i = target(x_i) for the first draft of each token, rest = the target off the drafts.
+    Problem: drafts C of any law, known or not; emit a token that follows the target, one of C where it happens to be.
+    Rule: child_i = target(x_i) for the first draft of each token, rest = the target off the drafts. For a target mass
+    share_i = mass(x_i), marginal(x) = mass(x) Pr[x is drafted].
     Scheme: any, because the drafts' probabilities are not used.
     Exactness: the emitted token is a draw from the target by construction.
     Cost: O(k K) per node.
-    Acceptance: E[target(C)] for drafts C. Optimal for deterministic schemes, where it is target(C); the worst of
-    the exact rules for sampled drafts.
+    Acceptance: E[target(C)] = sum_x target(x) Pr[x in C]. Optimal for deterministic schemes, where it is target(C);
+    the worst of the exact rules for sampled drafts.
     Source: SpecInfer's greedy and naive verification, arXiv 2305.09781, section 4.3; REST, arXiv 2311.08252.
     """
 
@@ -31,11 +34,30 @@ class NaiveMatch:
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
+        draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law of one target draw."""
-        earlier = torch.tril(drafts.unsqueeze(-1) == drafts.unsqueeze(-2), diagonal=-1).any(dim=-1)
-        mass = target_probs.gather(-1, drafts.clamp_min(0))
-        child = mass.where((drafts >= 0) & ~earlier, torch.zeros_like(mass))
-        return OutcomeLaw(child, without(target_probs, drafts))
+        return OutcomeLaw(self.shares(drafts, draft_probs, target_probs), without(target_probs, drafts))
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return the target mass of each drafted token, at its first copy."""
+        mass = target_mass.gather(-1, drafts.clamp_min(0))
+        return mass.where(first_copies(drafts), torch.zeros_like(mass))
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return mass(x) Pr[x is drafted]."""
+        return target_mass * inclusion(self.scheme, draft_probs, counts).to(target_mass.dtype)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return sum_x target(x) Pr[x is drafted]."""
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)

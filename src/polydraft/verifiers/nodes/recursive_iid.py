@@ -6,43 +6,111 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import residual
-from polydraft.schemes import IID, Scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft
+from polydraft.schemes import IID, Product, Scheme, require_scheme
+from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 
 
 @dataclass(frozen=True)
 class RecursiveRejection:
     """Try the drafts in turn, each against what is left of the target after the rejections before it.
 
-    Rule: with target_1 = target, accept draft x_i with probability min(1, target_i(x_i) / draft(x_i)); after a
-    rejection target_{i+1} = norm((target_i - draft)+); when all are rejected draw from the last residual.
-    Scheme: independent drafts. A repeated token is rejected with probability one, but its rejection still updates
-    the residual: skipping it biases the output.
-    Exactness: induction over the drafts, each step being speculative sampling.
+    Problem: independent drafts x_1, ..., x_k with laws q_1, ..., q_k (all the same under `IID`), a target mass of
+    total a <= 1 and draft capacity 1: accept one draft so that no token is accepted more often than its mass.
+    Rule: with m_1 the mass, accept x_j with probability min(1, m_j(x_j) / q_j(x_j)), which is b_j = sum min(m_j, q_j)
+    on average; after a rejection m_{j+1} = (m_j - q_j)+ / (1 - b_j) is left, again a mass of total <= 1. When all are
+    rejected, emit from norm(m_{k+1}).
+    Scheme: independent drafts, `IID` or `Product` (SpecInfer with several draft models). A repeated token is rejected
+    with probability one, but its rejection still updates the residual: skipping it biases the output.
+    Exactness: x_j is independent of the rejections before it, so each step is speculative sampling; the marginal
+    sum_j (1 - b_1) ... (1 - b_{j-1}) min(m_j, q_j) is at most the mass, by induction, with equality of what is left.
     Cost: O(k K) per node.
-    Acceptance: below the optimum for k >= 2; no closed form beyond the recursion itself.
-    Source: arXiv 2305.09781, algorithm 2.
+    Acceptance: 1 - (1 - b_1) ... (1 - b_k): the residuals do not depend on the drafts. Below the optimum for k >= 2.
+    Source: arXiv 2305.09781, algorithm 2; the scaled form is our derivation.
+
+    Raises:
+        UnpairedScheme: the scheme does not draw independently.
     """
 
     scheme: Scheme = IID()
     name = "recursive rejection"
     lossless = True
 
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (IID, Product), "Recursive rejection")
+
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
+        draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law by running the recursion on probabilities instead of coins."""
-        left = target_probs
-        reached = torch.ones_like(target_probs[..., 0])
-        child: list[Tensor] = []
-        for draft in drafts.unbind(dim=-1):
-            present = draft >= 0
-            accepted = accept_ratio(at_draft(left, draft), at_draft(draft_probs, draft)) * present
-            child.append(reached * accepted)
+        shares = self.shares(drafts, draft_probs, target_probs)
+        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return Pr[the drafts before x_j are rejected] min(1, m_j(x_j) / q_j(x_j)) for each draft x_j."""
+        left, missing = target_mass, shortfall(target_mass)
+        reached = torch.ones_like(missing)
+        shares: list[Tensor] = []
+        for place, draft in enumerate(drafts.unbind(dim=-1)):
+            row = self._row(draft_probs, place)
+            accepted = accept_ratio(at_draft(left, draft), at_draft(row, draft)) * (draft >= 0)
+            shares.append(reached * accepted)
             reached = reached * (1 - accepted)
-            left = torch.where(present.unsqueeze(-1), residual(left, draft_probs), left)
-        return OutcomeLaw(torch.stack(child, dim=-1), reached.unsqueeze(-1) * left)
+            left, missing, _ = after_rejection(left, missing, row)
+        return torch.stack(shares, dim=-1)
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return sum_j Pr[the first j - 1 drafts are rejected] min(m_j, q_j)."""
+        left, missing = target_mass, shortfall(target_mass)
+        reached = torch.ones_like(missing)
+        marginal = torch.zeros_like(target_mass)
+        for place in range(_most(counts)):
+            row = self._row(draft_probs, place)
+            reached = reached * (place < counts)
+            marginal = marginal + reached.unsqueeze(-1) * torch.minimum(left, row)
+            left, missing, rejected = after_rejection(left, missing, row)
+            reached = reached * rejected
+        return marginal
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return 1 - (1 - b_1) ... (1 - b_k)."""
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+    def _row(self, draft_probs: Float[Tensor, "*rows A"], place: int) -> Float[Tensor, "*b A"]:
+        """Return the law of the draft at this place."""
+        return draft_probs[..., place % draft_probs.shape[-2], :] if isinstance(self.scheme, Product) else draft_probs
+
+
+def shortfall(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+    """Return what a mass lacks to a distribution: 1 - |mass|, exactly zero where only rounding is missing."""
+    missing = 1 - mass.sum(dim=-1)
+    return missing.where(missing > 16 * torch.finfo(mass.dtype).eps, torch.zeros_like(missing))
+
+
+def after_rejection(
+    mass: Float[Tensor, "*b A"], missing: Float[Tensor, "*b"], draft: Float[Tensor, "*b A"]
+) -> tuple[Float[Tensor, "*b A"], Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """Return the mass left after a rejection, what it lacks to one, and the probability of the rejection.
+
+    A draft x ~ q is rejected with probability 1 - b = |(m - q)+| + 1 - |m|, where m is the mass and b = sum min(m, q);
+    (m - q)+ / (1 - b) is left of the mass. The sum on the right keeps its digits where m and q nearly agree.
+    """
+    left = (mass - draft).clamp_min(0)
+    rejected = left.sum(dim=-1) + missing
+    scale = rejected.where(rejected > 0, torch.ones_like(rejected))
+    return left / scale.unsqueeze(-1), missing / scale, rejected
+
+
+def _most(counts: Int[Tensor, "*b"]) -> int:
+    return int(counts.max()) if counts.numel() else 0

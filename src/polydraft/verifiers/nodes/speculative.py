@@ -2,19 +2,21 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
-from polydraft.probs import residual
-from polydraft.schemes import IID, Scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft
+from polydraft.schemes import IID, Scheme, require_scheme
+from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 
 
 @dataclass(frozen=True)
 class SpeculativeSampling:
     """Accept the draft x with probability min(1, target(x) / draft(x)), else draw from norm((target - draft)+).
 
+    Problem: one draft x ~ draft; emit a token that follows the target and is x as often as possible.
+    Rule: share(x) = min(1, mass(x) / draft(x)), marginal = min(mass, draft), for any target mass of total <= 1.
     Scheme: one independent draft per node.
     Exactness: min(target, draft) + (1 - overlap) norm((target - draft)+) = target.
     Cost: O(K) per node.
@@ -29,6 +31,9 @@ class SpeculativeSampling:
     name = "speculative sampling"
     lossless = True
 
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (IID,), "Speculative sampling")
+
     def law(
         self,
         drafts: Int[Tensor, "*b k"],
@@ -36,13 +41,38 @@ class SpeculativeSampling:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law for one draft."""
-        if drafts.shape[-1] > 1:
-            raise UnpairedScheme(
-                f"Speculative sampling verifies one draft per node, but the tree has {drafts.shape[-1]}; "
-                "use a chain, or recursive rejection."
-            )
+        shares = self.shares(drafts, draft_probs, target_probs)
+        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return min(1, mass(x) / draft(x)) for the draft x, zero where it is absent."""
+        _one_draft(drafts.shape[-1])
         draft = drafts.squeeze(-1)
-        present = (draft >= 0).to(target_probs.dtype)
-        accepted = accept_ratio(at_draft(target_probs, draft), at_draft(draft_probs, draft)) * present
-        after = residual(target_probs, draft_probs * present.unsqueeze(-1))
-        return OutcomeLaw(accepted.unsqueeze(-1), (1 - accepted).unsqueeze(-1) * after)
+        accepted = accept_ratio(at_draft(target_mass, draft), at_draft(draft_probs, draft))
+        return (accepted * (draft >= 0)).unsqueeze(-1)
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return min(mass, draft) where there is a draft."""
+        return torch.minimum(target_mass, draft_probs) * (counts > 0).unsqueeze(-1)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return sum_x min(target(x), draft(x)) where there is a draft, else zero."""
+        _one_draft(int(counts.max()) if counts.numel() else 0)
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+
+def _one_draft(most: int) -> None:
+    if most > 1:
+        raise UnpairedScheme(
+            f"Speculative sampling verifies one draft per node, but the tree has {most}; "
+            "use a chain, or recursive rejection."
+        )

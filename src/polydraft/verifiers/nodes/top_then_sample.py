@@ -7,27 +7,39 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
-from polydraft.schemes import Scheme, TopThenSample
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft
+from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
+from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, present
+from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
 
 
 @dataclass(frozen=True)
 class TopThenSampleRule:
     """Verify the sampled draft by the single-draft rule; a correction that hits a top token accepts that token.
 
-    Rule: let T be the first k - 1 drafts and draft' the draft row without T, renormalised. Accept the last draft
-    x with probability min(1, target(x) / draft'(x)); else draw y from norm((target - draft')+) and accept y's node
-    if y is in T, where draft' is zero, so that all of T's target mass is in the residual.
+    Problem: the k - 1 likeliest tokens T for certain and a draw x from draft', the draft row without T, renormalised;
+    a target mass m of total a <= 1 and draft capacity 1: accept one draft so that no token is accepted more often than
+    its mass.
+    Rule: accept x with probability min(1, m(x) / draft'(x)); else accept y in T with probability m(y) / (1 - b), where
+    b = sum min(m, draft') is what x is accepted with on average; else emit from norm((m - draft')+) off T. For a = 1
+    this is: draw y from norm((m - draft')+) and accept y's node if y is in T, where draft' is zero.
     Scheme: TopThenSample.
-    Exactness: speculative sampling of the target against draft'.
-    Cost: O(K) per node.
+    Exactness: speculative sampling of the target against draft'. The law takes T from the drafts, so it is exact for
+    every scheme whose last draft is, given the others, drawn from the draft row without them (WithoutReplacement and
+    ConditionalPoisson too); `marginal` and `acceptance` are those of TopThenSample.
+    Cost: O(K log K) per node.
     Acceptance: target(T) + sum_x min(target(x), draft'(x)), the optimum of the scheme.
     Source: Hu et al., arXiv 2502.18779, section 4.
+
+    Raises:
+        UnpairedScheme: the scheme is not `TopThenSample`.
     """
 
     scheme: Scheme = TopThenSample()
     name = "top then sample"
     lossless = True
+
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (TopThenSample,), "The top-then-sample rule")
 
     def law(
         self,
@@ -36,13 +48,57 @@ class TopThenSampleRule:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law; the last present draft is the sampled one."""
-        place = (drafts >= 0).sum(dim=-1, keepdim=True) - 1
-        last = drafts.gather(-1, place.clamp_min(0)).squeeze(-1)
-        is_last = torch.arange(drafts.shape[-1], device=drafts.device) == place
-        top = drafts.where(~is_last, torch.full_like(drafts, -1))
-        remaining = without(draft_probs, top)
-        law = normalised(remaining, remaining) * (last >= 0).unsqueeze(-1)
-        accepted = accept_ratio(at_draft(target_probs, last), at_draft(law, last)) * (last >= 0)
-        after = (1 - accepted).unsqueeze(-1) * residual(target_probs, law)
-        hits = after.gather(-1, top.clamp_min(0)) * (top >= 0)
-        return OutcomeLaw(hits + is_last * accepted.unsqueeze(-1), without(after, top))
+        shares, drawn = _shares(drafts, draft_probs, target_probs)
+        top = _all_but_last(drafts)
+        rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
+        return OutcomeLaw(shares, rejected * residual(without(target_probs, top), drawn))
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return min(1, m(x) / draft'(x)) for the last draft x, and what its rejection leaves to the top ones."""
+        return _shares(drafts, draft_probs, target_mass)[0]
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return the mass itself on the top tokens and min(m, draft') elsewhere; zero where there is no draft."""
+        fixed, most = (counts - 1).clamp_min(0), int(counts.max()) if counts.numel() else 0
+        top = TopK().sample(draft_probs, fixed, draft_probs, most)
+        accepted = torch.minimum(target_mass, _drawn(draft_probs, top))
+        certain = target_mass - without(target_mass, top)
+        return (accepted + certain) * (counts > 0).unsqueeze(-1)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return target(T) + sum_x min(target(x), draft'(x))."""
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+
+def _shares(
+    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"]
+) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+    """Return the drafts' shares and draft', the law of the last one (zero where there is no draft)."""
+    place = present(drafts).unsqueeze(-1) - 1
+    last = drafts.gather(-1, place.clamp_min(0)).squeeze(-1)
+    top = _all_but_last(drafts)
+    drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
+    accepted = accept_ratio(at_draft(mass, last), at_draft(drawn, last)) * (last >= 0)
+    left, _, _ = after_rejection(mass, shortfall(mass), drawn)
+    hits = (1 - accepted).unsqueeze(-1) * left.gather(-1, top.clamp_min(0)) * (top >= 0)
+    is_last = torch.arange(drafts.shape[-1], device=drafts.device) == place
+    return hits + is_last * accepted.unsqueeze(-1), drawn
+
+
+def _all_but_last(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b k"]:
+    is_last = torch.arange(drafts.shape[-1], device=drafts.device) == present(drafts).unsqueeze(-1) - 1
+    return drafts.where(~is_last, torch.full_like(drafts, -1))
+
+
+def _drawn(draft_probs: Float[Tensor, "*b A"], top: Int[Tensor, "*b k"]) -> Float[Tensor, "*b A"]:
+    remaining = without(draft_probs, top)
+    return normalised(remaining, remaining)

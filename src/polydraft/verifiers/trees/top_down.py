@@ -3,22 +3,31 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample, to_atoms, without
+from polydraft.probs import Noise, normalised, sample, to_atoms
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import NodeVerifier
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
+from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
+from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, plain
+from polydraft.verifiers.trees.law import PathLaw, path_to
+
+AT_ONCE = ((ImportanceWeighted, 0), (Optimal, 12), (object, 64))
+"""How many nodes a CPU computes at once, by rule: small tensor operations take as long for many nodes as for one, but
+some rules work node by node, or do more than small operations."""
 
 
 @dataclass(frozen=True)
 class TopDown:
     """Apply a node rule at the root, go to the accepted child, and so on until no draft is accepted.
 
-    All nodes' laws are computed in one batch and all outcomes drawn up front, one uniform per node; the walk is
-    index chasing without reading a value back. A leaf has no drafts, so its outcome is a draw from the target: the
-    bonus token.
+    All random numbers are drawn up front, one per node. All nodes' laws are computed in one batch and the walk is index
+    chasing without reading a value back; on a CPU, if the trees are large or the rule is dear, only the laws of visited
+    nodes are computed, as the walk reaches them. Both give the same verdict. A leaf has no drafts, so its outcome is a
+    draw from the target: the bonus token.
 
     Exactness: each emitted token follows the target's law given those before it, because the node's rule is exact.
     Source: SpecInfer, arXiv 2305.09781, algorithm 2.
@@ -43,63 +52,81 @@ class TopDown:
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path that the node rule accepts from the root down."""
-        if draft.tree.tokens.shape[-1] == 1:
-            return _plain(target_probs, noise)
-        drafts = draft.drafted_atoms()
-        tail = torch.zeros_like(draft.probs[..., :1])
-        draft_probs = torch.cat([draft.probs, tail], dim=-1).to(target_probs.dtype)
-        law = self.rule.law(drafts, draft_probs, to_atoms(target_probs, draft.shortlist))
-        uniforms = noise.uniform(drafts.shape[1] + 1).to(target_probs.device)
-        outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[:, 1:])
-        path, length, last = _walk(draft.tree.children, outcome, int(draft.tree.depth.max()))
-        atom = _pick(outcome, last) - drafts.shape[-1]
-        next_token = _emit(draft.shortlist, target_probs, last, atom, uniforms[:, 0])
-        return Verdict(path, length, next_token)
+        size = draft.tree.tokens.shape[-1]
+        if size == 1:
+            return plain(target_probs, noise)
+        uniforms = noise.uniform(size + 1).to(target_probs.device)
+        most = next(number for kind, number in AT_ONCE if isinstance(self.rule, kind))
+        lazy = target_probs.device.type == "cpu" and len(uniforms) * draft.tree.topology.inner > most
+        decide = by_visits if lazy else by_batch
+        path, last, atom = decide(self.rule, draft, target_probs, uniforms[:, 1:])
+        next_token = emit(draft.shortlist, target_probs, last, atom, uniforms[:, 0])
+        return Verdict(path, (path >= 0).sum(dim=-1), next_token)
+
+    def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
+        """Return the law of the verdict given the draft."""
+        law = _laws(self.rule, draft, target_probs, draft.tree.tokens.shape[-1])
+        children, rows = draft.tree.children, torch.arange(len(law.child), device=law.child.device).unsqueeze(-1)
+        taken = torch.ones(len(children), children.shape[1] + 1, dtype=law.child.dtype, device=law.child.device)
+        taken[rows, children.flatten(1)] = law.child.flatten(1)  # absent children, -1, are the extra last place
+        taken[:, 0] = 1
+        reached = taken[:, :-1].unsqueeze(-2).where(draft.tree.ancestors, 1).prod(dim=-1)
+        rest = law.rest.sum(dim=-1)
+        return PathLaw(reached * rest, normalised(law.rest, to_atoms(target_probs, draft.shortlist)))
 
 
-def _plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
-    """Draw the next token of trees without drafts: what the walk comes to there, without its detours."""
-    token = sample(target_probs[:, 0], noise.uniform(1)[:, 0].to(target_probs.device))
-    return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
+def _laws(rule: NodeVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"], nodes: int) -> OutcomeLaw:
+    """Return the outcome laws of the first nodes."""
+    target = to_atoms(target_probs[:, :nodes], draft.shortlist[:, :nodes])
+    draft_probs = torch.nn.functional.pad(draft.probs[:, :nodes], (0, 1)).to(target.dtype)
+    return rule.law(draft.drafted_atoms()[:, :nodes], draft_probs, target)
 
 
-def _walk(
-    children: Int[Tensor, "b n k"], outcome: Int[Tensor, "b n"], depth: int
+def by_batch(
+    rule: NodeVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"], uniforms: Float[Tensor, "b n"]
 ) -> tuple[Int[Tensor, "b D"], Int[Tensor, "b"], Int[Tensor, "b"]]:
-    """Follow accepted children from the root; return the path, its length and the node where it stopped."""
-    places = children.shape[-1]
-    kept = outcome.clamp_max(places - 1).unsqueeze(-1)
-    goes_to = children.gather(-1, kept).squeeze(-1).where(outcome < places, torch.full_like(outcome, -1))
-    last = torch.zeros_like(outcome[:, 0])
-    going = torch.ones_like(last, dtype=torch.bool)
-    path: list[Tensor] = []
-    for _ in range(depth):
-        step = _pick(goes_to, last)
-        going = going & (step >= 0)
-        path.append(step.where(going, torch.full_like(step, -1)))
-        last = step.where(going, last)
-    nodes = torch.stack(path, dim=-1) if path else outcome[:, :0]
-    return nodes, (nodes >= 0).sum(dim=-1), last
+    """Draw all nodes' outcomes and follow those of the path; return it, the node where it ends, and the atom there."""
+    topology = draft.tree.topology
+    law = _laws(rule, draft, target_probs, topology.inner)
+    outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[:, : topology.inner])
+    places = law.child.shape[-1]
+    nodes = torch.arange(uniforms.shape[-1], device=outcome.device).expand(uniforms.shape)
+    kept = topology.children[:, : topology.inner].gather(-1, outcome.clamp_max(places - 1).unsqueeze(-1)).squeeze(-1)
+    stays = nodes[:, : topology.inner]
+    goes_to = torch.cat([kept.where(outcome < places, stays), nodes[:, topology.inner :]], dim=-1)
+    walk = [nodes[:, 0]]
+    for _ in range(topology.height):
+        walk.append(_pick(goes_to, walk[-1]))
+    steps, last = torch.stack(walk, dim=-1), walk[-1]
+    path = steps[:, 1:].where(steps[:, 1:] != steps[:, :-1], -1)
+    atom = _pick(outcome, last.clamp_max(topology.inner - 1)) - places
+    at_leaf = last >= topology.inner
+    if last.device.type != "cpu" or bool(at_leaf.any()):
+        atom = leaf_atom(draft.shortlist, target_probs, last, _pick(uniforms, last)).where(at_leaf, atom)
+    return path, last, atom
 
 
-def _emit(
-    shortlist: Int[Tensor, "b n K"],
-    target_probs: Float[Tensor, "b n V"],
-    last: Int[Tensor, "b"],
-    atom: Int[Tensor, "b"],
-    uniforms: Float[Tensor, "b"],
-) -> Int[Tensor, "b"]:
-    """Return the token of the drawn atom; the tail atom is drawn from the dense target row off the shortlist.
+def by_visits(
+    rule: NodeVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"], uniforms: Float[Tensor, "b n"]
+) -> tuple[Int[Tensor, "b D"], Int[Tensor, "b"], Int[Tensor, "b"]]:
+    """Return what `by_batch` does, computing the law of a node only when a row's path reaches it."""
+    children, drafts = draft.tree.children, draft.drafted_atoms()
+    last, atom = torch.zeros_like(children[:, 0, 0]), torch.zeros_like(children[:, 0, 0])
+    going, node = torch.arange(len(children)), torch.zeros_like(last)
+    while len(going):
+        below = children[going, node]
+        places = int((below >= 0).sum(dim=-1).max())
+        target = atoms_at(draft.shortlist, target_probs, going, node)
+        law = OutcomeLaw(target[:, :0], target)
+        if places:
+            draft_probs = torch.nn.functional.pad(draft.probs[going, node], (0, 1)).to(target.dtype)
+            law = rule.law(drafts[going, node, :places], draft_probs, target)
+        outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[going, node])
+        last[going], atom[going] = node, outcome - places
+        kept = outcome < places
+        going, node = going[kept], _pick(below[kept], outcome[kept])
+    return path_to(draft.tree, last), last, atom
 
-    A tail of rounding errors only, with no mass off the shortlist, is drawn from the whole row.
-    """
-    rows = torch.arange(len(last), device=last.device)
-    listed = shortlist[rows, last]
-    dense = target_probs[rows, last]
-    off_list = sample(normalised(without(dense, listed), dense), uniforms)
-    on_list = _pick(listed, atom.clamp(0, listed.shape[-1] - 1))
-    return torch.where(atom < listed.shape[-1], on_list, off_list)
 
-
-def _pick(values: Int[Tensor, "b n"], places: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
+def _pick(values: Shaped[Tensor, "b n"], places: Int[Tensor, "b"]) -> Shaped[Tensor, "b"]:
     return values.gather(-1, places.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,181 @@
+"""`polydraft conformance`: every verification rule proved on this machine, as a table."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from polydraft.cli.generate import INTERRUPTED
+from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, matrix, members, tree_matrix
+from polydraft.conformance.members import NodeRule, label
+from polydraft.conformance.tree_rules import FALSE_ALARM
+from polydraft.errors import InvalidParameter
+from polydraft.verifiers import TreeVerifier
+
+WIDE = 110
+PATIENCE = 2.0
+Rule = TypeVar("Rule", NodeRule, TreeVerifier)
+
+
+def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json: bool) -> int:
+    """Check the rules and print; return the exit code: 0, 1 if a lossless rule deviates, 130 after Ctrl-C.
+
+    Raises:
+        InvalidParameter: no rule has `wanted` in its name.
+    """
+    node_rules, tree_rules = chosen(wanted)
+    rows, k = (cases(random=4), 2) if quick else (cases(), 3)
+    try:
+        with progress(Console(stderr=True, quiet=as_json)) as step:
+            found = matrix(node_rules, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
+            trees = tree_matrix(tree_rules, on_progress=partial(step, "tree rules"))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    culprits = [*(one for one in found if one.failed), *(one for one in trees if one.failed)]
+    if as_json:
+        report = {
+            "passed": not culprits,
+            "tolerance": EXACT,
+            "node_rules": [one.as_dict() for one in found],
+            "tree_rules": [one.as_dict() for one in trees],
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        show(found, trees, len(rows), k)
+    return 1 if culprits else 0
+
+
+def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
+    """Return the node and tree rules whose names contain the text; None chooses all."""
+    node_rules = _named(members.NODE_RULES, wanted)
+    tree_rules = _named(members.TREE_RULES, wanted)
+    if not node_rules and not tree_rules:
+        names = dict.fromkeys(label(rule) for rule in (*members.NODE_RULES, *members.TREE_RULES))
+        raise InvalidParameter(f"There is no rule {wanted!r}; there are {', '.join(names)}.")
+    return node_rules, tree_rules
+
+
+def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:
+    return [rule for rule in rules if (wanted or "").lower() in label(rule).lower()]
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on a terminal once the work has taken over two seconds; gives the function that moves it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, start = bar.add_task(""), time.monotonic()
+
+    def step(what: str, done: int, total: int) -> None:
+        bar.update(task, description=what, completed=done, total=total)
+        if time.monotonic() - start > PATIENCE:
+            bar.start()
+
+    try:
+        yield step
+    finally:
+        bar.stop()
+
+
+def show(found: Sequence[RuleReport], trees: Sequence[TreeReport], rows: int, k: int) -> None:
+    """Print the matrix, the acceptance rates, the tree rules and the verdict."""
+    console = Console(highlight=False)
+    console = console if console.width >= WIDE else Console(highlight=False, width=WIDE)
+    if found:
+        pairs = f"{rows} pairs of rows, 1 to {k} drafts, all listed"
+        _section(console, f"Largest deviation of the output law from the target's ({pairs})", _matrix(found))
+        console.print("-  not made for each other; yellow: deviates, as a lossy rule or unsuitable drafts do\n")
+        _section(
+            console, "Acceptance rate on random rows, and the best of any rule for the scheme", _acceptances(found)
+        )
+    if trees:
+        _section(console, "\nTree rules: three tokens, trees of depth two, four small worlds", _tree_table(trees))
+    if any(one.samples for one in trees):
+        console.print(f"*  sampled: evidence against the target's law; it deviates from {1 / FALSE_ALARM:.0e} on")
+    console.print("\n" + verdict(found, trees), soft_wrap=True)
+
+
+def _section(console: Console, title: str, table: Table) -> None:
+    console.print(f"[bold]{title}[/bold]", soft_wrap=True)
+    console.print(table)
+
+
+def verdict(found: Sequence[RuleReport], trees: Sequence[TreeReport]) -> str:
+    """Say in one line whether all lossless rules are exact, and if not which one deviates most and where."""
+    culprits = [
+        *((one.deviation, f"{one.rule} with {one.scheme} drafts ({_where(one)})") for one in found if one.failed),
+        *((one.deviation, f"{one.rule} on trees ({one.worst})") for one in trees if one.failed),
+    ]
+    if culprits:
+        named = "; ".join(f"{name} deviates by {size:.2g}" for size, name in sorted(culprits, reverse=True))
+        return f"[red]✗[/red] Not lossless: {named}."
+    lossless = sum(one.paired and one.lossless for one in found) + sum(one.lossless for one in trees)
+    if not lossless:
+        return "None of these rules claims to be lossless."
+    sampled = ", or as far as samples tell" if any(one.samples for one in trees) else ""
+    return f"[green]✓[/green] All {lossless} lossless rules keep the target's law (to {EXACT:g}{sampled})."
+
+
+def _where(report: RuleReport) -> str:
+    worst = report.worst[0]
+    return f"{worst.drafts} drafts, row '{worst.case}'"
+
+
+def _matrix(found: Sequence[RuleReport]) -> Table:
+    schemes = list(dict.fromkeys(one.scheme for one in found))
+    table = Table(padding=(0, 1, 0, 0), box=None)
+    table.add_column("verifier", min_width=24)
+    for scheme in schemes:
+        table.add_column(scheme.replace(" ", "\n"), justify="right", no_wrap=True)
+    cells = {(one.rule, one.scheme): _cell(one) for one in found}
+    for rule in dict.fromkeys(one.rule for one in found):
+        lossy = any(one.rule == rule and not one.lossless for one in found)
+        name = f"{rule} (lossy)" if lossy else rule
+        table.add_row(name, *(cells.get((rule, scheme), "[dim]-[/dim]") for scheme in schemes))
+    return table
+
+
+def _cell(report: RuleReport) -> str:
+    if report.refusal:
+        return "[dim]refused[/dim]"
+    size = f"{report.deviation:.0e}" if report.exact else f"{report.deviation:.2g}"
+    if report.failed:
+        return f"[bold red]{size}[/bold red]"
+    return f"[green]{size}[/green]" if report.exact else f"[yellow]{size}[/yellow]"
+
+
+def _acceptances(found: Sequence[RuleReport]) -> Table:
+    table = Table(padding=(0, 2, 0, 0), box=None)
+    for name in ("scheme", "verifier"):
+        table.add_column(name)
+    for name in ("drafts", "accepted", "optimum", "largest gap"):
+        table.add_column(name, justify="right")
+    own = [one for one in found if one.paired]
+    for scheme in dict.fromkeys(one.scheme for one in own):
+        for place, one in enumerate(report for report in own if report.scheme == scheme):
+            gap = "optimal" if one.gap < EXACT else f"{one.gap:.4f}" if one.exact else "lossy"
+            numbers = (str(one.drafts), f"{one.acceptance[-1]:.4f}", f"{one.optimum[-1]:.4f}", gap)
+            table.add_row("" if place else scheme, one.rule, *numbers)
+    return table
+
+
+def _tree_table(trees: Sequence[TreeReport]) -> Table:
+    table = Table(padding=(0, 2, 0, 0), box=None)
+    for name in ("verifier", "scheme", "tree"):
+        table.add_column(name)
+    for name in ("deviation", "drafts accepted"):
+        table.add_column(name, justify="right")
+    for one in trees:
+        size = f"e-value {one.e_value:.2g} *" if one.samples else f"{one.deviation:.0e}"
+        style = "bold red" if one.failed else "green" if one.exact else "yellow"
+        mean = sum(one.accepted) / len(one.accepted)
+        widths = ",".join(map(str, one.widths))
+        table.add_row(one.rule, one.scheme, widths, f"[{style}]{size}[/{style}]", f"{mean:.3f}")
+    return table

@@ -1,0 +1,229 @@
+"""`polydraft limits`: measure how far every rule is from the optimum on real text, and show it."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from polydraft.bench import (
+    Models,
+    NodeResult,
+    Plan,
+    Prompt,
+    Record,
+    Results,
+    Table,
+    TreeResult,
+    all_tables,
+    as_document,
+    as_lines,
+    conditions_of,
+    draw_figures,
+    fitting,
+    keys_of,
+    measure,
+    read_prompt_sets,
+    require_matplotlib,
+    summarise,
+)
+from polydraft.cli.generate import INTERRUPTED
+from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.models import Pair, load, load_pair
+
+DEFAULT_PROMPTS = ("humaneval", "gsm8k")
+
+
+@dataclass(frozen=True)
+class LimitsRequest:
+    """One call of `polydraft limits`: the options as given."""
+
+    plan: Plan
+    target: str | None = None
+    draft: str | None = None
+    prompts: tuple[str, ...] = DEFAULT_PROMPTS
+    limit: int | None = None
+    out: Path | None = None
+    figures: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Read "1,2,4" or "1-8" or a mixture.
+
+    Raises:
+        InvalidParameter: the text is neither.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            ends = int(first), int(last if dash else first)
+        except ValueError as error:
+            raise InvalidParameter(f'Numbers of drafts are written as "1,2,4" or "1-8", not {text!r}.') from error
+        if not 1 <= ends[0] <= ends[1] <= 1000:
+            raise InvalidParameter(f"Numbers of drafts must lie between 1 and 1000 and ascend, unlike {part!r}.")
+        numbers.extend(range(ends[0], ends[1] + 1))
+    return tuple(sorted({*numbers}))
+
+
+def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
+    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
+    notes = Console(stderr=True, quiet=as_json)
+    prompts = checked(request)
+    with notes.status("Loading the models ..."):
+        models = Models.of(_load(request))
+    names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
+    chosen = fitting(models, prompts, request.plan)
+    results = Results(conditions_of(models, request.plan, names), request.out)
+    if len(chosen) < len(prompts):
+        notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
+    interrupted = measure_all(models, chosen, request.plan, results, notes)
+    records = [results.records[key] for key in keys_of(chosen, request.plan) if key in results.records]
+    nodes, trees = summarise(records)
+    if request.out is not None and records:
+        write_report(request.out, results.conditions, records, nodes, trees, figures=request.figures)
+    if as_json:
+        print_json(results.conditions, records, nodes, trees, interrupted=interrupted)
+    else:
+        print_tables(Console(highlight=False), records, nodes, trees, interrupted=interrupted, out=request.out)
+    return INTERRUPTED if interrupted else 0
+
+
+def checked(request: LimitsRequest) -> list[Prompt]:
+    """Check what can be checked before models are loaded, and return the prompts.
+
+    Raises:
+        InvalidParameter: options that do not go together.
+        MissingExtra: figures are wanted and matplotlib is not installed.
+        PromptFileError: a prompt file cannot be read.
+    """
+    if bool(request.target) != bool(request.draft):
+        raise InvalidParameter("--target and --draft go together: a draft model belongs to one family of targets.")
+    if request.figures and request.out is None:
+        raise InvalidParameter("--figures needs --out: the folder that they are written to.")
+    if request.figures:
+        require_matplotlib()
+    return read_prompt_sets(request.prompts, request.limit)
+
+
+def _load(request: LimitsRequest) -> Pair:
+    if request.target is None:
+        return load_pair(dtype=request.dtype, device=request.device)
+    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+
+
+def measure_all(models: Models, prompts: Sequence[Prompt], plan: Plan, results: Results, notes: Console) -> bool:
+    """Measure what is missing, with a progress bar; return whether the user interrupted it."""
+    keys = keys_of(prompts, plan)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True) as progress:
+        task = progress.add_task("texts", total=len(keys), completed=sum(key in results.records for key in keys))
+        try:
+            for record in measure(models, prompts, plan, {*results.records}):
+                results.add(record)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def write_report(
+    out: Path,
+    conditions: dict[str, Any],
+    records: Sequence[Record],
+    nodes: Sequence[NodeResult],
+    trees: Sequence[TreeResult],
+    *,
+    figures: bool,
+) -> None:
+    """Write summary.jsonl, tables.md and, if wanted, the figures into the folder.
+
+    Raises:
+        ResultsError: a file cannot be written.
+    """
+    try:
+        drawn = [path.name for path in draw_figures(nodes, out)] if figures else []
+        lines = [json.dumps(line) + "\n" for line in as_lines(nodes, trees)]
+        (out / "summary.jsonl").write_text("".join(lines), encoding="utf-8")
+        page = as_document(conditions, texts_by_task(records), all_tables(nodes, trees, brief=False), drawn)
+        (out / "tables.md").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"{out}: the results cannot be written there: {error.strerror}.") from error
+
+
+def texts_by_task(records: Sequence[Record]) -> dict[str, int]:
+    """Return the number of prompts of each task that have a record."""
+    return dict(Counter(task for task, _ in dict.fromkeys((one.task, one.prompt) for one in records)))
+
+
+def print_json(
+    conditions: dict[str, Any],
+    records: Sequence[Record],
+    nodes: Sequence[NodeResult],
+    trees: Sequence[TreeResult],
+    *,
+    interrupted: bool,
+) -> None:
+    """Print the conditions and every result as JSON lines."""
+    head = {
+        "kind": "conditions",
+        **conditions,
+        "prompts": texts_by_task(records),
+        "interrupted": interrupted,
+    }
+    for line in [head, *as_lines(nodes, trees)]:
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+def print_tables(
+    console: Console,
+    records: Sequence[Record],
+    nodes: Sequence[NodeResult],
+    trees: Sequence[TreeResult],
+    *,
+    interrupted: bool,
+    out: Path | None,
+) -> None:
+    """Print the tables, and where the rest is."""
+    if interrupted:
+        console.print("Interrupted; these are the texts that were finished." if records else "Interrupted.")
+    for table in all_tables(nodes, trees, brief=True):
+        for part in table.split(console.width):
+            console.print(part.title, style="bold", soft_wrap=True)
+            console.print(as_rich(part))
+    if records:
+        texts = ", ".join(f"{count} {task}" for task, count in texts_by_task(records).items())
+        console.print(
+            f"{len(records)} texts of prompts: {texts}. A scheme's row is its optimum. Under it are its rules, with "
+            "their acceptance in % and how many points it differs from the optimum. ± is half the 95 % bootstrap "
+            "interval over prompts. In the tables of trees * is the best rule. What is blank is not defined or too "
+            "dear to compute.",
+            soft_wrap=True,
+        )
+    if out is not None:
+        console.print(f"Records, summary and tables are in {out}; the same call goes on from there.", soft_wrap=True)
+
+
+def as_rich(table: Table) -> RichTable:
+    """Return a table for the terminal."""
+    result = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(table.header):
+        result.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in table.rows:
+        result.add_row(*row, style=None if row and row[0].startswith(" ") else "italic")
+    return result

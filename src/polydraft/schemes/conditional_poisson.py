@@ -1,0 +1,84 @@
+"""Independent drafts, conditioned on being distinct."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.schemes.drawing import support_size
+
+
+@dataclass(frozen=True)
+class ConditionalPoisson:
+    """k independent draws from the draft row, given that they are distinct.
+
+    Law: with q the draft row and e_k the k-th elementary symmetric polynomial, the ordered drafts x_1, ..., x_k have
+    probability q(x_1) ... q(x_k) / (k! e_k(q)). A support smaller than k is drafted whole, in uniformly random order.
+    Containment: Pr[all drafts in H] = e_k(q on H) / e_k(q).
+    Source: Hu et al., arXiv 2502.18779, theorem 4, whose containment formula is that of this law and not that of
+    successive draws without replacement; the law is conditional Poisson sampling (Hajek, Ann. Math. Statist. 35, 1964).
+    """
+
+    name = "conditional poisson"
+    deterministic = False
+
+    def sample(
+        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+    ) -> Int[Tensor, "*b k"]:
+        """Draw the set in ascending order, one uniform per draft, and order it by what is left of the uniforms.
+
+        With j drafts to come from the atoms i, i + 1, ..., the next one is l or later with probability
+        S_j(l) / S_j(i), where S_j(l) = e_j(q on the atoms l, l + 1, ...): one inversion of the uniform. Where the
+        uniform falls inside the atom's interval is uniform again and independent of what was drawn: the sorting key.
+        """
+        sums = _sums_from_each_atom(draft_probs, k)
+        atoms = torch.arange(sums.shape[-1], device=sums.device)
+        atoms = atoms.where(torch.nn.functional.pad(draft_probs > 0, (0, 1)), -1)
+        left = torch.minimum(counts, support_size(draft_probs)).unsqueeze(-1)
+        start = torch.zeros_like(left)
+        drafts: list[Tensor] = []
+        keys: list[Tensor] = []
+        for step in range(k):
+            level = left.clamp_min(0).unsqueeze(-1).expand(*left.shape, sums.shape[-1])
+            later = sums.gather(-2, level).squeeze(-2)
+            later = (later - later.gather(-1, start)).exp()
+            point = uniforms[..., step : step + 1].double()
+            draft = atoms.where(later > point, -1).amax(dim=-1, keepdim=True)
+            start = draft + 1
+            low, high = later.gather(-1, start), later.gather(-1, draft.clamp_min(0))
+            drafts.append(draft.where(left > 0, -1))
+            keys.append(((point - low) / (high - low)).where(left > 0, torch.inf))
+            left = left - 1
+        order = torch.cat(keys, dim=-1).argsort(dim=-1, stable=True)
+        return torch.cat(drafts, dim=-1).gather(-1, order)
+
+    def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        """Return the product of the drafts' probabilities over k! e_k; zero where a token repeats."""
+        k = drafts.shape[-1]
+        size = support_size(draft_probs).clamp_max(k)
+        chosen = draft_probs.double().log().gather(-1, drafts.clamp_min(0)).where(drafts >= 0, 0.0).sum(dim=-1)
+        sets = _sums_from_each_atom(draft_probs, k)[..., 0].gather(-1, size.unsqueeze(-1)).squeeze(-1)
+        chance = (chosen - sets - (size + 1).double().lgamma()).exp()
+        there = torch.arange(k, device=drafts.device) < size.unsqueeze(-1)
+        possible = ((drafts >= 0) == there).all(dim=-1) & ~_repeats(drafts)
+        return chance.where(possible, 0.0).to(draft_probs.dtype)
+
+
+def _sums_from_each_atom(draft_probs: Float[Tensor, "*b K"], k: int) -> Float[Tensor, "*b j L"]:
+    """Return log e_j(q on the atoms i, i + 1, ...) for j = 0..k and i = 0..K.
+
+    Whatever draft comes first, the others come after it: e_j from atom i on is the sum of q_l e_{j-1} from l + 1 on
+    over l >= i. Logarithms, because products of small probabilities would vanish.
+    """
+    logs = draft_probs.double().log()
+    sums = [torch.nn.functional.pad(torch.zeros_like(logs), (0, 1))]
+    for _ in range(k):
+        terms = (logs + sums[-1][..., 1:]).flip(-1)
+        sums.append(torch.nn.functional.pad(terms.logcumsumexp(dim=-1).flip(-1), (0, 1), value=-torch.inf))
+    return torch.stack(sums, dim=-2)
+
+
+def _repeats(drafts: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b"]:
+    same = (drafts.unsqueeze(-1) == drafts.unsqueeze(-2)) & (drafts >= 0).unsqueeze(-1)
+    return torch.tril(same, diagonal=-1).flatten(-2).any(dim=-1)

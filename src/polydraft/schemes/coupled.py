@@ -1,0 +1,33 @@
+"""Drafts that guess the target's draw, from the random numbers that it will be made with."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.schemes.without_replacement import WithoutReplacement
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """The k tokens whose clocks ring first, the clocks being shared with the target.
+
+    Token i has a uniform u_i tied to the seed, the position in the text and the token id, hence an exponential time
+    S_i = -log(1 - u_i). The target's token is argmin S_i / target_i; the drafts are the k smallest S_i / draft_i. So at
+    one node their law is that of `WithoutReplacement`, but equal seeds give equal drafts, and drafts at equal positions
+    of one text are dependent: only the verifier `SharedNoise` is exact for them.
+    Source: Daliri et al., arXiv 2408.07978, for one draft.
+    """
+
+    name = "coupled"
+    deterministic = False
+
+    def sample(
+        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+    ) -> Int[Tensor, "*b k"]:
+        """Take the first k clocks to ring; `uniforms` are those of the shortlist's tokens, in its order."""
+        return WithoutReplacement().sample(draft_probs, counts, uniforms, k)
+
+    def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+        """Return the probability over seeds, which is that of sampling without replacement."""
+        return WithoutReplacement().probability(draft_probs, drafts)

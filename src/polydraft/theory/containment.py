@@ -1,0 +1,149 @@
+"""Containment: the probability that all drafts of a node lie in a set of tokens, for every scheme."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.errors import UnpairedScheme
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Coupled,
+    Given,
+    Product,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
+from polydraft.theory.conditional import conditional_chain, conditional_inclusion
+from polydraft.theory.rows import likeliest, prefix_sums
+from polydraft.theory.successive import SuccessiveLaw
+
+
+def containment_chain(
+    scheme: Scheme,
+    draft_probs: Float[Tensor, "*rows A"],
+    order: Int[Tensor, "*b A"],
+    counts: Int[Tensor, "*b"],
+) -> Float[Tensor, "*b A+1"]:
+    """Return Q of every prefix of an order of the tokens: entry j is Pr[all drafts are among the first j tokens].
+
+    Entry 0 is 0, or 1 where no draft is drawn, and the last entry is 1. With q a draft row and H a prefix, Q(H) is
+    q(H)^k for `IID`, prod_j q_j(H) for `Product`, 1[T in H] q'(H)^(k - |T|) for the schemes that take the top tokens
+    T for certain and draw from q' = q off T, 1[T in H] for `TopK` and `Given`, e_k(q; H) / e_k(q) for
+    `ConditionalPoisson`, and an integral for `WithoutReplacement` and `Coupled` (see `SuccessiveLaw`). A scheme
+    without repeats draws the whole support where that is smaller than `counts`; a row without mass gives no drafts.
+
+    Shapes: rows are "*b A", for `Product` "*b J A"; counts may differ by row. The result is in float64.
+    Source: arXiv 2502.18779, section 4; for `WithoutReplacement` its formula is that of another law.
+
+    Raises:
+        UnpairedScheme: the scheme's containment is not known.
+    """
+    draft_probs = draft_probs.double()
+    if isinstance(scheme, WithoutReplacement | Coupled):
+        return SuccessiveLaw.of(draft_probs, counts).chain(order)
+    if isinstance(scheme, ConditionalPoisson):
+        return conditional_chain(draft_probs, order, counts)
+    if isinstance(scheme, Product):
+        times = _draws_per_row(draft_probs, counts).unsqueeze(-1)
+        each = draft_probs.gather(-1, order.unsqueeze(-2).expand_as(draft_probs))
+        return _prefix_shares(each).pow(times).prod(dim=-2)
+    certain, draws = certain_and_drawn(scheme, draft_probs, counts)
+    others = draft_probs.masked_fill(certain, 0.0)
+    draws = draws.where((others > 0).any(dim=-1), 0).unsqueeze(-1)
+    return _prefix_shares(others.gather(-1, order)).pow(draws) * _holds(certain.gather(-1, order))
+
+
+def containment(
+    scheme: Scheme,
+    draft_probs: Float[Tensor, "*rows A"],
+    members: Bool[Tensor, "*b A"],
+    counts: Int[Tensor, "*b"],
+) -> Float[Tensor, "*b"]:
+    """Return Q(H) = Pr[all drafts lie in H] for the set H of members.
+
+    Raises:
+        UnpairedScheme: the scheme's containment is not known.
+    """
+    order = (~members).to(torch.int8).argsort(dim=-1, stable=True)
+    chain = containment_chain(scheme, draft_probs, order, counts)
+    return chain.gather(-1, members.sum(dim=-1, keepdim=True)).squeeze(-1)
+
+
+def inclusion(
+    scheme: Scheme, draft_probs: Float[Tensor, "*rows A"], counts: Int[Tensor, "*b"]
+) -> Float[Tensor, "*b A"]:
+    """Return the probability that each token is drafted: 1 - Q(all other tokens).
+
+    Computed without that subtraction, so that small probabilities keep their digits.
+
+    Raises:
+        UnpairedScheme: the scheme's containment is not known.
+    """
+    draft_probs = draft_probs.double()
+    if isinstance(scheme, WithoutReplacement | Coupled):
+        return SuccessiveLaw.of(draft_probs, counts).inclusion()
+    if isinstance(scheme, ConditionalPoisson):
+        return conditional_inclusion(draft_probs, counts)
+    if isinstance(scheme, Product):
+        missed = _log_missed(draft_probs, _draws_per_row(draft_probs, counts)).sum(dim=-2)
+        return -missed.expm1()
+    certain, draws = certain_and_drawn(scheme, draft_probs, counts)
+    missed = _log_missed(draft_probs.masked_fill(certain, 0.0), draws)
+    return torch.where(certain, 1.0, -missed.expm1())
+
+
+def certain_and_drawn(
+    scheme: Scheme, draft_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+) -> tuple[Bool[Tensor, "*b A"], Int[Tensor, "*b"]]:
+    """Return the tokens that are drafted for certain, and how many independent draws from the others follow.
+
+    Raises:
+        UnpairedScheme: the scheme is not of this kind.
+    """
+    if isinstance(scheme, Given):
+        return likeliest((draft_probs > 0).double(), counts), torch.zeros_like(counts)
+    if isinstance(scheme, TopK):
+        fixed = counts
+    elif isinstance(scheme, IID):
+        fixed = torch.zeros_like(counts)
+    elif isinstance(scheme, TopThenSample | SpecHub):
+        fixed = (counts - 1).clamp_min(0)
+    elif isinstance(scheme, TopThenIID):
+        fixed = counts.clamp_max(scheme.top)
+    else:
+        raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
+    return likeliest(draft_probs, fixed), counts - fixed
+
+
+def _prefix_shares(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
+    """Return the share of a row's mass in each prefix; the last is exactly one, where there is any mass."""
+    sums = prefix_sums(mass)
+    total = sums[..., -1:]
+    return sums / total.where(total > 0, 1.0)
+
+
+def _holds(certain: Bool[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
+    """Return one for the prefixes that hold all certain tokens, else zero."""
+    held = prefix_sums(certain.double())
+    return (held == held[..., -1:]).double()
+
+
+def _log_missed(draft_probs: Float[Tensor, "*b A"], draws: Int[Tensor, "*b"]) -> Float[Tensor, "*b A"]:
+    """Return log (1 - q(i))^draws for every token i of rows that need not be normalised."""
+    total = draft_probs.sum(dim=-1, keepdim=True)
+    logs = (-(draft_probs / total.where(total > 0, 1.0)).clamp_max(1)).log1p()
+    return torch.where(draws.unsqueeze(-1) > 0, draws.unsqueeze(-1) * logs, 0.0)
+
+
+def _draws_per_row(draft_probs: Float[Tensor, "*b J A"], counts: Int[Tensor, "*b"]) -> Int[Tensor, "*b J"]:
+    """Return how many drafts come from each row in turn; the first row without mass ends them."""
+    rows = draft_probs.shape[-2]
+    live = (draft_probs > 0).any(dim=-1).long().cumprod(dim=-1).sum(dim=-1)
+    drawn = torch.where(live < rows, torch.minimum(counts, live), counts).unsqueeze(-1)
+    turn = torch.arange(rows, device=draft_probs.device)
+    return (drawn - turn + rows - 1).div(rows, rounding_mode="floor").clamp_min(0)

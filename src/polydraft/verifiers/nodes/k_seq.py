@@ -1,0 +1,122 @@
+"""K-SEQ: sequential selection with one acceptance threshold for all drafts (SpecTr)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.schemes import IID, Scheme, require_scheme
+from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class KSeq:
+    """Accept each draft in turn with probability min(1, target / (rho draft)), rho just large enough to be exact.
+
+    Problem: k independent drafts of one law q, a target mass m of total a <= 1 and draft capacity 1: accept one draft
+    so that no token is accepted more often than its mass.
+    Rule: let beta(rho) = sum_x min(m(x) / rho, q(x)); rho in [1, k] solves 1 - (1 - beta)^k = rho beta. Accept the
+    first draft x that passes a coin of probability min(1, m(x) / (rho q(x))); when none does, emit from
+    norm(m - min(m / rho, q) (1 - (1 - beta)^k) / beta).
+    Scheme: `IID`. A repeated token is tried again with a fresh coin; its shares are added up at its first copy.
+    Exactness: every token is accepted min(m / rho, q) (1 - (1 - beta)^k) / beta of the time, which is at most m because
+    1 - (1 - beta)^k - rho beta decreases in rho, so that every rho above the solution is exact too: bisection keeps the
+    upper end.
+    Cost: O(K) per node and halving, k more for the law; rho in float64.
+    Acceptance: 1 - (1 - beta)^k, at least 1 - 1/e of the optimum.
+    Source: SpecTr, arXiv 2310.15141, algorithm 3; the scaled form is our derivation.
+
+    Raises:
+        UnpairedScheme: the scheme is not `IID`.
+    """
+
+    scheme: Scheme = IID()
+    name = "k-seq"
+    lossless = True
+
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (IID,), "K-SEQ")
+
+    def law(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
+    ) -> OutcomeLaw:
+        """Return the outcome law, as shares and a residual that does not depend on the drafts."""
+        counts = present(drafts)
+        kept = _kept(draft_probs, target_probs, counts)
+        shares, marginal = _shares(drafts, draft_probs, kept), _marginal(kept, counts)
+        return law_of_shares(shares.to(target_probs.dtype), marginal.to(target_probs.dtype), target_probs)
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return Pr[the drafts before x_j fail] min(1, m(x_j) / (rho q(x_j))), added up at each token's first copy."""
+        kept = _kept(draft_probs, target_mass, present(drafts))
+        return _shares(drafts, draft_probs, kept).to(target_mass.dtype)
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return min(m / rho, q) (1 - (1 - beta)^k) / beta."""
+        return _marginal(_kept(draft_probs, target_mass, counts), counts).to(target_mass.dtype)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return 1 - (1 - beta)^k."""
+        beta = _kept(draft_probs, target_probs, counts).sum(dim=-1)
+        return _accepted(beta, counts).to(target_probs.dtype)
+
+
+def threshold(
+    draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+) -> Float[Tensor, "*b"]:
+    """Return rho in [1, k] with 1 - (1 - beta(rho))^k = rho beta(rho), rounded up, in float64.
+
+    Where the two sides agree for all rho, as at disjoint rows, any rho in [1, k] may come back.
+    """
+    draft, mass = draft_probs.double(), target_mass.double()
+    high = counts.clamp_min(1).to(draft.dtype)
+    low = torch.ones_like(high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        beta = torch.minimum(mass / middle.unsqueeze(-1), draft).sum(dim=-1)
+        too_small = _accepted(beta, counts) > middle * beta
+        low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
+    return high
+
+
+def _kept(
+    draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+) -> Float[Tensor, "*b A"]:
+    """Return min(m / rho, q) in float64: how often one draft is this token and passes."""
+    rho = threshold(draft_probs, target_mass, counts)
+    return torch.minimum(target_mass.double() / rho.unsqueeze(-1), draft_probs.double())
+
+
+def _shares(
+    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*b A"], kept: Float[Tensor, "*b A"]
+) -> Float[Tensor, "*b k"]:
+    draft = draft_probs.double().gather(-1, drafts.clamp_min(0))
+    passed = kept.gather(-1, drafts.clamp_min(0)) / draft.where(draft > 0, torch.ones_like(draft)) * (drafts >= 0)
+    failed = torch.nn.functional.pad((1 - passed).cumprod(dim=-1)[..., :-1], (1, 0), value=1.0)
+    return onto_first_copies(passed * failed, drafts)
+
+
+def _marginal(kept: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]) -> Float[Tensor, "*b A"]:
+    beta = kept.sum(dim=-1)
+    tries = _accepted(beta, counts) / beta.where(beta > 0, torch.ones_like(beta))
+    return kept * tries.unsqueeze(-1)
+
+
+def _accepted(beta: Float[Tensor, "*b"], counts: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return 1 - (1 - beta)^k, keeping the digits of a small beta."""
+    return -torch.expm1(counts * torch.log1p(-beta.clamp(0, 1 - 2.0**-53)))

@@ -1,0 +1,107 @@
+"""The optimal rule: the largest acceptance rate that a scheme allows, for any number of drafts."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Given,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+    require_scheme,
+)
+from polydraft.theory import optimal_set
+from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.selection.clipped import clip
+from polydraft.verifiers.selection.walk import accepted_shares
+
+SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """Accept drafts as often as any exact rule can.
+
+    Problem: drafts of a known law, a target mass m of total a <= 1: accept one of the drafts or none, each token at
+    most m of the time, as often as possible: a transport from drafted sets to tokens.
+    Rule: take draft i with a probability beta(i | drafts) such that each token is taken with its clipped probability t
+    on average (`Clipped`), and accept what is taken until a token has had min(m, t) (`accepted_shares`).
+    Scheme: `IID`, `WithoutReplacement`, `TopThenIID`, `ConditionalPoisson`, `TopThenSample`, `SpecHub`, `TopK` and
+    `Given`; any number of drafts. The drafting order matters for `WithoutReplacement` only.
+    Exactness: the shares add up to min(m, t) on average, to rounding, after a bounded number of steps; nothing is
+    iterated to convergence.
+    Cost: the containment of all prefixes once, then O(K) per round and node, without replacement O(k K) per round and
+    node of the quadrature; the rounds, a few to K, run on the host one node after the other.
+    Acceptance: 1 + min_H [m(H) - Q(H)], the optimum (`optimal_set`). With one draft it is speculative sampling.
+    Source: acceptance and H: arXiv 2502.18779; clipped target and selection: our own. For independent drafts
+    arXiv 2511.15898 approaches the same optimum numerically.
+
+    Raises:
+        UnpairedScheme: the scheme is another one; `Race` works with independent drafts of different rows.
+    """
+
+    scheme: Scheme = WithoutReplacement()
+    name = "optimal"
+    lossless = True
+
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, SCHEMES, "The optimal rule")
+
+    def law(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
+    ) -> OutcomeLaw:
+        """Return the outcome law, as shares and a residual that does not depend on the drafts."""
+        shares, marginal = self._solve(drafts, draft_probs, target_probs)
+        return law_of_shares(shares, marginal, target_probs)
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return beta_i min(1, m_i / t_i), for a repeated token at its first copy."""
+        return self._solve(drafts, draft_probs, target_mass)[0]
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return min(m, t)."""
+        size, number = target_mass.shape[-1], counts.flatten()
+        draft, mass = (row.double().reshape(-1, size) for row in (draft_probs, target_mass))
+        clipped = clip(self.scheme, draft, mass, number)
+        marginal = clipped.by_token(clipped.accepted) * (number > 0).unsqueeze(-1)
+        return marginal.to(target_mass.dtype).view(target_mass.shape)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return 1 + min_H [m(H) - Q(H)]."""
+        return optimal_set(self.scheme, draft_probs, target_probs, counts).acceptance.to(target_probs.dtype)
+
+    def _solve(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return shares and marginal."""
+        size, k = target_mass.shape[-1], drafts.shape[-1]
+        flat, counts = drafts.reshape(-1, k), present(drafts).flatten()
+        clipped = clip(
+            self.scheme, draft_probs.double().reshape(-1, size), target_mass.double().reshape(-1, size), counts
+        )
+        shares = onto_first_copies(accepted_shares(clipped, clipped.places(flat)), flat)
+        marginal = clipped.by_token(clipped.accepted) * (counts > 0).unsqueeze(-1)
+        dtype = target_mass.dtype
+        return shares.to(dtype).view(drafts.shape), marginal.to(dtype).view(target_mass.shape)

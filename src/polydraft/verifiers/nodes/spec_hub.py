@@ -1,0 +1,134 @@
+"""SpecHub's own rule: four stages over pairs that contain the likeliest token."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.probs import without
+from polydraft.schemes import Scheme, SpecHub, TopK, require_scheme
+from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
+
+
+@dataclass(frozen=True)
+class SpecHubRule:
+    """Match the target with the pairs (x, a) and (a, x) around the hub a: first x in both kinds, then a in both.
+
+    Problem: two drafts, one of them the likeliest token a of the draft row q: (x, a) with probability q(x) and (a, x)
+    with probability q(a) q(x) / (1 - q(a)), x never a; a target mass m of total <= 1 and draft capacity 1: accept one
+    draft so that no token is accepted more often than its mass.
+    Rule, in four stages, each on what the stages before have left of mass and pairs:
+      1. of (x, a) accept x with probability min(1, m(x) / q(x));
+      2. of (a, x) accept x with probability min(1, (m(x) - q(x))+ / Pr[(a, x)]);
+      3. of the pairs (a, x) left, of probability R, accept a with probability min(1, m(a) / R);
+      4. of the pairs (x, a) left, of probability S, accept a with probability min(1, (m(a) - R)+ / S).
+    What is left of the target is the residual. One draft is verified as in speculative sampling.
+    Scheme: `SpecHub`, at most two drafts.
+    Exactness: every stage moves mass from pairs to one of their tokens, never more than either has left.
+    Cost: O(K) per node.
+    Acceptance: m(a) + sum over x != a of min(m(x), q(x) / (1 - q(a))): that of TopThenSample, the optimum of both
+    schemes, which have the same unordered pairs. TopThenSampleRule reaches it in one stage.
+    Source: arXiv 2411.05289, section 4, and its reference code (which has further shortcuts that are not exact).
+
+    Raises:
+        UnpairedScheme: the scheme is not `SpecHub`.
+    """
+
+    scheme: Scheme = SpecHub()
+    name = "spechub"
+    lossless = True
+
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (SpecHub,), "The SpecHub rule")
+
+    def law(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_probs: Float[Tensor, "*b A"],
+    ) -> OutcomeLaw:
+        """Return the outcome law of the four stages."""
+        shares = self.shares(drafts, draft_probs, target_probs)
+        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
+
+    def shares(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return the stages' acceptance of each draft: stages 1 and 4 for (x, a), stages 2 and 3 for (a, x)."""
+        first = drafts[..., 0]
+        lone = accept_ratio(at_draft(target_mass, first), at_draft(draft_probs, first)) * (first >= 0)
+        if drafts.shape[-1] == 1:
+            return lone.unsqueeze(-1)
+        stages, second = _Stages.of(draft_probs, target_mass), drafts[..., 1]
+        hub_first = first == stages.hub
+        other = second.where(hub_first, first)
+        accepted = at_draft(stages.other_after_hub, other).where(hub_first, at_draft(stages.other_before_hub, other))
+        hub = (1 - accepted) * stages.hub_before_other.where(hub_first, stages.hub_after_other)
+        pair = torch.stack([hub.where(hub_first, accepted), accepted.where(hub_first, hub)], dim=-1)
+        alone = torch.stack([lone, torch.zeros_like(lone)], dim=-1)
+        shares = pair.where((second >= 0).unsqueeze(-1), alone)
+        return torch.nn.functional.pad(shares, (0, drafts.shape[-1] - 2))
+
+    def marginal(
+        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b A"]:
+        """Return min(m, q / (1 - q(a))) off the hub and min(m(a), what that leaves) at it; min(m, q) for one draft."""
+        counts = torch.minimum(counts, (draft_probs > 0).sum(dim=-1))
+        hub = _hub(draft_probs).clamp_min(0)
+        onto_hub, from_hub = _pairs(draft_probs)
+        accepted = torch.minimum(target_mass, onto_hub + from_hub)
+        room = (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0)
+        pair = accepted.scatter(-1, hub, torch.minimum(target_mass.gather(-1, hub), room))
+        alone = torch.minimum(target_mass, draft_probs) * (counts == 1).unsqueeze(-1)
+        return pair.where((counts > 1).unsqueeze(-1), alone)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the sum of the marginal."""
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stages:
+    """The probabilities of acceptance in the four stages: of x per token, of the hub per row."""
+
+    hub: Int[Tensor, "*b"]
+    other_before_hub: Float[Tensor, "*b A"]
+    other_after_hub: Float[Tensor, "*b A"]
+    hub_before_other: Float[Tensor, "*b"]
+    hub_after_other: Float[Tensor, "*b"]
+
+    @classmethod
+    def of(cls, draft_probs: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"]) -> "_Stages":
+        hub = _hub(draft_probs).clamp_min(0)
+        onto_hub, from_hub = _pairs(draft_probs)
+        after = (mass - onto_hub).clamp_min(0)
+        at_hub = mass.gather(-1, hub).squeeze(-1)
+        from_hub_left = (from_hub - after).clamp_min(0).sum(dim=-1)
+        onto_hub_left = (onto_hub - mass).clamp_min(0).sum(dim=-1)
+        return cls(
+            hub.squeeze(-1),
+            accept_ratio(mass, onto_hub),
+            accept_ratio(after, from_hub),
+            accept_ratio(at_hub, from_hub_left),
+            accept_ratio((at_hub - from_hub_left).clamp_min(0), onto_hub_left),
+        )
+
+
+def _hub(draft_probs: Float[Tensor, "*b A"]) -> Int[Tensor, "*b 1"]:
+    one = torch.ones(draft_probs.shape[:-1], dtype=torch.int64, device=draft_probs.device)
+    return TopK().sample(draft_probs, one, draft_probs, 1)
+
+
+def _pairs(draft_probs: Float[Tensor, "*b A"]) -> tuple[Float[Tensor, "*b A"], Float[Tensor, "*b A"]]:
+    """Return the probabilities of the pairs (x, a) and (a, x) for every x; zero at the hub a."""
+    hub = _hub(draft_probs)
+    others = without(draft_probs, hub)
+    total = others.sum(dim=-1, keepdim=True)
+    share = others / total.where(total > 0, torch.ones_like(total))
+    return others, draft_probs.gather(-1, hub.clamp_min(0)) * share

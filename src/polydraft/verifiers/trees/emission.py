@@ -1,0 +1,59 @@
+"""Emission: the token that follows the accepted path."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.probs import Noise, sample, to_atoms, without
+from polydraft.trees import Verdict
+
+
+def plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
+    """Draw the next token of trees without drafts: what every tree rule comes to there, without its detours."""
+    token = sample(target_probs[:, 0], noise.uniform(1)[:, 0].to(target_probs.device))
+    return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
+
+
+def emit(
+    shortlist: Int[Tensor, "b n K"],
+    target_probs: Float[Tensor, "b n V"],
+    last: Int[Tensor, "b"],
+    atom: Int[Tensor, "b"],
+    uniforms: Float[Tensor, "b"],
+) -> Int[Tensor, "b"]:
+    """Return the token of the atom drawn at node `last`; the tail is drawn from the target's row off the shortlist.
+
+    A tail of rounding errors only, with no mass off the shortlist, is drawn from the whole row.
+    """
+    rows, size = torch.arange(len(last), device=last.device), shortlist.shape[-1]
+    listed = shortlist[rows, last]
+    on_list = listed.gather(-1, atom.clamp(0, size - 1).unsqueeze(-1)).squeeze(-1)
+    if atom.device.type == "cpu" and bool((atom < size).all()):
+        return on_list
+    dense = target_probs[rows, last]
+    off_list = without(dense, listed)
+    tail = off_list.where(off_list.sum(dim=-1, keepdim=True) > 0, dense)
+    return torch.where(atom < size, on_list, sample(tail, uniforms))
+
+
+def leaf_atom(
+    shortlist: Int[Tensor, "b n K"],
+    target_probs: Float[Tensor, "b n V"],
+    last: Int[Tensor, "b"],
+    uniforms: Float[Tensor, "b"],
+) -> Int[Tensor, "b"]:
+    """Draw the atom that is emitted at a leaf, where nothing was drafted: the tail if its shortlist is empty."""
+    rows, size = torch.arange(len(last), device=last.device), shortlist.shape[-1]
+    if last.device.type == "cpu" and not bool((shortlist[rows, last] >= 0).any()):
+        return torch.full_like(last, size)
+    return sample(atoms_at(shortlist, target_probs, rows, last), uniforms)
+
+
+def atoms_at(
+    shortlist: Int[Tensor, "b n K"],
+    target_probs: Float[Tensor, "b n V"],
+    rows: Int[Tensor, " g"],
+    nodes: Int[Tensor, " g"],
+) -> Float[Tensor, "g A"]:
+    """Return the target's row at one node of some rows, on the atoms of that node."""
+    return to_atoms(target_probs[rows, nodes], shortlist[rows, nodes])
