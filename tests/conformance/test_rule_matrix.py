@@ -59,7 +59,9 @@ def test_no_lossless_rule_accepts_more_than_the_optimum_or_misstates_what_it_acc
 
 def test_the_optimal_rules_have_no_gap(found: list[RuleReport]) -> None:
     for one in found:
-        if one.rule in ("optimal", "top then sample", "spechub", "speculative sampling") or one.scheme in (
+        if one.rule == "race":
+            assert one.gap < 0.005, one
+        elif one.rule in ("optimal", "top then sample", "spechub", "speculative sampling") or one.scheme in (
             "top-k",
             "given",
         ):

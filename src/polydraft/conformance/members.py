@@ -84,7 +84,7 @@ SCHEMES: tuple[Scheme, ...] = (
     Given(),
 )
 
-SCALABLE: tuple[ScalableVerifier, ...] = (
+LIFTED: tuple[ScalableVerifier, ...] = (
     RecursiveRejection(),
     KSeq(),
     ImportanceWeighted(),
@@ -92,18 +92,22 @@ SCALABLE: tuple[ScalableVerifier, ...] = (
     SpecHubRule(),
     Optimal(IID()),
     Optimal(WithoutReplacement()),
-    Race(IID()),
+    Race(TopThenSample()),
 )
 
 NODE_RULES: tuple[NodeRule, ...] = (
     *(NaiveMatch(scheme) for scheme in SCHEMES),
     SpeculativeSampling(),
     RecursiveRejectionWithoutReplacement(),
-    *SCALABLE,
+    *LIFTED,
     ImportanceWeighted(free=None, alphabet=None),
     ImportanceWeighted(Product()),
     *(Optimal(scheme) for scheme in SCHEMES if scheme not in (IID(), WithoutReplacement(), Product())),
-    *(Race(scheme) for scheme in SCHEMES if scheme not in (IID(), WithoutReplacement(), ConditionalPoisson())),
+    *(
+        Race(scheme)
+        for scheme in SCHEMES
+        if scheme not in (TopThenSample(), WithoutReplacement(), ConditionalPoisson())
+    ),
     TypicalAcceptance(),
     TopBeta(),
     Lenient(),
@@ -115,7 +119,7 @@ TREE_RULES: tuple[TreeVerifier, ...] = (
     BottomUp(SpeculativeSampling()),
     BlockVerification(),
     TopDown(RecursiveRejectionWithoutReplacement()),
-    *(lift(rule) for rule in SCALABLE for lift in (TopDown, BottomUp)),
+    *(lift(rule) for rule in LIFTED for lift in (TopDown, BottomUp)),
     TraversalVerification(IID()),
     TraversalVerification(WithoutReplacement()),
     SharedNoise(),

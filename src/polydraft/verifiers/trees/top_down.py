@@ -15,9 +15,10 @@ from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, plain
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
-AT_ONCE = ((ImportanceWeighted, 0), (Optimal, 12), (object, 64))
-"""How many nodes a CPU computes at once, by rule: small tensor operations take as long for many nodes as for one, but
-some rules work node by node, or do more than small operations."""
+AT_ONCE: dict[type[object], int] = {ImportanceWeighted: 0, Optimal: 12}
+"""How many nodes of a dear rule a CPU computes at once: some rules work node by node."""
+AT_ONCE_OTHERWISE = 64
+"""The same for any other rule: small tensor operations take as long for many nodes as for one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class TopDown:
         if size == 1:
             return plain(target_probs, noise)
         uniforms = noise.uniform(size + 1).to(target_probs.device)
-        most = next(number for kind, number in AT_ONCE if isinstance(self.rule, kind))
+        most = AT_ONCE.get(type(self.rule), AT_ONCE_OTHERWISE)
         lazy = target_probs.device.type == "cpu" and len(uniforms) * draft.tree.topology.inner > most
         decide = by_visits if lazy else by_batch
         path, last, atom = decide(self.rule, draft, target_probs, uniforms[:, 1:])
