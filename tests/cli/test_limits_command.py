@@ -64,7 +64,11 @@ def test_json_is_lines_and_nothing_else(call: Call, capsys: pytest.CaptureFixtur
 
 
 def test_tables_fit_80_columns_and_files_are_written(
-    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    call: Call,
+    folders: Folders,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "out"
