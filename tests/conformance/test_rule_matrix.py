@@ -1,5 +1,6 @@
 """The matrix of rules: it agrees with theory, and wrong rules of every kind are seen and named."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from polydraft.conformance import (
     Case,
     RuleReport,
+    TreeReport,
     cases,
     check_rule,
     check_tree_rule,
@@ -31,6 +33,7 @@ from polydraft.verifiers import (
     SpeculativeSampling,
     TopDown,
     TopThenSampleRule,
+    TreeVerifier,
 )
 
 FEW = cases(random=2)
@@ -220,17 +223,33 @@ def test_the_zoo_has_what_breaks_rules() -> None:
     assert [float(row.sum()) for row in rows] == pytest.approx([1, 1])
 
 
-def test_tree_rules_are_exact_and_those_from_below_accept_more() -> None:
-    reports = {(one.rule, one.scheme): one for one in tree_matrix()}
-    assert len(reports) == len(members.TREE_RULES)
+def passing(rules: Sequence[TreeVerifier]) -> dict[tuple[str, str], TreeReport]:
+    reports = {(one.rule, one.scheme): one for one in tree_matrix(rules)}
+    assert len(reports) == len(rules)
     for one in reports.values():
         assert not one.failed and one.exact == one.lossless, one
+    return reports
+
+
+def test_tree_rules_are_exact_and_those_from_below_accept_more() -> None:
+    quick = ("speculative", "block", "traversal", "top then sample", "shared noise", "typical")
+    reports = passing([rule for rule in members.TREE_RULES if rule.name.startswith(quick)])
+    assert len(reports) == 10
     chain = reports["speculative sampling, top down", "iid"]
     block = reports["block verification", "iid"]
     assert chain.widths == block.widths == (1, 1)
     assert all(below >= above - 1e-12 for below, above in zip(block.accepted, chain.accepted, strict=True))
     assert block.accepted == pytest.approx(reports["speculative sampling, bottom up", "iid"].accepted)
     assert reports["shared noise", "coupled"].samples > 0 == block.samples
+
+
+@pytest.mark.slow
+def test_all_tree_rules_are_exact_and_the_optimal_ones_accept_most() -> None:
+    reports = passing(members.TREE_RULES)
+    for scheme in ("iid", "without replacement"):
+        best = reports["optimal, top down", scheme].accepted
+        others = [one.accepted for key, one in reports.items() if key[1] == scheme and key[0].endswith("top down")]
+        assert all(mean <= most + 1e-9 for accepted in others for mean, most in zip(accepted, best, strict=True))
 
 
 @dataclass(frozen=True)

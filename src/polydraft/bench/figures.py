@@ -121,7 +121,7 @@ def curves(results: Sequence[NodeResult], x_of: Callable[[NodeResult], float], x
     axes[0].set_ylabel("acceptance rate")
     figure.suptitle(f"Acceptance and its optimum, {condition}", fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(tasks) + 1))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(tasks) + 1))
     return figure
 
 

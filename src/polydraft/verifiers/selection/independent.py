@@ -78,6 +78,6 @@ class IndependentRow:
 
     def pick(self, low: int, high: int, places: list[int]) -> list[int]:
         """Return the draws in the block, a token as often as it was drawn; or the certain token."""
-        if self.certain and low == 0:
+        if self.certain and low == 0 and 0 in places:
             return [places.index(0)]
         return [draft for draft, place in enumerate(places) if low <= place < high]
