@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from polydraft.bench import Plan
-from polydraft.bench.figures import save
-from polydraft.bench.three_tokens import draw_three_tokens
+from polydraft.bench.limits.three_tokens import draw_three_tokens
+from polydraft.bench.style import save
 from polydraft.cli.limits import LimitsRequest, parse_numbers, run_limits
 
 ROOT = Path(__file__).parents[1]

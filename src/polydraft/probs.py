@@ -5,7 +5,7 @@ input, at least float32, and always sum to one: temperature 0 is the one-hot row
 decoding needs no second code path anywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -222,14 +222,30 @@ class Noise:
         """Return `rows` streams that differ from each other and are fixed by `seed`."""
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
-    def at(self, step: int, lengths: Int[Tensor, "b"] | None = None) -> "Noise":
+    @classmethod
+    def of_row(cls, seed: int, row: int, device: torch.device | str = "cpu") -> "Noise":
+        """Return one stream: that of row `row` of a batch with this seed."""
+        return cls.from_seed(seed + 1_000_003 * row, 1, device)
+
+    def at(self, steps: int | Sequence[int], lengths: Int[Tensor, "b"] | None = None) -> "Noise":
         """Return fresh streams that depend on these streams' seeds and the step, not on what was drawn before.
 
-        `lengths` are the rows' tokens before the step, from which `tied` counts.
+        `steps` are the rows' own where they differ. `lengths` are the rows' tokens before the step, from which `tied`
+        counts.
         """
         seeds = self._own_seeds()
-        mixed = (Generator(one.device).manual_seed(_mixed(one.initial_seed(), step)) for one in self.generators)
+        each = [steps] * len(self.generators) if isinstance(steps, int) else steps
+        mixed = (
+            Generator(one.device).manual_seed(_mixed(one.initial_seed(), step))
+            for one, step in zip(self.generators, each, strict=True)
+        )
         return Noise(tuple(mixed), seeds, lengths)
+
+    def joined(self, row: int, other: "Noise") -> "Noise":
+        """Return these streams with the only stream of another in place of a row's."""
+        generators = list(self.generators)
+        generators[row] = other.generators[0]
+        return Noise(tuple(generators))
 
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""

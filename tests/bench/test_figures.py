@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from polydraft.bench import Models, Plan, Record, all_tables, as_document, conditions_of, draw_figures, summarise
-from polydraft.bench.figures import save, without_naive
-from polydraft.bench.summary import NodeResult, TreeResult
-from polydraft.bench.three_tokens import acceptance_of_rules, draw_three_tokens, family
+from polydraft.bench.limits.figures import without_naive
+from polydraft.bench.limits.summary import NodeResult, TreeResult
+from polydraft.bench.limits.three_tokens import acceptance_of_rules, draw_three_tokens, family
+from polydraft.bench.style import save
 from polydraft.errors import MissingExtra
 
 Results = tuple[list[NodeResult], list[TreeResult]]
@@ -56,7 +57,7 @@ def test_without_matplotlib_the_error_names_the_extra(
 
 
 def test_three_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polydraft.bench.three_tokens.STEPS", 24)
+    monkeypatch.setattr("polydraft.bench.limits.three_tokens.STEPS", 24)
     for first, reaches_one in ((1 / 3, True), (1 / 6, False)):
         second, rows = family(first)
         rates = acceptance_of_rules(rows, 2)

@@ -10,9 +10,10 @@ from doubles import tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from polydraft.bench import NODE_CASES, TREE_CASES, Models, NodeCase, Plan, Prompt, Record, fitting, measure
-from polydraft.bench.branching import accepted_on_trees, draw_trees, every, score_trees
-from polydraft.bench.limits import OPTIMUM, acceptance_at_nodes
-from polydraft.bench.positions import Sample, draft_rows, encode, generate_sample, rows_on_atoms, seed_of
+from polydraft.bench.encoding import encode, seed_of
+from polydraft.bench.limits.branching import accepted_on_trees, draw_trees, every, score_trees
+from polydraft.bench.limits.measuring import OPTIMUM, acceptance_at_nodes
+from polydraft.bench.limits.positions import Sample, draft_rows, generate_sample, rows_on_atoms
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import Pair
 from polydraft.probs import Noise, SamplingParams, overlap, shortlist
@@ -178,7 +179,7 @@ class TestTrees:
         sample = sampled(models, prompts[0], 0.0)
         arguments = (sample, every(sample, 2), parse_policy("2,1"), TREE_CASES, (0.0, 0.0), 8, 0)
         whole = accepted_on_trees(*arguments)
-        monkeypatch.setattr("polydraft.bench.branching.ROOM", 1)
+        monkeypatch.setattr("polydraft.bench.limits.branching.ROOM", 1)
         pieces = accepted_on_trees(*arguments)
         assert {scheme: pytest.approx(rules) for scheme, rules in whole.items()} == pieces
 

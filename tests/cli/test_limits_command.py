@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import polydraft.bench.limits as measuring
+import polydraft.bench.limits.measuring as measuring
 from polydraft.cli import main
 
 Folders = tuple[Path, Path]

@@ -28,7 +28,7 @@ from polydraft import (
     Widths,
 )
 from polydraft.drafters import Drafter, Session, Text
-from polydraft.engine import Limits, TargetLaw, decode
+from polydraft.engine import Limits, Method, TargetLaw, decode
 from polydraft.errors import (
     ContextOverflow,
     InvalidParameter,
@@ -77,16 +77,8 @@ class TestPrompts:
 
     def test_the_loop_itself_checks_too(self) -> None:
         door, text = HuggingFaceModel(target()), Text(PROMPT, torch.tensor([5]))
-        blocks = decode(
-            door,
-            NoDraft(),
-            TopDown(NaiveMatch()),
-            Chain(1),
-            text,
-            TargetLaw(),
-            Limits(max_length=(5,)),
-            Noise.from_seed(0, 1),
-        )
+        method = Method(door, NoDraft(), TopDown(NaiveMatch()), Chain(1))
+        blocks = decode(method, text, (TargetLaw(),), (Limits(max_length=5),), Noise.from_seed(0, 1))
         with pytest.raises(ContextOverflow, match="has 5 tokens, but at most 5 fit"):
             next(blocks)
 
@@ -197,6 +189,10 @@ class Failing:
     def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
         self._count("commit")
         return self.inner.commit(state, text, verdict)
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        self._count("join")
+        return self.inner.join(state, row, other)
 
     def _count(self, verb: str) -> None:
         self.calls[verb] = self.calls.get(verb, 0) + 1

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import groupby, islice
+from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from polydraft.errors import PromptFileError
 
 SHIPPED = ("gsm8k", "humaneval", "python")
 """Names of the sets in the package's data/prompts; sources and licences are in the file LICENCES beside them."""
+ALL = "all"
+"""The name of all tasks together."""
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 MOST_BYTES = 64 * 2**20
 MOST_PROMPTS = 100_000
@@ -57,6 +59,12 @@ def read_prompt_sets(sources: Sequence[str | Path], limit: int | None = None) ->
             found[prompt.task, prompt.name] = prompt
             taken[prompt.task] = taken.get(prompt.task, 0) + 1
     return list(found.values())
+
+
+def in_turn(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with tasks taking turns, so that a part of a run has something of each."""
+    tasks = [[one for one in prompts if one.task == task] for task in dict.fromkeys(one.task for one in prompts)]
+    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
 
 
 def read_prompts(source: str | Path) -> list[Prompt]:

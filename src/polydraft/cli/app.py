@@ -41,6 +41,7 @@ class VerifierName(StrEnum):
     spec_hub = "spec-hub"
     importance_weighted = "importance-weighted"
     optimal = "optimal"
+    race = "race"
     block = "block"
     traversal = "traversal"
     shared_noise = "shared-noise"
@@ -58,6 +59,8 @@ class SchemeName(StrEnum):
     top_then_sample = "top-then-sample"
     top_then_iid = "top-then-iid"
     conditional_poisson = "conditional-poisson"
+    spec_hub = "spec-hub"
+    product = "product"
     coupled = "coupled"
     given = "given"
 
@@ -116,6 +119,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the new text and nothing else.")] = False,
     compare: Annotated[bool, typer.Option(help="Measure the speed-up over plain decoding.")] = False,
+    plan: Annotated[Path | None, typer.Option(help="Draft by this file from `polydraft tune`.")] = None,
 ) -> None:
     """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
     from polydraft.cli.generate import Request, run_generate
@@ -142,6 +146,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         dtype=dtype,
         device=device,
+        plan=plan,
     )
     raise typer.Exit(run_generate(request, as_json=as_json, quiet=quiet, compared=compare))
 
@@ -218,6 +223,114 @@ def limits(
     )
     request = LimitsRequest(plan, target, draft, tuple(prompts or DEFAULT_PROMPTS), limit, out, figures, dtype, device)
     raise typer.Exit(run_limits(request, as_json=as_json))
+
+
+@app.command()
+def tune(
+    target: Annotated[
+        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="One tree for each; may be repeated. Default: 0 and 1.")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt and temperature.")] = 64,
+    max_nodes: Annotated[int, typer.Option(min=2, max=4096, help="Largest tree, the root included.")] = 32,
+    max_depth: Annotated[int, typer.Option(min=1, help="Most drafts on a path.")] = 8,
+    check: Annotated[bool, typer.Option("--check", help="Also measure the chosen trees' speed-up.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Fixes the texts.")] = 0,
+    out: Annotated[Path, typer.Option(help="The plan file to write.")] = Path("plan.json"),
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`."""
+    from polydraft.cli.tune import Effort, TuneRequest, run_tune
+
+    request = TuneRequest(
+        target=target,
+        draft=draft,
+        temperatures=tuple(temperature) if temperature else TuneRequest.temperatures,
+        prompts=tuple(prompts or ()),
+        limit=limit,
+        effort=Effort(max_tokens, seed=seed),
+        max_nodes=max_nodes,
+        max_depth=max_depth,
+        checked=check,
+        out=out.expanduser(),
+        dtype=dtype,
+        device=device,
+    )
+    raise typer.Exit(run_tune(request, as_json=as_json))
+
+
+@app.command()
+def bench(
+    target: Annotated[
+        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='What to measure; may be repeated: plain, default, hf, hf-lookup, "hf-assisted tokens=5 threshold=0", '
+            '"tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal bottom-up". '
+            "Default: the first three and both others of Hugging Face's."
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 is greedy; may be repeated. Default: 0 and 1.")
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="Prompts continued together; may be repeated. Default: 1.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every batch is measured.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, the same for all arms.")] = 64,
+    excerpt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a plain text's passage to start from.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Fixes sampled texts and the order of the arms.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="File for one JSON line per run; an interrupted benchmark goes on from it.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the results and nothing else.")] = False,
+) -> None:
+    """Measure the speed-up over plain decoding and Hugging Face's loops, side by side on the same prompts."""
+    from polydraft.cli.benchmark import BenchRequest, SpeedPlan, run_bench
+
+    plan = SpeedPlan(
+        temperatures=tuple(temperature) if temperature else SpeedPlan.temperatures,
+        batch_sizes=tuple(batch_size) if batch_size else SpeedPlan.batch_sizes,
+        repeats=repeats,
+        max_new_tokens=max_new_tokens,
+        excerpt_tokens=excerpt_tokens,
+        seed=seed,
+    )
+    chosen = tuple(prompts) if prompts else BenchRequest.prompts
+    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device)
+    raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help='What "polydraft bench --out" wrote.')],
+    out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("report"),
+) -> None:
+    """Make a page with tables and figures of a benchmark's runs."""
+    from polydraft.cli.benchmark import run_report
+
+    raise typer.Exit(run_report(runs, out))
 
 
 @train_app.command()

@@ -2,7 +2,11 @@
 
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Run, compare, stream
+from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair, load, load_pair
 from polydraft.probs import SamplingParams
@@ -41,6 +46,7 @@ class Request:
     max_new_tokens: int = 128
     dtype: str = "auto"
     device: str = "auto"
+    plan: Path | None = None
 
 
 def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool) -> int:
@@ -48,10 +54,15 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     notes = Console(stderr=True, quiet=as_json or quiet)
     drafter = _drafter_name(request)
     options = check_request(request, drafter)
+    plan = load_plan(request.plan) if request.plan else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
     ids = encode(pair, request.prompt)
     options["drafter"] = _drafter(drafter, pair)
+    try:
+        options |= _planned(request, plan, pair, ids, options, notes) if plan else {}
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if request.stop:
         options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
     run = stream(pair.target, ids, **options)
@@ -77,6 +88,10 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         raise InvalidParameter("The prompt is empty: give at least one character.")
     if request.draft and not request.target:
         raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
+    if request.plan and (request.drafter or request.tree):
+        raise InvalidParameter("--plan chooses the drafter and the tree; leave --drafter and --tree out.")
+    if request.plan and drafter != "model":
+        raise InvalidParameter("--plan is for a target and a draft model: give --draft too.")
     names = ("temperature", "top_k", "top_p", "min_p")
     SamplingParams(**{name: request.sampling[name] for name in names if name in request.sampling})
     options: dict[str, Any] = {
@@ -113,6 +128,28 @@ def _drafter(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
     if name == "model" and pair.draft is not None:
         return ModelDrafter(HuggingFaceModel(pair.draft))
     return NoDraft() if name == "none" else NgramDrafter()
+
+
+def _planned(
+    request: Request, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
+) -> dict[str, Any]:
+    """Return drafter, verifier and tree by the plan; where it does not fit, say why and measure again."""
+    names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
+    temperature = request.sampling.get("temperature", 0.0)
+    with warnings_as_sentences(), notes.status("Reading the plan ..."):
+        chosen = planned(plan, pair, ids, temperature, verifier=options["verifier"], names=names)
+    if isinstance(chosen["drafter"], NoDraft):
+        notes.print("By the plan plain decoding is fastest at this temperature.")
+    return chosen
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Write warnings to standard error as they come, one sentence each, without the place in the source."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"polydraft: {message}\n")
+        yield
 
 
 def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -> bool:
@@ -169,6 +206,7 @@ def _as_json(
             "draft": request.draft or ("embedded pair" if request.target is None else None),
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
+            "plan": str(request.plan) if request.plan else None,
             **describe_setup(run),
             **request.sampling,
         },

@@ -10,7 +10,9 @@ from polydraft.schemes import (
     ConditionalPoisson,
     Coupled,
     Given,
+    Product,
     Scheme,
+    SpecHub,
     TopK,
     TopThenIID,
     TopThenSample,
@@ -111,6 +113,8 @@ _SCHEMES: dict[str, Scheme] = {
     "top-then-sample": TopThenSample(),
     "top-then-iid": TopThenIID(1),
     "conditional-poisson": ConditionalPoisson(),
+    "spec-hub": SpecHub(),
+    "product": Product(),
     "coupled": Coupled(),
     "given": Given(),
 }
@@ -129,6 +133,7 @@ _OF_ONE_SCHEME: dict[str, Callable[[], NodeVerifier | TreeVerifier]] = {
 _OF_ANY_SCHEME: dict[str, Callable[[Scheme], NodeVerifier | TreeVerifier]] = {
     "naive": rules.NaiveMatch,
     "optimal": rules.Optimal,
+    "race": rules.Race,
     "traversal": rules.TraversalVerification,
     "shared-noise": rules.SharedNoise,
     "typical": rules.TypicalAcceptance,
@@ -136,6 +141,7 @@ _OF_ANY_SCHEME: dict[str, Callable[[Scheme], NodeVerifier | TreeVerifier]] = {
 _USUAL_SCHEMES: dict[str, Scheme] = {
     "naive": TopK(),
     "optimal": WithoutReplacement(),
+    "race": IID(),
     "traversal": WithoutReplacement(),
     "shared-noise": Coupled(),
     "typical": TopK(),

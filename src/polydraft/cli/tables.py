@@ -24,7 +24,7 @@ def describe_setup(run: Run) -> dict[str, object]:
         "verifier": setup.verifier.name,
         "lossless": setup.verifier.lossless,
         "tree": describe_policy(setup.policy) if drafts else "none",
-        "temperature": setup.law.params.temperature,
+        "temperature": setup.laws[0].params.temperature,
     }
 
 

@@ -83,6 +83,12 @@ class EnsembleDrafter:
             scorer.commit(cache, text, verdict)
         return state
 
+    def join(self, state: EnsembleState, row: int, other: EnsembleState) -> EnsembleState:
+        """Take over the newcomer's keys in every cache."""
+        for cache, fresh in zip(state.caches, other.caches, strict=True):
+            cache.join(row, fresh)
+        return state
+
     def _scorers(self) -> list[TreeScorer]:
         """Return one scorer per model, in the order of their first members."""
         models = {id(model): model for model, _ in self.members}

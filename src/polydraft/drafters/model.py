@@ -75,6 +75,11 @@ class ModelDrafter:
         TreeScorer(self.model).commit(state.cache, text, verdict)
         return state
 
+    def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
+        """Take over the newcomer's keys."""
+        state.cache.join(row, other.cache)
+        return state
+
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:

@@ -49,6 +49,10 @@ class NgramDrafter:
         """Keep the state: the next draft reads the text itself."""
         return state
 
+    def join(self, state: int, row: int, other: int) -> int:
+        """Keep the state, for the same reason."""
+        return state
+
 
 def continuation(text: NDArray[np.int64], longest: int, shortest: int, most: int) -> NDArray[np.int64]:
     """Return up to `most` tokens that followed the latest earlier occurrence of the longest repeated suffix.

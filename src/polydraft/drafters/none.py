@@ -27,3 +27,6 @@ class NoDraft:
 
     def commit(self, state: None, text: Text, verdict: Verdict) -> None:
         """Return no state."""
+
+    def join(self, state: None, row: int, other: None) -> None:
+        """Return no state."""

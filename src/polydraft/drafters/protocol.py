@@ -1,4 +1,4 @@
-"""What a drafter is: three verbs and no hidden state."""
+"""What a drafter is: a few verbs and no hidden state."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -76,4 +76,8 @@ class Drafter(Protocol):
 
     def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
         """Take note of what was kept; `text` is the text that the tree was drafted for, before the commit."""
+        ...
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        """Put the only row of another state of this drafter in place of a row, when a new text takes its slot."""
         ...

@@ -2,30 +2,39 @@
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.compare import Comparison, compare
-from polydraft.engine.decode import decode
+from polydraft.engine.decode import Method, capacity_for, decode
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import GenerationOutput, generate, stream
-from polydraft.engine.guarded import Guarded
+from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.run import Run, Setup
+from polydraft.engine.slots import Request, Slots
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.wrappers.guarded import Guarded
 
 __all__ = [
     "Block",
     "Comparison",
+    "Completed",
     "Emission",
     "GenerationOutput",
     "Guarded",
     "Limits",
+    "ManyRun",
+    "Method",
+    "Request",
     "Run",
     "Setup",
+    "Slots",
     "Statistics",
     "TargetLaw",
+    "capacity_for",
     "compare",
     "decode",
     "default_policy",
     "default_verifier",
     "generate",
+    "generate_many",
     "stream",
     "summed",
 ]

@@ -1,6 +1,6 @@
 """What one step of the decode loop yields, and the statistics of many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polydraft.trees import TokenTree, Verdict
@@ -79,6 +79,12 @@ class Statistics:
             self.accepted += row.accepted
             _count(self.offered_at, row.offered)
             _count(self.accepted_at, row.kept)
+
+    def note(self, seconds: Mapping[str, float], fallback: str) -> None:
+        """Take over the stopwatch's times and what became of the drafter."""
+        parts = sum(value for name, value in seconds.items() if name != "total")
+        self.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
+        self.fallback = fallback
 
     @property
     def block_efficiency(self) -> float:

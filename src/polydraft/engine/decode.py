@@ -1,7 +1,8 @@
 """The decode loop: draft a tree, score it, verify it, keep the accepted path, yield what was gained."""
 
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -10,7 +11,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter, Session, Text
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.stopping import Limits
-from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.errors import ContextOverflow
 from polydraft.models import Cache, LanguageModel
 from polydraft.probs import Noise
@@ -18,27 +19,58 @@ from polydraft.trees import TokenTree, TreePolicy, Verdict, causal_mask, tree_ma
 from polydraft.verifiers import TreeVerifier
 
 
-@torch.inference_mode()
-def decode(
-    target: LanguageModel,
-    drafter: Drafter,
-    verifier: TreeVerifier,
-    policy: TreePolicy,
-    prompt: Text,
-    law: TargetLaw,
-    limits: Limits,
-    noise: Noise,
-) -> Iterator[Block]:
-    """Continue every prompt until its row ends; the output law is the target's, whatever is drafted.
+@dataclass(frozen=True, eq=False)
+class Method:
+    """What decodes a batch.
 
     Args:
         target: the model whose law the output follows.
         drafter: proposes token trees.
         verifier: decides what to keep of them, and owns the scheme by which they are drawn.
         policy: the trees' shape.
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    verifier: TreeVerifier
+    policy: TreePolicy
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A batch in mid-text. `step` uses it up and returns the next one.
+
+    Args:
+        text: the committed tokens.
+        laws: per row, how the target's logits become distributions.
+        limits: per row, when it ends.
+        noise: one stream of random numbers per row.
+        steps: per row, the steps it has taken.
+        going: the rows that have not ended.
+        cache: the target's keys and values.
+        drafts: the drafter's state.
+    """
+
+    text: Text
+    laws: tuple[TargetLaw, ...]
+    limits: tuple[Limits, ...]
+    noise: Noise
+    steps: tuple[int, ...]
+    going: frozenset[int]
+    cache: Cache
+    drafts: Any
+
+
+def decode(
+    method: Method, prompt: Text, laws: Sequence[TargetLaw], limits: Sequence[Limits], noise: Noise
+) -> Iterator[Block]:
+    """Continue every prompt until its row ends; the output law is the target's, whatever is drafted.
+
+    Args:
+        method: target, drafter, verifier and tree policy.
         prompt: at least one token per row.
-        law: how the target's logits become distributions.
-        limits: when rows end; every row's maximum must leave room for a token.
+        laws: per row, how the target's logits become distributions.
+        limits: per row, when it ends; the maximum must leave room for a token.
         noise: one stream of random numbers per row; the same streams give the same text.
 
     Raises:
@@ -46,39 +78,69 @@ def decode(
         InvalidProbabilities: the target's logits are NaN or infinite.
         UnpairedScheme: the drafter cannot draft under the verifier's scheme.
     """
+    rows = begin(method, prompt, laws, limits, noise, capacity_for(method, limits))
+    while rows.going:
+        rows, block = step(method, rows)
+        yield block
+
+
+def capacity_for(method: Method, limits: Sequence[Limits]) -> int:
+    """Return the key slots that the longest row and one tree need."""
+    return max(limit.max_length for limit in limits) + method.policy.shape.size + 1
+
+
+@torch.inference_mode()
+def begin(
+    method: Method,
+    prompt: Text,
+    laws: Sequence[TargetLaw],
+    limits: Sequence[Limits],
+    noise: Noise,
+    capacity: int,
+) -> Rows:
+    """Score the prompts and start the drafter; errors are those of `decode`."""
     check_room(prompt, limits)
-    drafter.check(verifier.scheme)
-    capacity = max(limits.max_length) + policy.shape.size + 1
+    method.drafter.check(method.verifier.scheme)
     text = _with_room(prompt, capacity)
-    cache = target.new_cache(len(text.lengths), capacity)
-    _prefill(target, text, cache)
-    state = drafter.start(text, Session(law.params, capacity, target.vocab_size))
-    going = set(range(len(text.lengths)))
-    for step in count():
-        fresh = noise.at(step, text.lengths)
-        draft = drafter.draft(state, text, verifier.scheme, policy, fresh)
-        tree, base = draft.tree, text.lengths - 1
-        mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
-        positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
-        logits = target.forward(tree.tokens, positions, mask, cache, base).logits
-        verdict = verifier.verify(draft, law.rows(logits, tree, text), fresh)
-        cache.keep(base, verdict.path)
-        state = drafter.commit(state, text, verdict)
-        rows = _emissions(tree, verdict, text, limits, going)
-        text = _extended(text, rows)
-        going -= {row for row, gained in rows.items() if gained.finish}
-        yield Block(rows, tree, verdict)
-        if not going:
-            return
+    batch = len(text.lengths)
+    cache = method.target.new_cache(batch, capacity)
+    _prefill(method.target, text, cache)
+    drafts = method.drafter.start(text, Session(laws[0].params, capacity, method.target.vocab_size))
+    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, frozenset(range(batch)), cache, drafts)
 
 
-def check_room(prompt: Text, limits: Limits) -> None:
+@torch.inference_mode()
+def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
+    """Draft, score, verify and commit once, for all rows."""
+    text, target = rows.text, method.target
+    fresh = rows.noise.at(rows.steps, text.lengths)
+    draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, method.policy, fresh)
+    tree, base = draft.tree, text.lengths - 1
+    mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
+    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
+    logits = target.forward(tree.tokens, positions, mask, rows.cache, base).logits
+    verdict = method.verifier.verify(draft, target_rows(rows.laws, logits, tree, text), fresh)
+    rows.cache.keep(base, verdict.path)
+    drafts = method.drafter.commit(rows.drafts, text, verdict)
+    gains = _emissions(tree, verdict, rows)
+    after = replace(
+        rows,
+        text=_extended(text, gains),
+        steps=tuple(taken + 1 for taken in rows.steps),
+        going=rows.going - {row for row, gained in gains.items() if gained.finish},
+        drafts=drafts,
+    )
+    return after, Block(gains, tree, verdict)
+
+
+def check_room(prompt: Text, limits: Sequence[Limits]) -> None:
     """Check that every prompt has a token and leaves room for one.
 
     Raises:
         ContextOverflow: a prompt is empty, or as long as its limit.
     """
-    for length, most in zip(prompt.lengths.tolist(), limits.max_length, strict=True):
+    for length, limit in zip(prompt.lengths.tolist(), limits, strict=True):
+        most = limit.max_length
         if length < 1:
             raise ContextOverflow("The prompt is empty: give at least one token.")
         if length >= most:
@@ -102,14 +164,16 @@ def _prefill(target: LanguageModel, text: Text, cache: Cache) -> None:
         target.forward(text.tokens[:, :width], positions, mask, cache, starts, logits_to_keep=1)
 
 
-def _emissions(tree: TokenTree, verdict: Verdict, text: Text, limits: Limits, going: set[int]) -> dict[int, Emission]:
+def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emission]:
     """Read the verdict back and cut each unfinished row's gain at its end."""
     tokens, kept = verdict.tokens(tree).tolist(), verdict.length.tolist()
     drafted = (tree.valid.sum(dim=-1) - 1).tolist()
-    deeper = _has_drafts(tree, verdict).tolist()
+    deeper, lengths = _has_drafts(tree, verdict).tolist(), rows.text.lengths.tolist()
     return {
-        row: limits.cut(row, text, tokens[row][: kept[row] + 1], kept[row], drafted[row], deeper[row])
-        for row in sorted(going)
+        row: rows.limits[row].cut(
+            rows.text.tokens[row, : lengths[row]], tokens[row][: kept[row] + 1], kept[row], drafted[row], deeper[row]
+        )
+        for row in sorted(rows.going)
     }
 
 

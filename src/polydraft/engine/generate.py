@@ -146,22 +146,25 @@ def _run_prepared(
         verifier=verifier or default_verifier(chosen, params),
         policy=policy or default_policy(chosen, params),
         prompt=Text(prepared.tokens, prepared.lengths),
-        law=TargetLaw(params, prepared.processors, prepared.padding),
-        limits=_limits(prepared, target.context),
+        laws=row_laws(prepared, params),
+        limits=row_limits(prepared, target.context),
     )
     return Run(setup, _noise(seed, generator, len(input_ids))), prepared
 
 
-def _limits(prepared: Prepared, context: int) -> Limits:
+def row_laws(prepared: Prepared, params: SamplingParams) -> tuple[TargetLaw, ...]:
+    """Return each row's law."""
+    paddings = prepared.padding or (None,) * len(prepared.lengths)
+    return tuple(TargetLaw(params, own, padding) for own, padding in zip(prepared.processors, paddings, strict=True))
+
+
+def row_limits(prepared: Prepared, context: int) -> tuple[Limits, ...]:
     """Give every row the same number of new tokens, as far as the context reaches."""
     new = prepared.max_length - prepared.input_ids.shape[1]
-    wanted = [length + new for length in prepared.lengths.tolist()]
-    return Limits(
-        max_length=tuple(min(most, context) for most in wanted),
-        cut_by_context=tuple(most > context for most in wanted),
-        eos=prepared.eos,
-        criteria=prepared.criteria,
-        padding=prepared.padding,
+    paddings = prepared.padding or (None,) * len(prepared.lengths)
+    return tuple(
+        Limits(min(length + new, context), length + new > context, prepared.eos, prepared.criteria, padding)
+        for length, padding in zip(prepared.lengths.tolist(), paddings, strict=True)
     )
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
-from polydraft.engine.decode import check_room, decode
-from polydraft.engine.guarded import Guarded
+from polydraft.engine.decode import Method, check_room, decode
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
-from polydraft.engine.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
+from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.trees import TreePolicy
@@ -29,8 +29,8 @@ class Setup:
     verifier: TreeVerifier
     policy: TreePolicy
     prompt: Text
-    law: TargetLaw
-    limits: Limits
+    laws: tuple[TargetLaw, ...]
+    limits: tuple[Limits, ...]
 
 
 class Run:
@@ -49,16 +49,13 @@ class Run:
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._watch = Stopwatch(setup.target.device)
         self._guard = Guarded(setup.drafter)
-        self._blocks = decode(
+        method = Method(
             TimedModel(setup.target, self._watch),
             TimedDrafter(self._guard, self._watch),
             TimedVerifier(setup.verifier, self._watch),
             setup.policy,
-            setup.prompt,
-            setup.law,
-            setup.limits,
-            noise,
         )
+        self._blocks = decode(method, setup.prompt, setup.laws, setup.limits, noise)
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -68,7 +65,7 @@ class Run:
             with self._watch.charge("total"):
                 block = next(self._blocks)
         finally:
-            self._note_times()
+            self.statistics.note(self._watch.seconds, self._guard.failure)
         self.statistics.add(block)
         for row, gained in block.rows.items():
             self.new_tokens[row].extend(gained.tokens)
@@ -87,9 +84,3 @@ class Run:
         rows = [tokens + [pad] * (longest - len(tokens)) for tokens in self.new_tokens]
         new = torch.tensor(rows, dtype=prompt.dtype, device=prompt.device).view(len(rows), longest)
         return torch.cat([prompt, new], dim=-1)
-
-    def _note_times(self) -> None:
-        seconds = dict(self._watch.seconds)
-        parts = sum(value for name, value in seconds.items() if name != "total")
-        self.statistics.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
-        self.statistics.fallback = self._guard.failure

@@ -24,41 +24,53 @@ class LogitsProcessor(Protocol):
 
 @dataclass(frozen=True)
 class TargetLaw:
-    """How target logits become the distributions that the output must follow.
+    """How a row's target logits become the distributions that its text must follow.
 
     Args:
         params: temperature and filters, applied last.
-        processors: per row, applied before, in order, to every node with the tokens on its own path.
-        padding: left padding per row of the prompts as the user gave them, which processors get to see again.
+        processors: applied before, in order, to every node with the tokens on its own path.
+        padding: left padding of the prompt as the user gave it, which processors get to see again.
     """
 
     params: SamplingParams = SamplingParams()
-    processors: Sequence[Sequence[LogitsProcessor]] = ()
-    padding: tuple[Int[Tensor, " _"], ...] = ()
+    processors: Sequence[LogitsProcessor] = ()
+    padding: Int[Tensor, " _"] | None = None
 
-    def rows(self, logits: Float[Tensor, "b n V"], tree: TokenTree, text: Text) -> Float[Tensor, "b n V"]:
-        """Return the distribution at every node."""
-        scores = logits if logits.dtype == torch.float64 else logits.float()
-        if any(self.processors):
-            scores = torch.stack([self._processed(scores[row], tree, text, row) for row in range(len(scores))])
-        return to_probs(scores, self.params)
-
-    def _processed(self, scores: Float[Tensor, "n V"], tree: TokenTree, text: Text, row: int) -> Float[Tensor, "n V"]:
+    def processed(self, scores: Float[Tensor, "n V"], tree: TokenTree, text: Text, row: int) -> Float[Tensor, "n V"]:
         """Apply the processors to the nodes of each depth together: their histories are equally long."""
+        if not self.processors:
+            return scores
         result = scores.clone()
         depths = tree.depth[row]
         past = text.tokens[row, : int(text.lengths[row])]
-        if self.padding:
-            past = torch.cat([self.padding[row].to(past.device), past])
+        if self.padding is not None:
+            past = torch.cat([self.padding.to(past.device), past])
         for depth in range(int(depths.max()) + 1):
             nodes = (depths == depth).nonzero().squeeze(-1)
             drafts = path_tokens(tree, row, nodes, depth)
             history = torch.cat([past.expand(len(nodes), -1), drafts], dim=-1)
             changed = result[nodes]
-            for processor in self.processors[row]:
+            for processor in self.processors:
                 changed = processor(history, changed)
             result[nodes] = changed
         return result
+
+
+def target_rows(
+    laws: Sequence[TargetLaw], logits: Float[Tensor, "b n V"], tree: TokenTree, text: Text
+) -> Float[Tensor, "b n V"]:
+    """Return the distribution at every node, each row's by its own law.
+
+    Raises:
+        InvalidProbabilities: logits that are NaN or infinite.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if any(law.processors for law in laws):
+        scores = torch.stack([law.processed(scores[row], tree, text, row) for row, law in enumerate(laws)])
+    settings = {law.params for law in laws}
+    if len(settings) == 1:
+        return to_probs(scores, laws[0].params)
+    return torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
 
 
 def path_tokens(tree: TokenTree, row: int, nodes: Int[Tensor, " f"], depth: int) -> Int[Tensor, "f D"]:

@@ -4,6 +4,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.generation import Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.models.hugging_face import HuggingFaceModel, check_supported
 from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
+from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Pair",
     "Prepared",
     "TreeCache",
+    "cache_bytes",
+    "check_memory",
     "check_same_size",
     "check_same_tokens",
     "check_supported",

@@ -1,7 +1,7 @@
 """What the engine needs of a language model: a forward pass under any attention mask, over a cache it can edit."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +30,10 @@ class Cache(Protocol):
 
         Node j of the last scored tree lies in slot base + j; nodes of -1 stay where they are.
         """
+        ...
+
+    def join(self, row: int, other: Any) -> None:
+        """Put the only row of another cache of the same model in place of a row."""
         ...
 
 

@@ -83,7 +83,7 @@ class PairRecipe:
     target: Stage = Stage(1100, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
     extend: Stage = Stage(150, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=150)
     draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
-    distil: Stage = Stage(800, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=500)
+    distil: Stage = Stage(1600, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=800)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:

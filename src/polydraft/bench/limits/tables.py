@@ -1,55 +1,14 @@
 """The limits as tables, in the shape of the papers: methods by tasks, by temperatures, by numbers of drafts; trees."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
-from polydraft.bench.summary import ALL, Estimate, NodeResult, TreeResult, nearest
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text.
-
-    Args:
-        title: what it shows, and where.
-        header: the columns' names.
-        rows: the cells; an empty row separates groups.
-    """
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def as_markdown(self) -> str:
-        """Return the table in GitHub's Markdown."""
-        align = ["---"] + ["---:"] * (len(self.header) - 1)
-        rows = ((f"*{row[0]}*" if not row[0].startswith(" ") else row[0].strip(), *row[1:]) for row in self.rows if row)
-        lines = (self.header, tuple(align), *rows)
-        return "\n".join([f"**{self.title}**", "", *("| " + " | ".join(row) + " |" for row in lines)])
-
-    def split(self, width: int) -> list["Table"]:
-        """Return tables whose lines have at most so many characters, or one column beside the first."""
-        names, *columns = [
-            max(map(len, column)) + 2 for column in zip(*filter(None, (self.header, *self.rows)), strict=True)
-        ]
-        groups: list[list[int]] = []
-        left = 0
-        for place, needed in enumerate(columns, start=1):
-            if not groups or needed > left:
-                groups.append([])
-                left = width - names
-            groups[-1].append(place)
-            left -= needed
-        return [self._part(group) for group in groups]
-
-    def _part(self, places: list[int]) -> "Table":
-        header, *rows = [
-            tuple(row[place] for place in (0, *places)) if row else () for row in (self.header, *self.rows)
-        ]
-        return Table(self.title, header, tuple(rows))
+from polydraft.bench.bootstrap import Estimate
+from polydraft.bench.limits.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
+from polydraft.bench.limits.summary import NodeResult, TreeResult, nearest
+from polydraft.bench.prompts import ALL
+from polydraft.bench.table import Table, spread
 
 
 def all_tables(nodes: Sequence[NodeResult], trees: Sequence[TreeResult], *, brief: bool) -> list[Table]:
@@ -147,16 +106,6 @@ def _accepted(one: TreeResult, *, brief: bool) -> str:
 
 def _cells(columns: Iterable[str], values: dict[str, str]) -> tuple[str, ...]:
     return tuple(values.get(name, "") for name in columns)
-
-
-def spread(one: Estimate, scale: float, digits: int, *, brief: bool) -> str:
-    """Return a mean and, unless it is to be brief, half its interval's width; no minus or ±0 with a zero."""
-    mean = f"{round(scale * one.mean, 9):.{digits}f}"  # 1.875 less a rounding error is 1.88 too
-    mean = mean if mean.strip("-0.") else mean.removeprefix("-")
-    if brief or one.low is None or one.high is None:
-        return mean
-    half = f"{scale * (one.high - one.low) / 2:.{digits}f}"
-    return f"{mean} ±{half}" if (mean + half).strip("0.") else mean
 
 
 def conditions_in_words(conditions: dict[str, Any], prompts: dict[str, int]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polydraft.bench.cases import NAIVE, NODE_CASES
-from polydraft.bench.summary import Estimate, NodeResult, nearest
-from polydraft.errors import MissingExtra
+from polydraft.bench.bootstrap import Estimate
+from polydraft.bench.limits.cases import NAIVE, NODE_CASES
+from polydraft.bench.limits.summary import NodeResult, nearest
+from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,39 +15,9 @@ if TYPE_CHECKING:
 
 TYPICAL_TEMPERATURE, TYPICAL_DRAFTS = 0.7, 3
 """Where one value of a sweep is shown it is the one nearest to these, the settings of Hu et al., arXiv 2502.18779."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5c5c5c")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart; one per scheme."""
 MARKERS = "osD^vPX*"
 VISIBLE = 1e-4
 """Gaps below this do not show in a figure."""
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "polydraft",
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
-
-
-def require_matplotlib() -> None:
-    """Check that figures can be drawn.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            'Figures need matplotlib, which is not installed: pip install "polydraft[figures]".'
-        ) from error
 
 
 def draw_figures(nodes: Sequence[NodeResult], folder: Path) -> list[Path]:
@@ -76,26 +47,6 @@ def draw_figures(nodes: Sequence[NodeResult], folder: Path) -> list[Path]:
         ),
     }
     return [save(draw, folder / f"{name}.svg") for name, (possible, draw) in figures.items() if possible]
-
-
-def save(draw: Callable[[], "Figure"], path: Path) -> Path:
-    """Draw a figure in polydraft's style and write it; equal figures give equal files."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        draw().savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, bbox_inches="tight", dpi=110)
-    return path
-
-
-def panels(titles: Sequence[str], height: float, **options: Any) -> tuple["Figure", list["Axes"]]:
-    """Return a figure with one panel per title, side by side, axes shared."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(4.2, 3.4 * len(titles)), height), layout="constrained")
-    axes = figure.subplots(1, len(titles), squeeze=False, **options)[0]
-    for one, title in zip(axes, titles, strict=True):
-        one.set_title(title)
-    return figure, list(axes)
 
 
 def colour_of(scheme: str) -> str:

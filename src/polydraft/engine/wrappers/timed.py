@@ -85,6 +85,11 @@ class TimedDrafter:
         with self.watch.charge("draft"):
             return self.drafter.commit(state, text, verdict)
 
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        """Join against the clock."""
+        with self.watch.charge("prefill"):
+            return self.drafter.join(state, row, other)
+
 
 class TimedVerifier:
     """A verifier whose work is charged to "verify"."""

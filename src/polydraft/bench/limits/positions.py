@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.bench.prompts import Prompt
 from polydraft.bench.reading import Reading, read
 from polydraft.drafters import NoDraft
 from polydraft.engine import stream
@@ -66,19 +64,6 @@ class Sample:
     def positions(self) -> int:
         """The number of generated tokens, each a position at which drafts can be verified."""
         return len(self.tokens) - self.first
-
-
-def encode(pair: Pair, prompt: Prompt, excerpt_tokens: int) -> Int[Tensor, "1 t"]:
-    """Return the prompt's token ids; of an excerpt the first `excerpt_tokens`."""
-    ids = torch.as_tensor(
-        pair.tokenizer(prompt.text, return_tensors="pt", verbose=False)["input_ids"], device=pair.target.device
-    )
-    return ids[:, :excerpt_tokens] if prompt.excerpt else ids
-
-
-def seed_of(prompt: Prompt, seed: int) -> int:
-    """Return a seed of the prompt's own, the same whatever other prompts there are."""
-    return seed + crc32(f"{prompt.task}\n{prompt.name}".encode())
 
 
 @torch.no_grad()

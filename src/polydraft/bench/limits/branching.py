@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.bench.cases import TreeCase, is_chain
-from polydraft.bench.positions import Sample, draft_rows
+from polydraft.bench.limits.cases import TreeCase, is_chain
+from polydraft.bench.limits.positions import Sample, draft_rows
 from polydraft.bench.reading import Branches
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.schemes import Scheme

@@ -1,4 +1,4 @@
-"""Means over positions and their uncertainty: a bootstrap that draws whole prompts."""
+"""Means over positions with their intervals, by task, temperature, scheme and rule."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -7,21 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.bench.limits import OPTIMUM, Record
-
-ALL = "all"
-"""The name of all tasks together."""
-RESAMPLES = 2000
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its confidence interval; None for both ends where there are fewer than two prompts."""
-
-    mean: float
-    low: float | None
-    high: float | None
+from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate
+from polydraft.bench.limits.measuring import OPTIMUM, Record
+from polydraft.bench.prompts import ALL
 
 
 @dataclass(frozen=True)
@@ -78,35 +66,6 @@ class TreeResult:
     positions: int
     accepted: Estimate
     behind: Estimate
-
-
-def bootstrap_weights(prompts: int, seed: int) -> Float[np.ndarray, "r m"]:
-    """Return how often each prompt is drawn in each resample, prompts being drawn with replacement."""
-    drawn = np.random.default_rng(seed).integers(prompts, size=(RESAMPLES, prompts))
-    places = drawn + prompts * np.arange(RESAMPLES)[:, None]
-    return np.bincount(places.ravel(), minlength=RESAMPLES * prompts).reshape(RESAMPLES, prompts).astype(float)
-
-
-def estimate(
-    sums: Float[np.ndarray, " m"], counts: Float[np.ndarray, " m"], weights: Float[np.ndarray, "r m"]
-) -> Estimate:
-    """Return the mean over positions and its percentile interval.
-
-    Positions of one text depend on each other, so whole texts are resampled. Half the interval's width is multiplied
-    by sqrt(m / (m - 1)): resampling m texts understates their variance by this factor.
-
-    Args:
-        sums: per prompt, the sum over its positions.
-        counts: per prompt, the number of its positions.
-        weights: what `bootstrap_weights` gives; the same for values that are compared.
-    """
-    mean, prompts = float(sums.sum() / counts.sum()), len(sums)
-    if prompts < 2:
-        return Estimate(mean, None, None)
-    resampled = (weights @ sums) / (weights @ counts)
-    ends = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    low, high = mean + (ends - mean) * np.sqrt(prompts / (prompts - 1))
-    return Estimate(mean, float(low), float(high))
 
 
 def summarise(records: Sequence[Record], seed: int = 0) -> tuple[list[NodeResult], list[TreeResult]]:

@@ -37,6 +37,8 @@ class Guarded:
 
     def start(self, text: Text, session: Session) -> Any:
         """Start the drafter, or note its failure."""
+        if self.failure:
+            return Failed(self.failure)
         try:
             return self.drafter.start(text, session)
         except (UnpairedScheme, VocabularyMismatch):
@@ -58,6 +60,15 @@ class Guarded:
         if not self.failure:
             try:
                 return self.drafter.commit(state, text, verdict)
+            except Exception as error:  # noqa: BLE001  as above
+                return self._fail(error)
+        return state
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        """Let a new text join, or do nothing once the drafter has failed."""
+        if not self.failure:
+            try:
+                return self.drafter.join(state, row, other)
             except Exception as error:  # noqa: BLE001  as above
                 return self._fail(error)
         return state

@@ -2,16 +2,16 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.bench.branching import Accepted, accepted_on_trees, every, most_room
-from polydraft.bench.cases import NODE_CASES, TREE_CASES, TREE_SHAPES, NodeCase, TreeCase, tree_policies
-from polydraft.bench.positions import Models, encode, generate_sample, rows_on_atoms, seed_of
-from polydraft.bench.prompts import Prompt
+from polydraft.bench.encoding import encode, seed_of
+from polydraft.bench.limits.branching import Accepted, accepted_on_trees, every, most_room
+from polydraft.bench.limits.cases import NODE_CASES, TREE_CASES, TREE_SHAPES, NodeCase, TreeCase, tree_policies
+from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
+from polydraft.bench.prompts import Prompt, in_turn
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.theory import optimal_acceptance
@@ -130,8 +130,7 @@ def fitting(models: Models, prompts: Sequence[Prompt], plan: Plan) -> list[Promp
     good = [one for one in prompts if 0 < encode(models.pair, one, plan.excerpt_tokens).shape[1] < room]
     if not good:
         raise ContextOverflow(f"None of the {len(prompts)} prompts fits into a context of {room} tokens.")
-    tasks = [[one for one in good if one.task == task] for task in dict.fromkeys(one.task for one in good)]
-    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+    return in_turn(good)
 
 
 def keys_of(prompts: Sequence[Prompt], plan: Plan) -> list[tuple[str, str, float]]:

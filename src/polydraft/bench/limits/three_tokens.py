@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.bench.figures import COLOURS, panels
+from polydraft.bench.style import COLOURS, panels
 from polydraft.schemes import IID
 from polydraft.theory import optimal_acceptance
 from polydraft.verifiers import ImportanceWeighted, KSeq, NodeVerifier, RecursiveRejection

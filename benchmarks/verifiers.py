@@ -1,0 +1,256 @@
+"""Measure what node rules cost and accept, on rows of the embedded pair.
+
+    python benchmarks/verifiers.py
+    python benchmarks/verifiers.py --rules optimal race --drafts 4 --temperatures 1 --json
+
+Laws: processor time of this process on one thread, so that other programs disturb it little: the median over single
+nodes, and that of a batch of 64; 64 shortlisted tokens and the tail. Acceptance and optimum are computed and averaged
+over the same rows. Share: what verifying takes of a step of `polydraft.generate`, prompt left out, with the default
+tree (cut to what the rule verifies) below one text at a time; wall-clock seconds of the run's own statistics.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import polydraft
+from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
+from polydraft.cli.demo import demo_prompts, describe_machine
+from polydraft.engine.block import summed
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Product,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
+from polydraft.theory import optimal_set
+from polydraft.trees import Widths
+from polydraft.verifiers import (
+    ImportanceWeighted,
+    KSeq,
+    NaiveMatch,
+    NodeVerifier,
+    Optimal,
+    Race,
+    RecursiveRejection,
+    RecursiveRejectionWithoutReplacement,
+    SpecHubRule,
+    SpeculativeSampling,
+    TopDown,
+    TopThenSampleRule,
+)
+
+RULES: tuple[NodeVerifier, ...] = (
+    SpeculativeSampling(),
+    NaiveMatch(TopK()),
+    TopThenSampleRule(),
+    SpecHubRule(),
+    RecursiveRejection(),
+    RecursiveRejectionWithoutReplacement(),
+    KSeq(),
+    ImportanceWeighted(),
+    *(Race(scheme) for scheme in (IID(), TopThenIID(1), Product())),
+    *(Optimal(one) for one in (IID(), TopThenIID(1), TopThenSample(), ConditionalPoisson(), WithoutReplacement())),
+)
+NODES = 64
+DEFAULT_TREE = (3, 2)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table: a rule, a number of drafts and a temperature; milliseconds and probabilities."""
+
+    rule: str
+    scheme: str
+    drafts: int
+    temperature: float
+    node_ms: float
+    slowest_ms: float
+    batch_ms: float
+    acceptance: float
+    optimum: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """What verifying takes of a step of `generate`."""
+
+    rule: str
+    scheme: str
+    tree: str
+    temperature: float
+    verify_ms: float
+    step_ms: float
+    share: float
+    block_efficiency: float
+
+
+def most_drafts(rule: NodeVerifier) -> int:
+    """Return how many drafts of a node the rule verifies."""
+    if isinstance(rule, SpeculativeSampling):
+        return 1
+    return 2 if isinstance(rule.scheme, SpecHub) else 8
+
+
+def rows_of(models: Models, temperature: float, prompts: int) -> tuple[Tensor, Tensor]:
+    """Return draft and target rows at the positions of generated texts, spread over them."""
+    both: list[tuple[Tensor, Tensor]] = []
+    for seed, ids in enumerate(encoded(models.pair)[:prompts]):
+        sample = generate_sample(models, ids, temperature, NODES, seed, 0)
+        both.append(rows_on_atoms(sample, temperature, temperature, 64))
+    draft, target = (torch.cat(rows) for rows in zip(*both, strict=True))
+    chosen = torch.linspace(0, len(draft) - 1, NODES).long()
+    return draft[chosen], target[chosen]
+
+
+def encoded(pair: polydraft.Pair) -> list[Tensor]:
+    return [torch.tensor([pair.tokenizer(text)["input_ids"]]) for text in demo_prompts()]
+
+
+def rows_for(rule: NodeVerifier, draft: Tensor) -> Tensor:
+    """Give a scheme of several rows a second one, of half the temperature."""
+    if not isinstance(rule.scheme, Product):
+        return draft
+    sharp = draft.double() ** 2
+    return torch.stack([draft, (sharp / sharp.sum(dim=-1, keepdim=True)).to(draft)], dim=1)
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    begin = time.process_time()
+    function()
+    return 1e3 * (time.process_time() - begin)
+
+
+def measure_law(rule: NodeVerifier, k: int, temperature: float, draft: Tensor, target: Tensor) -> Result:
+    rows, counts = rows_for(rule, draft), torch.full((len(draft),), k)
+    uniforms = torch.rand(len(draft), 64, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    drafts = rule.scheme.sample(rows[..., :-1], counts, uniforms, k)
+    rule.law(drafts, rows, target)
+    batch = median(milliseconds(lambda: rule.law(drafts, rows, target)) for _ in range(5))
+    nodes = [(drafts[i : i + 1], rows[i : i + 1], target[i : i + 1]) for i in range(len(drafts))]
+    single = [median(milliseconds(lambda node=node: rule.law(*node)) for _ in range(3)) for node in nodes]
+    accepted = rule.acceptance(rows, target, counts).double().mean()
+    optimum = optimal_set(rule.scheme, rows, target, counts).acceptance.mean()
+    times = (median(single), max(single), batch)
+    return Result(rule.name, rule.scheme.name, k, temperature, *times, float(accepted), float(optimum))
+
+
+def measure_share(rule: NodeVerifier, pair: polydraft.Pair, temperature: float, tokens: int, prompts: int) -> Share:
+    widths = tuple(min(width, most_drafts(rule)) for width in DEFAULT_TREE)
+    options = {"temperature": temperature, "top_k": 0, "drafter": pair.draft, "policy": Widths(widths)}
+    runs = [
+        polydraft.generate(pair.target, ids, verifier=TopDown(rule), seed=seed, max_new_tokens=tokens, **options)
+        for seed, ids in enumerate([encoded(pair)[0], *encoded(pair)[:prompts]])
+    ]
+    total = summed([run.statistics for run in runs[1:]])  # the first one warms up
+    steps = total.seconds["total"] - total.seconds["prefill"]
+    verify = total.seconds["verify"]
+    tree = ",".join(map(str, widths))
+    per_step = 1e3 / total.steps
+    return Share(
+        rule.name,
+        rule.scheme.name,
+        tree,
+        temperature,
+        verify * per_step,
+        steps * per_step,
+        verify / steps,
+        total.block_efficiency,
+    )
+
+
+def chosen_rules(words: Sequence[str]) -> list[NodeVerifier]:
+    return [rule for rule in RULES if not words or any(word in rule.name for word in words)]
+
+
+def results(given: argparse.Namespace, rules: Sequence[NodeVerifier], console: Console) -> Iterator[Result | Share]:
+    """Measure everything, with a progress bar."""
+    pair = polydraft.load_pair()
+    rows = {heat: rows_of(Models.of(pair), heat, given.prompts) for heat in given.temperatures}
+    for rule in track(rules, "node rules", transient=True, console=console):
+        for heat in given.temperatures:
+            for k in sorted({min(k, most_drafts(rule)) for k in given.drafts}):
+                yield measure_law(rule, k, heat, *rows[heat])
+            if given.tokens:
+                yield measure_share(rule, pair, heat, given.tokens, given.prompts)
+
+
+def table_of(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("rule", "scheme") else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def show(console: Console, found: Sequence[Result | Share]) -> None:
+    laws = [one for one in found if isinstance(one, Result)]
+    columns = ("rule", "scheme", "k", "T", "node ms", "slowest", "64 nodes ms", "accepts", "optimum")
+    lines = [
+        (
+            one.rule,
+            one.scheme,
+            str(one.drafts),
+            f"{one.temperature:g}",
+            *(f"{value:.2f}" for value in (one.node_ms, one.slowest_ms, one.batch_ms)),
+            f"{one.acceptance:.4f}",
+            f"{one.optimum:.4f}",
+        )
+        for one in laws
+    ]
+    console.print(table_of("laws: processor time on one thread; acceptance, computed", columns, lines))
+    shares = [one for one in found if isinstance(one, Share)]
+    columns = ("rule", "scheme", "tree", "T", "verify ms", "step ms", "share", "tokens per call")
+    lines = [
+        (
+            one.rule,
+            one.scheme,
+            one.tree,
+            f"{one.temperature:g}",
+            f"{one.verify_ms:.2f}",
+            f"{one.step_ms:.1f}",
+            f"{100 * one.share:.1f} %",
+            f"{one.block_efficiency:.2f}",
+        )
+        for one in shares
+    ]
+    if shares:
+        console.print(table_of(f"steps of generate, {describe_machine()}", columns, lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rules", nargs="*", default=[], help="only rules whose name contains one of these")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=48, help="new tokens per text for the share; 0: leave it out")
+    parser.add_argument("--json", action="store_true", help="print JSON lines and nothing else")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(highlight=False, width=120, stderr=given.json)
+    found = list(results(given, chosen_rules(given.rules), console))
+    if given.json:
+        for one in found:
+            sys.stdout.write(json.dumps({"kind": type(one).__name__.lower(), **asdict(one)}) + "\n")
+    else:
+        show(console, found)
+
+
+if __name__ == "__main__":
+    main()

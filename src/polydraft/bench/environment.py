@@ -1,0 +1,86 @@
+"""What a measurement was made on: models, versions, machine, memory and how busy it was."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from zlib import crc32
+
+import torch
+from torch import nn
+
+PROCESSOR = Path("/proc/cpuinfo")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+
+
+def described(model: nn.Module) -> dict[str, object]:
+    """Return a model's size, precision and device, and a number that tells its weights from others."""
+    weights = list(model.parameters())
+    mark = 0
+    for one in weights:
+        mark = crc32(one.detach().flatten()[:256].double().cpu().numpy().tobytes(), mark)
+    return {
+        "parameters": sum(one.numel() for one in weights),
+        "dtype": str(weights[0].dtype).removeprefix("torch."),
+        "device": weights[0].device.type,
+        "weights": f"{mark:08x}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that the results depend on."""
+    return {"polydraft": version("polydraft"), "torch": torch.__version__}
+
+
+def machine(device: torch.device) -> dict[str, object]:
+    """Return the processor, its cores, torch's threads and, on a GPU, its name."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "system": platform.system(),
+    }
+
+
+def load() -> float | None:
+    """Return how many threads of all programs wanted to run in the last minute, on average; None where unknown."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget the largest amount of memory used so far, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        try:
+            CLEAR.write_text(RESET_PEAK)
+        except OSError:
+            return
+
+
+def peak_memory(device: torch.device) -> float | None:
+    """Return the largest amount of memory used since the reset, in MiB; None where the system does not tell.
+
+    On a GPU these are torch's tensors there; on a CPU it is all of the process that lies in memory.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
+
+
+def _processor() -> str:
+    try:
+        lines = PROCESSOR.read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -1,0 +1,32 @@
+"""The limits of drafting on real text: what every rule accepts at every position, and what any rule could."""
+
+from polydraft.bench.limits.cases import NODE_CASES, TREE_CASES, TREE_SHAPES, NodeCase, TreeCase
+from polydraft.bench.limits.figures import draw_figures
+from polydraft.bench.limits.measuring import Plan, Record, fitting, keys_of, measure
+from polydraft.bench.limits.positions import Models
+from polydraft.bench.limits.records import Results, conditions_of
+from polydraft.bench.limits.summary import NodeResult, TreeResult, as_lines, summarise
+from polydraft.bench.limits.tables import all_tables, as_document
+
+__all__ = [
+    "NODE_CASES",
+    "TREE_CASES",
+    "TREE_SHAPES",
+    "Models",
+    "NodeCase",
+    "NodeResult",
+    "Plan",
+    "Record",
+    "Results",
+    "TreeCase",
+    "TreeResult",
+    "all_tables",
+    "as_document",
+    "as_lines",
+    "conditions_of",
+    "draw_figures",
+    "fitting",
+    "keys_of",
+    "measure",
+    "summarise",
+]

@@ -1,0 +1,96 @@
+"""Results in a file: conditions first, then one JSON object a line, so that an interrupted run can go on."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polydraft.errors import ResultsError
+
+Row = TypeVar("Row")
+Parse = Callable[[dict[str, Any]], Row]
+
+
+def open_lines(path: Path, conditions: dict[str, Any], parse: Parse[Row]) -> list[Row]:
+    """Return what a file of results holds, or begin the file; a last line that a crash cut short is dropped.
+
+    Args:
+        path: the file; its folder is made.
+        conditions: all that determines the results, as JSON has it.
+        parse: makes a result of a line's object; a ValueError, KeyError or TypeError says that it is none.
+
+    Raises:
+        ResultsError: the file cannot be used, is damaged, or is of other conditions.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        whole = _whole_lines(content)
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        if not whole:
+            append_lines(path, [{"conditions": conditions}])
+            return []
+    except OSError as error:
+        raise ResultsError(f"{path}: the results cannot be kept there: {error.strerror}.") from error
+    theirs, rows = _parsed(path, whole, parse)
+    if theirs != conditions:
+        raise ResultsError(
+            f"{path} is of a run with other settings: {'; '.join(differences(theirs, conditions))}. "
+            "Write to another place, or use these settings."
+        )
+    return rows
+
+
+def read_lines(path: Path, parse: Parse[Row]) -> tuple[Any, list[Row]]:
+    """Return a file's conditions and results without touching it; a last line that was cut short is ignored.
+
+    Raises:
+        ResultsError: the file cannot be read, is empty or is damaged.
+    """
+    try:
+        whole = _whole_lines(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(f"{path}: the results cannot be read: {error.strerror}.") from error
+    if not whole:
+        raise ResultsError(f"{path}: there are no results in this file.")
+    return _parsed(path, whole, parse)
+
+
+def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write lines at the end of a file by one call of the system."""
+    text = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, text)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
+    """Say in which settings two nested dictionaries differ."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        fields = dict.fromkeys([*theirs, *ours])
+        found = (differences(theirs.get(one), ours.get(one), f"{name} {one}".strip()) for one in fields)
+        return [one for some in found for one in some]
+    return [] if theirs == ours else [f"{name or 'the header'} is {theirs} there and {ours} here"]
+
+
+def _whole_lines(content: bytes) -> bytes:
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _parsed(path: Path, whole: bytes, parse: Parse[Row]) -> tuple[Any, list[Row]]:
+    conditions: Any = None
+    rows: list[Row] = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            if number == 1:
+                conditions = json.loads(line)["conditions"]
+            else:
+                rows.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultsError(f"{path}, line {number}: this is no line of results.") from error
+    return conditions, rows

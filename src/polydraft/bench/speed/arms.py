@@ -1,0 +1,136 @@
+"""Arms: ways of continuing prompts that are measured against each other; those of polydraft's own engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from polydraft.drafters import Drafter, NoDraft
+from polydraft.engine import Run, Statistics, stream
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import TreeVerifier
+
+PLAIN = "plain"
+"""The name of the arm that all others are compared with: polydraft's loop without drafts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Prompts as every arm gets them: left-padded rows, and a mask that is 0 on the padding."""
+
+    input_ids: Int[Tensor, "b t"]
+    attention_mask: Int[Tensor, "b t"]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Int[Tensor, "1 _"]]) -> "Batch":
+        """Return the batch of single prompts."""
+        longest = max(one.shape[1] for one in prompts)
+        short = [longest - one.shape[1] for one in prompts]
+        pad = nn.functional.pad
+        ids = [pad(one, (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
+        masks = [pad(torch.ones_like(one), (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
+        return cls(torch.cat(ids), torch.cat(masks))
+
+    def row(self, number: int) -> Int[Tensor, " t"]:
+        """Return one prompt without its padding."""
+        return self.input_ids[number][self.attention_mask[number].bool()]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an arm gave for a batch.
+
+    Args:
+        tokens: the new tokens of every row.
+        statistics: counts and times by part; None if the arm does not tell.
+        setup: what it did, in words: drafter, scheme, verifier, tree.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    statistics: Statistics | None = None
+    setup: dict[str, str] = field(default_factory=dict)
+
+
+class Continue(Protocol):
+    """Continues every prompt by exactly `max_new_tokens` tokens; the seed fixes them."""
+
+    def __call__(self, batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        """Return the new tokens."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way of generating text.
+
+    Args:
+        name: what it is called in results; no two arms of a run share a name.
+        run: continues a batch.
+        lossless: whether its output law is the target's, so that its text at temperature 0 must be the plain one.
+        most_rows: the largest batch that it can do; None for any.
+        description: what it is; runs of one name and different descriptions are not put together.
+    """
+
+    name: str
+    run: Continue
+    lossless: bool = True
+    most_rows: int | None = None
+    description: str = ""
+
+
+def drafting_arm(
+    name: str,
+    model: nn.Module,
+    drafter: Drafter | nn.Module | None,
+    verifier: TreeVerifier | None = None,
+    policy: TreePolicy | None = None,
+) -> Arm:
+    """Return an arm of polydraft's engine; what is None is chosen as `generate` does."""
+
+    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        options = generation_options(model, batch, temperature, max_new_tokens)
+        done = stream(model, drafter=drafter, verifier=verifier, policy=policy, seed=seed, **options).exhaust()
+        return Generated(tuple(map(tuple, done.new_tokens)), done.statistics, setup_in_words(done))
+
+    return Arm(name, run, lossless=verifier is None or verifier.lossless)
+
+
+def plain_arm(model: nn.Module) -> Arm:
+    """Return plain decoding: the same loop without drafts."""
+    return drafting_arm(PLAIN, model, NoDraft())
+
+
+def generation_options(model: Any, batch: Batch, temperature: float, max_new_tokens: int) -> dict[str, Any]:
+    """Return Hugging Face's generation arguments, the same for every arm.
+
+    The ids of end-of-text and padding are set to one that no token has: every arm gives as many tokens as asked for,
+    none spends time on forbidding the end, and Hugging Face's assistant does not take a token of the text for padding
+    and hide it from itself. Sampling is from the whole distribution; Hugging Face's default would cut it to 50 tokens.
+    """
+    nothing = model.config.get_text_config().vocab_size
+    options: dict[str, Any] = {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "max_new_tokens": max_new_tokens,
+        "eos_token_id": nothing,
+        "pad_token_id": nothing,
+        "do_sample": temperature > 0,
+    }
+    return options | {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else options
+
+
+def setup_in_words(run: Run) -> dict[str, str]:
+    """Return what determined a run but for the models."""
+    setup = run.setup
+    if setup.drafter.name == NoDraft.name:
+        return {"drafter": setup.drafter.name}
+    levels = [len(level) for level in setup.policy.shape.levels[1:]]
+    return {
+        "drafter": setup.drafter.name,
+        "scheme": setup.verifier.scheme.name,
+        "verifier": setup.verifier.name,
+        "tree": f"{sum(levels)} drafts, {' + '.join(map(str, levels))} by depth",
+    }

@@ -1,0 +1,202 @@
+"""Arms of Hugging Face's own loops on the same model objects: `generate`, with an assistant model, with prompt lookup.
+
+What happens inside is seen by hooks on the models' forward passes: which tokens were scored, and how long it took.
+"""
+
+import copy
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from polydraft.bench.speed.arms import Arm, Batch, Generated, generation_options
+from polydraft.engine import Statistics
+from polydraft.probs import Noise
+
+LOOKUP_TOKENS = 10
+"""Drafts per lookup; Hugging Face has no default, and its documentation and most users take ten."""
+
+
+@dataclass
+class Passes:
+    """A model's forward passes during one generation.
+
+    Args:
+        before: per pass, the tokens in the cache when it began.
+        scored: per pass, the tokens that it scored.
+        seconds: per pass, how long it took.
+    """
+
+    before: list[int] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def hugging_face_arm(model: nn.Module, name: str = "hf") -> Arm:
+    """Return Hugging Face's plain `generate`."""
+
+    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        return _generated(model, None, generation_options(model, batch, temperature, max_new_tokens), seed)
+
+    return Arm(name, run)
+
+
+def lookup_arm(model: nn.Module, name: str = "hf-lookup", tokens: int = LOOKUP_TOKENS) -> Arm:
+    """Return Hugging Face's prompt lookup, which takes one row.
+
+    Args:
+        model: the target.
+        name: the arm's name.
+        tokens: `prompt_lookup_num_tokens`.
+    """
+
+    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        options = generation_options(model, batch, temperature, max_new_tokens)
+        return _generated(model, None, {**options, "prompt_lookup_num_tokens": tokens}, seed)
+
+    return Arm(name, run, most_rows=1)
+
+
+def assisted_arm(model: nn.Module, draft: nn.Module, name: str = "hf-assisted", **settings: Any) -> Arm:
+    """Return Hugging Face's assisted generation, which takes one row.
+
+    transformers 5 reads an assistant's settings from the assistant's own `generation_config`, and writes the number of
+    drafts back to it under its heuristic schedule. So the settings go into a copy, which stands there for one call.
+
+    Args:
+        model: the target.
+        draft: the assistant.
+        name: the arm's name.
+        **settings: num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold.
+    """
+
+    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        options = generation_options(model, batch, temperature, max_new_tokens)
+        with _own_settings(draft, settings):
+            return _generated(model, draft, {**options, "assistant_model": draft}, seed)
+
+    return Arm(name, run, most_rows=1)
+
+
+def _generated(model: Any, draft: nn.Module | None, options: dict[str, Any], seed: int) -> Generated:
+    prompt = options["input_ids"]
+    begin = time.perf_counter()
+    with _torch_seeded(seed, model.device), _without_warnings(), observed(model) as target:
+        if draft is None:
+            drafted, sequences = Passes(), model.generate(**options)
+        else:
+            with observed(draft) as drafted:
+                sequences = model.generate(**options)
+    total = _now(model.device) - begin
+    new = sequences[:, prompt.shape[1] :].tolist()
+    statistics = statistics_of(target, drafted, prompt.shape[1], [len(row) for row in new], total)
+    return Generated(tuple(map(tuple, new)), statistics)
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[Passes]:
+    """Note a model's forward passes."""
+    passes, device = Passes(), next(model.parameters()).device
+    begin = 0.0
+
+    def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal begin
+        cache = named.get("past_key_values")
+        passes.before.append(0 if cache is None else int(cache.get_seq_length()))
+        passes.scored.append(named["input_ids"].shape[1])
+        begin = _now(device)
+
+    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        passes.seconds.append(_now(device) - begin)
+
+    hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
+    try:
+        yield passes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def statistics_of(target: Passes, draft: Passes, prompt: int, new: list[int], total: float) -> Statistics:
+    """Read off a generation's passes what was drafted and accepted, and where the time went.
+
+    A pass of the target scores committed tokens that are not in the cache yet, then a chain of drafts; how many of
+    these were accepted shows in what the cache holds before the next pass. The first pass of each model is the
+    prompt's and counts as "prefill", though the target's already yields tokens: it is a target call, but no step.
+
+    Args:
+        target: the target's passes.
+        draft: the draft model's.
+        prompt: the prompt's length.
+        new: per row, the number of new tokens; drafts go with a single row only.
+        total: seconds of the whole call.
+    """
+    rows, longest = len(new), max(new)
+    known = [prompt, *(before + 1 for before in target.before[1:]), prompt + longest]
+    result = Statistics(new_tokens=sum(new), steps=len(target.scored) - 1, target_calls=rows * len(target.scored))
+    for place, (before, scored) in enumerate(zip(target.before, target.scored, strict=True)):
+        drafts, kept = before + scored - known[place], known[place + 1] - known[place] - 1
+        result.drafted += rows * drafts
+        result.accepted += rows * kept
+        _count(result.offered_at, min(drafts, kept + 1), rows)
+        _count(result.accepted_at, kept, rows)
+    seconds = {
+        "prefill": sum(target.seconds[:1]) + sum(draft.seconds[:1]),
+        "draft": sum(draft.seconds[1:]),
+        "target": sum(target.seconds[1:]),
+        "verify": 0.0,
+    }
+    result.seconds = {**seconds, "total": total, "rest": max(0.0, total - sum(seconds.values()))}
+    return result
+
+
+def _count(totals: list[int], reached: int, rows: int) -> None:
+    totals.extend([0] * (reached - len(totals)))
+    for place in range(reached):
+        totals[place] += rows
+
+
+@contextmanager
+def _own_settings(draft: Any, settings: dict[str, Any]) -> Iterator[None]:
+    kept = draft.generation_config
+    draft.generation_config = copy.deepcopy(kept)
+    for name, value in settings.items():
+        setattr(draft.generation_config, name, value)
+    try:
+        yield
+    finally:
+        draft.generation_config = kept
+
+
+@contextmanager
+def _torch_seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let torch's global generators, which Hugging Face samples from, start from the seed; restore them after."""
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.set_rng_state(Noise.from_seed(seed, 1).generators[0].get_state())
+        for gpu in gpus:
+            torch.cuda.set_rng_state(Noise.from_seed(seed, 1, gpu).generators[0].get_state(), gpu)
+        yield
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep Hugging Face from advising itself: its assistant is called in a way that it calls deprecated."""
+    logger = logging.getLogger("transformers")
+    kept = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(kept)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,128 @@
+"""Measure arms side by side: warm-up, rounds in which all arms take turns, the clock, memory and equality of texts."""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from polydraft.bench.encoding import encode, seed_of
+from polydraft.bench.environment import load, peak_memory, reset_peak_memory
+from polydraft.bench.prompts import Prompt, in_turn
+from polydraft.bench.speed.arms import PLAIN, Arm, Batch
+from polydraft.bench.speed.equality import compare_texts
+from polydraft.bench.speed.records import SpeedRecord, taking_part
+from polydraft.bench.speed.schedule import Round, RoundKey, SpeedPlan, rounds
+from polydraft.errors import ContextOverflow, InvalidParameter
+from polydraft.models import HuggingFaceModel, Pair
+
+
+def check_arms(arms: Sequence[Arm], plan: SpeedPlan) -> None:
+    """Check that the arms can be compared.
+
+    Raises:
+        InvalidParameter: two arms share a name, none is plain decoding, or one can do none of the batch sizes.
+    """
+    names = [arm.name for arm in arms]
+    if len({*names}) < len(names):
+        raise InvalidParameter(f"Two arms have the same name: {', '.join(names)}; give one another name.")
+    if PLAIN not in names:
+        raise InvalidParameter(f"There is no arm {PLAIN!r}, which the others are compared with.")
+    for arm in arms:
+        if arm.most_rows is not None and arm.most_rows < min(plan.batch_sizes):
+            raise InvalidParameter(
+                f"The arm {arm.name} does batches of at most {arm.most_rows}; leave it out or measure that size too."
+            )
+
+
+def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], plan: SpeedPlan) -> list[Prompt]:
+    """Return the prompts that leave room for all new tokens in both models' contexts, tasks taking turns.
+
+    Raises:
+        ContextOverflow: none does.
+    """
+    models = [pair.target] if pair.draft is None else [pair.target, pair.draft]
+    room = min(HuggingFaceModel(model).context for model in models) - plan.max_new_tokens
+    good = [one for one in prompts if 0 < encode(pair, one, plan.excerpt_tokens).shape[1] <= room]
+    if not good:
+        raise ContextOverflow(f"None of the {len(prompts)} prompts leaves room for {plan.max_new_tokens} new tokens.")
+    return in_turn(good)
+
+
+def measure_speed(
+    pair: Pair, arms: Sequence[Arm], prompts: Sequence[Prompt], plan: SpeedPlan, done: Collection[RoundKey] = ()
+) -> Iterator[list[SpeedRecord]]:
+    """Measure all rounds but those that are done; the runs of a round come when it is finished.
+
+    Before the first round of a temperature and batch size every arm runs once, for a few tokens, without being
+    measured.
+
+    Args:
+        pair: the models and their tokenizer.
+        arms: what is measured; one of them is plain decoding.
+        prompts: what is continued, see `prompts_that_fit`.
+        plan: how it is measured.
+        done: rounds that are left out.
+
+    Raises:
+        InvalidParameter: arms that cannot be compared, or too few prompts for a batch size.
+    """
+    check_arms(arms, plan)
+    warm: set[tuple[float, int]] = set()
+    for one in rounds(prompts, plan):
+        if one.key in done:
+            continue
+        part = taking_part(arms, len(one.prompts))
+        batch = Batch.of([encode(pair, prompt, plan.excerpt_tokens) for prompt in one.prompts])
+        if (one.temperature, len(one.prompts)) not in warm:
+            warm.add((one.temperature, len(one.prompts)))
+            for arm in part:
+                arm.run(batch, one.temperature, plan.warm_up_tokens, plan.seed)
+        yield measure_round(pair, part, one, batch, plan)
+
+
+def measure_round(pair: Pair, arms: Sequence[Arm], one: Round, batch: Batch, plan: SpeedPlan) -> list[SpeedRecord]:
+    """Run every arm once on a batch, in the round's own order, and compare the texts if they must be equal."""
+    turns = one.order(len(arms), plan.seed)
+    runs = [measure_run(arms[number], one, turn, batch, plan) for turn, number in enumerate(turns)]
+    if one.temperature > 0:
+        return runs
+    model, prompts = HuggingFaceModel(pair.target), [batch.row(row) for row in range(len(one.prompts))]
+    plain = next(run for run in runs if run.arm == PLAIN)
+    found = [tuple(compare_texts(model, prompts, plain.tokens, run.tokens)) for run in runs]
+    return [
+        replace(run, same_text=not differences, differences=differences)
+        for run, differences in zip(runs, found, strict=True)
+    ]
+
+
+def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, plan: SpeedPlan) -> SpeedRecord:
+    """Run one arm on a batch against the clock."""
+    device, busy = batch.input_ids.device, load()
+    seed = seed_of(one.prompts[0], plan.seed) + one.repeat
+    reset_peak_memory(device)
+    begin = _now(device)
+    generated = arm.run(batch, one.temperature, plan.max_new_tokens, seed)
+    seconds = _now(device) - begin
+    return SpeedRecord(
+        arm=arm.name,
+        task=one.prompts[0].task,
+        prompts=tuple(prompt.name for prompt in one.prompts),
+        temperature=one.temperature,
+        repeat=one.repeat,
+        turn=turn,
+        seconds=seconds,
+        tokens=generated.tokens,
+        statistics=generated.statistics,
+        setup=generated.setup,
+        memory=peak_memory(device),
+        load=busy,
+        same_text=None,
+        differences=(),
+    )
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,169 @@
+"""A Markdown page of a benchmark: how it was measured, what came of it, tables and figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.speed.arms import PLAIN
+from polydraft.bench.speed.pages.figures import draw_speed_figures
+from polydraft.bench.speed.pages.tables import (
+    bound_table,
+    difference_table,
+    interval,
+    overall,
+    setting_in_words,
+    setup_table,
+    speed_table,
+    task_tables,
+    time_table,
+)
+from polydraft.bench.speed.records import SpeedRecord
+from polydraft.bench.speed.summary import ArmResult, Found, differences_in, summarise_speed, typical_load
+from polydraft.errors import ResultsError
+
+PAGE = "report.md"
+BOUNDS = (
+    "A speed-up is made of how many tokens a target call gives and of what a step costs. Costs are in target passes of "
+    "plain decoding, which are 1. *Formula* is the classic closed form (Leviathan et al., arXiv 2211.17192, theorem "
+    "3.8): the measured acceptance taken as equal at all depths, the measured cost of drafting, and nothing else. "
+    "*Passes* takes acceptance by depth and the target's pass as they were measured; *steps* adds verification and "
+    "everything else; *measured* also has the prompt's pass in it, and rows of a batch that wait for the slowest. "
+    "The drop from one to the next says what to mend."
+)
+FIGURES = {"speed_up": "Speed-up", "block_efficiency": "Block efficiency by task", "time": "Where the time goes"}
+
+
+def write_report(conditions: dict[str, Any], records: Sequence[SpeedRecord], folder: Path) -> list[Path]:
+    """Write the page and its figures into a folder and return the files.
+
+    Raises:
+        ResultsError: there is nothing to report, or a file cannot be written.
+        MissingExtra: matplotlib is not installed.
+    """
+    results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
+    if not results:
+        raise ResultsError("There are no runs of plain decoding to compare with; measure more and report again.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = draw_speed_figures(results, folder)
+        page = folder / PAGE
+        page.write_text(as_page(conditions, records, results, [one.name for one in figures]), encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"{folder}: the report cannot be written there: {error.strerror}.") from error
+    return [page, *figures]
+
+
+def as_page(
+    conditions: dict[str, Any], records: Sequence[SpeedRecord], results: Sequence[ArmResult], figures: Sequence[str]
+) -> str:
+    """Return the page's Markdown."""
+    found = differences_in(records)
+    parts = [
+        "# Benchmark",
+        *verdicts(results),
+        equality_in_words(results, found, lossy_arms(conditions)),
+        "## Speed",
+        speed_table(results, brief=False).as_markdown(),
+        *_pictures(figures, "speed_up"),
+        *(table.as_markdown() for table in task_tables(results)),
+        *_pictures(figures, "block_efficiency"),
+        "## Where the time goes",
+        time_table(results).as_markdown(),
+        *_pictures(figures, "time"),
+        "## What bounds the speed-up",
+        BOUNDS,
+        bound_table(results).as_markdown(),
+        "## How it was measured",
+        "\n".join(f"* {sentence}" for sentence in conditions_in_words(conditions, records)),
+        setup_table(results).as_markdown(),
+    ]
+    if found:
+        parts += ["## Texts that differ", difference_table(found).as_markdown()]
+    return "\n\n".join(parts) + "\n"
+
+
+def verdicts(results: Sequence[ArmResult]) -> list[str]:
+    """Say for each setting which arm was fastest, and whether it is faster than plain decoding at all."""
+    lines: list[str] = []
+    for setting in dict.fromkeys(one.setting for one in results):
+        arms = [one for one in overall(results) if one.setting == setting and one.arm != PLAIN]
+        if not arms:
+            continue
+        best = max(arms, key=lambda one: one.speed_up.total.mean)
+        found = best.speed_up.total
+        where = setting_in_words(setting).capitalize()
+        said = f"{where}: **{best.arm}** was fastest, {found.mean:.2f} times plain decoding ({interval(found)})."
+        if found.low is None:
+            said = said.replace(" (-)", "") + " One prompt gives no interval."
+        elif found.low <= 1:
+            said += " The interval includes 1: this run does not show that it is faster."
+        lines.append(said)
+    return lines
+
+
+def equality_in_words(results: Sequence[ArmResult], found: Sequence[Found], lossy: Sequence[str]) -> str:
+    """Say whether greedy texts were equal, and if not, whether rounding may be the reason; lossy arms need not be."""
+    bound = [one for one in overall(results) if one.equal is not None and one.arm not in (PLAIN, *lossy)]
+    checked, wrong = sum(one.runs for one in bound), [one for one in found if one.arm not in lossy]
+    if not checked:
+        return "No texts had to be equal: at temperature 0 nothing was measured but plain decoding and lossy arms."
+    if not wrong:
+        return f"At temperature 0 all {checked} runs gave the text of plain decoding, token for token."
+    real = sum(not one.difference.rounding for one in wrong)
+    said = f"At temperature 0 {len(wrong)} text(s) of {checked} runs differ from plain decoding"
+    return (
+        f"{said}, {real} of them by more than rounding explains."
+        if real
+        else (f"{said}; the logits of the two tokens are so close that the order of arithmetic decides.")
+    )
+
+
+def lossy_arms(conditions: dict[str, Any]) -> list[str]:
+    """Return the names of the arms whose output law is not the target's."""
+    return [name for name, arm in conditions["arms"].items() if not arm["lossless"]]
+
+
+def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> list[str]:
+    """Return how it was measured, one sentence each."""
+    target, draft, machine = conditions["target"], conditions["draft"], conditions["machine"]
+    prompts = {
+        one.task: {name for other in records if other.task == one.task for name in other.prompts} for one in records
+    }
+    counts = ", ".join(f"{len(names)} of {task}" for task, names in prompts.items())
+    repeats = max(one.repeat for one in records) + 1
+    load, threads = typical_load(records), machine["threads"]
+    versions = ", ".join(f"{name} {number}" for name, number in conditions["versions"].items())
+    place = machine["accelerator"] or f"{machine['processor']}, {threads} of {machine['cores']} cores"
+    sentences = [
+        f"Target: {_model(target)}." + (f" Draft model: {_model(draft)}." if draft else " There is no draft model."),
+        f"Prompts: {counts}. Every arm continued each by exactly {conditions['max_new_tokens']} tokens, {repeats} "
+        "time(s); the end-of-text token did not end a text in any arm.",
+        "The arms took turns on the same prompts in one process, in a random order of each round, after a warm-up of "
+        f"{conditions['warm_up_tokens']} tokens. Seed {conditions['seed']}.",
+        "Speed is all new tokens over all seconds of the whole call, the prompt's pass included. A speed-up is the "
+        f"ratio to the arm {PLAIN}, polydraft's loop without drafts, on the same prompts, temperature, batch and "
+        "repeat.",
+        "Intervals are 95 % bootstrap intervals over prompts, each with all its repeats.",
+        "All arms ran on the same model objects; on a CPU polydraft packs the linear layers of small models, and "
+        "Hugging Face's loops run on the packed layers as well. Sampling is from the whole distribution, without top-k "
+        "or top-p.",
+        f"Machine: {place}; {versions}.",
+    ]
+    if load is not None:
+        busy = load > 1.5 * threads and not machine["accelerator"]
+        said = f"Load average before the runs: {load:.1f} (median)."
+        sentences.append(f"{said} **Other programs were busy: these times are not to be trusted.**" if busy else said)
+    fallen = sorted({one.arm for one in records if one.statistics and one.statistics.fallback})
+    if fallen:
+        sentences.append(f"**The drafter failed in {', '.join(fallen)}, which went on without drafts.**")
+    if lossy_arms(conditions):
+        sentences.append(f"Lossy, so their text may differ from the target's: {', '.join(lossy_arms(conditions))}.")
+    return sentences
+
+
+def _model(one: dict[str, Any]) -> str:
+    return f"{one['name']}, {one['parameters']:,} parameters, {one['dtype']} on {one['device']}"
+
+
+def _pictures(figures: Sequence[str], kind: str) -> list[str]:
+    return [f"![{FIGURES[kind]}]({name})" for name in figures if name.startswith(kind)]

@@ -1,0 +1,153 @@
+"""One measured run of an arm, and a file of them: conditions first, then one line per run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.environment import described, machine, versions
+from polydraft.bench.lines import append_lines, open_lines, read_lines
+from polydraft.bench.speed.arms import Arm
+from polydraft.bench.speed.equality import Difference
+from polydraft.bench.speed.schedule import RoundKey, SpeedPlan
+from polydraft.engine import Statistics
+from polydraft.models import Pair
+
+
+@dataclass(frozen=True)
+class SpeedRecord:
+    """One run: an arm, a batch of prompts, a temperature, a repeat.
+
+    Args:
+        arm: the arm's name.
+        task: the prompts' task.
+        prompts: their names.
+        temperature: of sampling.
+        repeat: from 0.
+        turn: the arm's place in the order of the round.
+        seconds: wall-clock time of the whole call, the prompt's pass included.
+        tokens: the new tokens of every row.
+        statistics: the engine's counts and times by part; None if the arm does not tell.
+        setup: what the arm did, in words.
+        memory: the largest amount of memory in use during the call, in MiB; None where unknown.
+        load: programs' threads that wanted to run in the minute before, on average; None where unknown.
+        same_text: at temperature 0, whether every row's text is the plain arm's; None above.
+        differences: where it is not.
+    """
+
+    arm: str
+    task: str
+    prompts: tuple[str, ...]
+    temperature: float
+    repeat: int
+    turn: int
+    seconds: float
+    tokens: tuple[tuple[int, ...], ...]
+    statistics: Statistics | None
+    setup: dict[str, str]
+    memory: float | None
+    load: float | None
+    same_text: bool | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def round(self) -> RoundKey:
+        """What runs that are compared with each other have in common."""
+        return self.task, self.prompts, self.temperature, len(self.prompts), self.repeat
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows."""
+        return len(self.prompts)
+
+    @property
+    def new_tokens(self) -> int:
+        """The new tokens of all rows."""
+        return sum(map(len, self.tokens))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return everything for a line of JSON."""
+        return {"kind": "run", **asdict(self)}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "SpeedRecord":
+        """Return the record of a line; a ValueError, KeyError or TypeError says that it is none."""
+        fields = {name: value for name, value in row.items() if name != "kind"}
+        fields["prompts"] = tuple(fields["prompts"])
+        fields["tokens"] = tuple(map(tuple, fields["tokens"]))
+        fields["differences"] = tuple(Difference(**one) for one in fields["differences"])
+        fields["statistics"] = Statistics(**fields["statistics"]) if fields["statistics"] else None
+        return cls(**fields)
+
+
+def speed_conditions(pair: Pair, arms: Sequence[Arm], plan: SpeedPlan, names: tuple[str, str | None]) -> dict[str, Any]:
+    """Return all that determines runs but prompts, temperature, batch size and repeat.
+
+    Args:
+        pair: the models.
+        arms: what is measured.
+        plan: how it is measured.
+        names: the target's and the draft model's.
+    """
+    return {
+        "target": {"name": names[0], **described(pair.target)},
+        "draft": {"name": names[1], **described(pair.draft)} if pair.draft is not None else None,
+        "arms": {arm.name: {"lossless": arm.lossless, "description": arm.description} for arm in arms},
+        **plan.conditions(),
+        "machine": machine(pair.target.device),
+        "versions": {**versions(), "transformers": version("transformers")},
+    }
+
+
+class SpeedResults:
+    """The runs of a benchmark, in memory and, with a path, in a file; the runs of a round are written together.
+
+    Args:
+        conditions: what determines the runs.
+        path: the file; None for memory only.
+
+    Raises:
+        ResultsError: the file cannot be used, is damaged, or its runs are of other conditions.
+    """
+
+    def __init__(self, conditions: dict[str, Any], path: Path | None = None) -> None:
+        self.conditions = json.loads(json.dumps(conditions))
+        self.path = path
+        kept = [] if path is None else open_lines(path, self.conditions, SpeedRecord.from_row)
+        self._runs = {(one.round, one.arm): one for one in kept}
+
+    @property
+    def records(self) -> list[SpeedRecord]:
+        """All runs."""
+        return list(self._runs.values())
+
+    def done(self, arms: Sequence[Arm]) -> set[RoundKey]:
+        """Return the rounds of which every arm that can take part has a run."""
+        found: dict[RoundKey, set[str]] = {}
+        for key, arm in self._runs:
+            found.setdefault(key, set()).add(arm)
+        wanted = {size: {arm.name for arm in taking_part(arms, size)} for size in {key[3] for key in found}}
+        return {key for key, names in found.items() if names >= wanted[key[3]]}
+
+    def add(self, records: Sequence[SpeedRecord]) -> None:
+        """Keep the runs of a round, in the file first."""
+        if self.path is not None:
+            append_lines(self.path, [one.as_row() for one in records])
+        self._runs |= {(one.round, one.arm): one for one in records}
+
+
+def taking_part(arms: Sequence[Arm], batch_size: int) -> list[Arm]:
+    """Return the arms that can do batches of this size."""
+    return [arm for arm in arms if arm.most_rows is None or batch_size <= arm.most_rows]
+
+
+def read_speed_results(path: Path) -> tuple[dict[str, Any], list[SpeedRecord]]:
+    """Return the conditions and runs of a file.
+
+    Raises:
+        ResultsError: the file cannot be read or is none of `polydraft bench`.
+    """
+    conditions, records = read_lines(path, SpeedRecord.from_row)
+    return conditions, list({(one.round, one.arm): one for one in records}.values())

@@ -1,0 +1,121 @@
+"""What is measured in which order: rounds in which every arm continues the same prompts, in an order of its own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from zlib import crc32
+
+import numpy as np
+
+from polydraft.bench.prompts import Prompt
+from polydraft.errors import InvalidParameter
+from polydraft.probs import SamplingParams
+
+RoundKey = tuple[str, tuple[str, ...], float, int, int]
+"""Task, names of the prompts, temperature, batch size and repeat."""
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """How the arms are measured.
+
+    Args:
+        temperatures: of sampling; 0 is greedy decoding.
+        batch_sizes: prompts that are continued together.
+        repeats: how often every batch is measured; repeats differ in their random numbers.
+        max_new_tokens: how many tokens every arm gives per prompt, no more and no less.
+        excerpt_tokens: how many tokens of a plain text's passage are the prompt.
+        warm_up_tokens: how many tokens every arm gives before it is measured at a temperature and batch size.
+        seed: fixes sampled texts and the order of the arms.
+
+    Raises:
+        InvalidParameter: a value outside its range.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    batch_sizes: tuple[int, ...] = (1,)
+    repeats: int = 1
+    max_new_tokens: int = 64
+    excerpt_tokens: int = 64
+    warm_up_tokens: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)
+        least = {"repeats": 1, "max_new_tokens": 1, "excerpt_tokens": 1, "warm_up_tokens": 1, "seed": 0}
+        values = [(name, getattr(self, name), bound) for name, bound in least.items()]
+        for name, value, bound in [*values, *(("batch_sizes", size, 1) for size in self.batch_sizes)]:
+            if value < bound:
+                raise InvalidParameter(f"{name} must be at least {bound}, but is {value}.")
+        for name in ("temperatures", "batch_sizes"):
+            several = getattr(self, name)
+            if not several or len({*several}) < len(several):
+                raise InvalidParameter(f"{name} must be different values, at least one, but are {several}.")
+
+    def conditions(self) -> dict[str, object]:
+        """Return what runs must agree in to belong together; temperature, batch and repeat are in each of them."""
+        names = ("max_new_tokens", "excerpt_tokens", "warm_up_tokens", "seed")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One batch of prompts of one task, which all arms continue one after the other.
+
+    Args:
+        prompts: the batch.
+        temperature: of sampling.
+        repeat: from 0.
+    """
+
+    prompts: tuple[Prompt, ...]
+    temperature: float
+    repeat: int
+
+    @property
+    def key(self) -> RoundKey:
+        """What tells it from other rounds."""
+        names = tuple(one.name for one in self.prompts)
+        return self.prompts[0].task, names, self.temperature, len(names), self.repeat
+
+    def order(self, arms: int, seed: int) -> list[int]:
+        """Return in which order the arms have their turns: a random one, the same whenever the round is run."""
+        return np.random.default_rng([seed, crc32(repr(self.key).encode())]).permutation(arms).tolist()
+
+
+def rounds(prompts: Sequence[Prompt], plan: SpeedPlan) -> list[Round]:
+    """Return all rounds; repeats come last and tasks take turns, so that a slow drift of the machine hits all alike."""
+    return [
+        Round(batch, temperature, repeat)
+        for repeat in range(plan.repeats)
+        for batch in _in_turn([list(batches(prompts, size)) for size in plan.batch_sizes])
+        for temperature in plan.temperatures
+    ]
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
+    """Return full batches of prompts of one task, tasks taking turns; what does not fill a batch is left out.
+
+    Raises:
+        InvalidParameter: no task has enough prompts.
+    """
+    tasks = [[one for one in prompts if one.task == task] for task in dict.fromkeys(one.task for one in prompts)]
+    found = [[tuple(own[at : at + size]) for at in range(0, len(own) - size + 1, size)] for own in tasks]
+    if not any(found):
+        raise InvalidParameter(f"Batches of {size} need as many prompts of a task; the largest has {_most(tasks)}.")
+    yield from _in_turn(found)
+
+
+def left_out(prompts: Sequence[Prompt], plan: SpeedPlan) -> dict[int, int]:
+    """Return for each batch size how many prompts fill no batch."""
+    used = {size: sum(map(len, batches(prompts, size))) for size in plan.batch_sizes}
+    return {size: len(prompts) - count for size, count in used.items() if count < len(prompts)}
+
+
+def _in_turn(groups: Sequence[Sequence[tuple[Prompt, ...]]]) -> list[tuple[Prompt, ...]]:
+    return [one for turn in zip_longest(*groups) for one in turn if one is not None]
+
+
+def _most(tasks: Sequence[Sequence[Prompt]]) -> int:
+    return max(map(len, tasks), default=0)

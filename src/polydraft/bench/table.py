@@ -1,0 +1,58 @@
+"""Tables of text: for Markdown, and cut to a terminal's width; means with their intervals as cells."""
+
+from dataclasses import dataclass
+
+from polydraft.bench.bootstrap import Estimate
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Args:
+        title: what it shows, and where.
+        header: the columns' names.
+        rows: the cells; an empty row separates groups.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def as_markdown(self) -> str:
+        """Return the table in GitHub's Markdown."""
+        align = ["---"] + ["---:"] * (len(self.header) - 1)
+        rows = ((f"*{row[0]}*" if not row[0].startswith(" ") else row[0].strip(), *row[1:]) for row in self.rows if row)
+        lines = (self.header, tuple(align), *rows)
+        return "\n".join([f"**{self.title}**", "", *("| " + " | ".join(row) + " |" for row in lines)])
+
+    def split(self, width: int) -> list["Table"]:
+        """Return tables whose lines have at most so many characters, or one column beside the first."""
+        names, *columns = [
+            max(map(len, column)) + 2 for column in zip(*filter(None, (self.header, *self.rows)), strict=True)
+        ]
+        groups: list[list[int]] = []
+        left = 0
+        for place, needed in enumerate(columns, start=1):
+            if not groups or needed > left:
+                groups.append([])
+                left = width - names
+            groups[-1].append(place)
+            left -= needed
+        return [self._part(group) for group in groups]
+
+    def _part(self, places: list[int]) -> "Table":
+        header, *rows = [
+            tuple(row[place] for place in (0, *places)) if row else () for row in (self.header, *self.rows)
+        ]
+        return Table(self.title, header, tuple(rows))
+
+
+def spread(one: Estimate, scale: float, digits: int, *, brief: bool) -> str:
+    """Return a mean and, unless it is to be brief, half its interval's width; no minus or ±0 with a zero."""
+    mean = f"{round(scale * one.mean, 9):.{digits}f}"  # 1.875 less a rounding error is 1.88 too
+    mean = mean if mean.strip("-0.") else mean.removeprefix("-")
+    if brief or one.low is None or one.high is None:
+        return mean
+    half = f"{scale * (one.high - one.low) / 2:.{digits}f}"
+    return f"{mean} ±{half}" if (mean + half).strip("0.") else mean

@@ -1,0 +1,156 @@
+"""Arms as they are spelt on the command line: "default", "hf-assisted tokens=5", "tree=3,2 verifier=optimal"."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polydraft.bench.speed import (
+    LOOKUP_TOKENS,
+    PLAIN,
+    Arm,
+    SpeedPlan,
+    assisted_arm,
+    drafting_arm,
+    hugging_face_arm,
+    lookup_arm,
+    plain_arm,
+)
+from polydraft.cli.spelling import verifier_by_name
+from polydraft.drafters import NgramDrafter
+from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
+from polydraft.trees import parse_policy
+
+DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
+ASSISTED = {"tokens": "num_assistant_tokens", "threshold": "assistant_confidence_threshold"}
+KEYS = {
+    PLAIN: (),
+    "default": (),
+    "hf": (),
+    "hf-assisted": tuple(ASSISTED),
+    "hf-lookup": ("tokens",),
+    "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
+}
+DRAFTERS = ("model", "ngram")
+FLAGS = ("bottom-up",)
+
+
+@dataclass(frozen=True)
+class ArmSpelling:
+    """An arm as the command line has it.
+
+    Args:
+        name: what it is called in results.
+        kind: one of the named arms, or empty for a configuration of polydraft's.
+        settings: its keys and values.
+        text: as it was given, but for the name.
+    """
+
+    name: str
+    kind: str
+    settings: dict[str, str]
+    text: str
+
+
+def spell_arm(text: str) -> ArmSpelling:
+    """Read an arm: a named one with its settings, or a configuration of polydraft's; name=... renames it.
+
+    Raises:
+        InvalidParameter: an unknown word or key, or a value that is none.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidParameter(f"The arm {text!r} cannot be read: {error}.") from error
+    kind = words[0] if words and words[0] in KEYS else ""
+    settings: dict[str, str] = {}
+    for word in words[1:] if kind else words:
+        key, sign, value = word.partition("=")
+        flag = key in FLAGS
+        if key not in (*KEYS[kind], "name") or flag == bool(sign) or flag == bool(value):
+            raise InvalidParameter(f"The arm {text!r}: {word!r} is not known; {_known(kind)}.")
+        settings[key] = value
+    if not words:
+        raise InvalidParameter(f"An arm is empty; {_known('')}.")
+    rest = " ".join(word for word in words if not word.startswith("name="))
+    name = settings.pop("name", rest)
+    if name == PLAIN and kind != PLAIN:
+        raise InvalidParameter(f"The arm {text!r}: the name {PLAIN} is that of decoding without drafts.")
+    _check_settings(text, kind, settings)
+    return ArmSpelling(name, kind, settings, rest)
+
+
+def _known(kind: str) -> str:
+    keys = ", ".join(key if key in FLAGS else f"{key}=..." for key in (*KEYS[kind], "name"))
+    return f"{kind} takes {keys}" if kind else f"an arm is one of {', '.join(DEFAULT_ARMS)}, or made of {keys}"
+
+
+def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
+    """Check an arm's values, before models are loaded."""
+    _numbers(text, settings)
+    if not kind:
+        if settings.get("drafter", DRAFTERS[0]) not in DRAFTERS:
+            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {', '.join(DRAFTERS)}.")
+        _configuration(settings, settings.get("drafter", DRAFTERS[0]))
+
+
+def _numbers(text: str, settings: dict[str, str]) -> dict[str, int | float]:
+    """Return the settings of Hugging Face's arms."""
+    result: dict[str, int | float] = {}
+    kinds: dict[str, Callable[[str], int | float]] = {"tokens": int, "threshold": float}
+    for key in settings.keys() & kinds.keys():
+        try:
+            result[key] = kinds[key](settings[key])
+        except ValueError as error:
+            raise InvalidParameter(f"The arm {text!r}: {key} is not a number: {settings[key]!r}.") from error
+        if result[key] < (key == "tokens") or (key == "threshold" and not result[key] <= 1):
+            raise InvalidParameter(f"The arm {text!r}: tokens start at 1, and the threshold lies between 0 and 1.")
+    return result
+
+
+def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
+    """Return the verifier and policy of a configuration, None for those that are not said."""
+    rule, scheme = settings.get("verifier", "auto"), settings.get("scheme")
+    tree = settings.get("tree")
+    return {
+        "verifier": verifier_by_name(rule, drafter, scheme, bottom_up="bottom-up" in settings),
+        "policy": parse_policy(tree) if tree else None,
+    }
+
+
+def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], plan: SpeedPlan) -> list[Arm]:
+    """Return the arms, plain decoding first; no spellings are all the usual arms that the models and batches allow.
+
+    Raises:
+        InvalidParameter: an arm needs a draft model and there is none.
+    """
+    if not spellings:
+        usual = [spell_arm(name) for name in DEFAULT_ARMS if pair.draft is not None or name != "hf-assisted"]
+        arms = [_arm(pair, one) for one in usual]
+        return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(plan.batch_sizes)]
+    arms = [_arm(pair, one) for one in spellings]
+    return arms if any(arm.name == PLAIN for arm in arms) else [plain_arm(pair.target), *arms]
+
+
+def _arm(pair: Pair, one: ArmSpelling) -> Arm:
+    return replace(_built(pair, one), name=one.name, description=one.text)
+
+
+def _built(pair: Pair, one: ArmSpelling) -> Arm:
+    target, draft, numbers = pair.target, pair.draft, _numbers(one.text, one.settings)
+    if one.kind == PLAIN:
+        return plain_arm(target)
+    if one.kind == "hf":
+        return hugging_face_arm(target)
+    if one.kind == "hf-lookup":
+        return lookup_arm(target, tokens=int(numbers.get("tokens", LOOKUP_TOKENS)))
+    drafter = one.settings.get("drafter", "model" if draft is not None or one.kind == "hf-assisted" else "ngram")
+    if drafter == "ngram":
+        return drafting_arm(one.name, target, NgramDrafter(), **_configuration(one.settings, drafter))
+    if draft is None:
+        raise InvalidParameter(f"The arm {one.name!r} needs a draft model: give --draft beside --target.")
+    if one.kind == "hf-assisted":
+        settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
+        return assisted_arm(target, draft, **settings)
+    return drafting_arm(one.name, target, draft, **_configuration(one.settings, drafter))

@@ -1,0 +1,165 @@
+"""`polydraft bench`: measure arms side by side, keep every run, and show the speed-ups."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from polydraft.bench import SHIPPED, Prompt, read_prompt_sets
+from polydraft.bench.speed import (
+    PLAIN,
+    Arm,
+    SpeedPlan,
+    SpeedRecord,
+    SpeedResults,
+    check_arms,
+    difference_table,
+    differences_in,
+    equality_in_words,
+    left_out,
+    lossy_arms,
+    measure_speed,
+    prompts_that_fit,
+    rounds,
+    speed_conditions,
+    speed_table,
+    summarise_speed,
+    typical_load,
+)
+from polydraft.cli.benchmark.arms import build_arms, spell_arm
+from polydraft.cli.generate import INTERRUPTED
+from polydraft.cli.limits import as_rich
+from polydraft.errors import InvalidParameter
+from polydraft.models import Pair, load, load_pair
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One call of `polydraft bench`: the options as given; no arms are the usual ones."""
+
+    plan: SpeedPlan
+    arms: tuple[str, ...] = ()
+    target: str | None = None
+    draft: str | None = None
+    prompts: tuple[str, ...] = SHIPPED
+    limit: int | None = None
+    out: Path | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
+    """Carry out the request and print.
+
+    Returns the exit code: 0, 1 if a lossless arm's text at temperature 0 differs by more than rounding, or 130 after
+    Ctrl-C with no finished round lost.
+    """
+    notes = Console(stderr=True, quiet=as_json or quiet)
+    spellings = [spell_arm(text) for text in request.arms]
+    prompts = _checked(request)
+    with notes.status("Loading the models ..."):
+        pair = _load(request)
+    arms = build_arms(pair, spellings, request.plan)
+    check_arms(arms, request.plan)
+    fit = prompts_that_fit(pair, prompts, request.plan)
+    _say_what_is_left_out(notes, fit, len(prompts), request.plan)
+    names = (request.target or "embedded pair", request.draft or (None if request.target else "embedded pair"))
+    results = SpeedResults(speed_conditions(pair, arms, request.plan, names), request.out)
+    interrupted = measure_all(pair, arms, fit, request.plan, results, notes)
+    show = print_json if as_json else print_results
+    show(results.conditions, results.records, interrupted=interrupted, out=None if quiet else request.out)
+    wrong = [one for one in differences_in(results.records) if one.arm not in lossy_arms(results.conditions)]
+    return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
+
+
+def _checked(request: BenchRequest) -> list[Prompt]:
+    if request.draft and not request.target:
+        raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
+    return read_prompt_sets(request.prompts, request.limit)
+
+
+def _load(request: BenchRequest) -> Pair:
+    if request.target is None:
+        return load_pair(dtype=request.dtype, device=request.device)
+    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+
+
+def _say_what_is_left_out(notes: Console, fit: Sequence[Prompt], given: int, plan: SpeedPlan) -> None:
+    if len(fit) < given:
+        notes.print(f"{given - len(fit)} of {given} prompts leave no room for the new tokens; left out.")
+    for size, count in left_out(fit, plan).items():
+        notes.print(f"Batches of {size}: {count} of {len(fit)} prompts fill no batch; left out.")
+
+
+def measure_all(
+    pair: Pair, arms: Sequence[Arm], prompts: Sequence[Prompt], plan: SpeedPlan, results: SpeedResults, notes: Console
+) -> bool:
+    """Measure the rounds that are missing, with a progress bar; return whether the user interrupted it."""
+    all_rounds = {one.key for one in rounds(prompts, plan)}
+    done = results.done(arms) & all_rounds
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True) as progress:
+        task = progress.add_task(f"rounds of {len(arms)} arms", total=len(all_rounds), completed=len(done))
+        try:
+            for records in measure_speed(pair, arms, prompts, plan, done):
+                results.add(records)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def print_json(
+    conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool, out: Path | None
+) -> None:
+    """Print JSON lines: the conditions, every run, every result, every difference between texts."""
+    results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
+    lines = [{"kind": "conditions", **conditions, "interrupted": interrupted}]
+    for line in [*lines, *(one.as_row() for one in [*records, *results, *differences_in(records)])]:
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+def print_results(
+    conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool, out: Path | None
+) -> None:
+    """Print the main table, whether the texts are equal, and where the runs are."""
+    console = Console(highlight=False)
+    if interrupted:
+        console.print("Interrupted; these are the rounds that were finished." if records else "Interrupted.")
+    results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
+    if results:
+        for part in speed_table(results, brief=True).split(console.width):
+            console.print(as_rich(part))
+        found = differences_in(records)
+        console.print(equality_in_words(results, found, lossy_arms(conditions)), soft_wrap=True)
+        if found:
+            console.print(as_rich(difference_table(found)))
+        console.print(_how(conditions, records), soft_wrap=True)
+    if out is not None and records:
+        console.print(f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.')
+
+
+def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
+    """Return the conditions that nobody may overlook, in two or three sentences."""
+    prompts = len({(one.task, name) for one in records for name in one.prompts})
+    said = (
+        f"{prompts} prompts, {conditions['max_new_tokens']} new tokens each, {len(records)} runs. Speed-up: all tokens "
+        f"over all seconds, over the same of {PLAIN}; bootstrap over prompts."
+    )
+    load, threads = typical_load(records), conditions["machine"]["threads"]
+    if load is not None and load > 1.5 * threads and not conditions["machine"]["accelerator"]:
+        said += (
+            f" [yellow]Load average {load:.1f} on {threads} threads: other programs were busy, so do not trust it.[/]"
+        )
+    return said

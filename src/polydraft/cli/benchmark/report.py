@@ -1,0 +1,35 @@
+"""`polydraft report`: a page with tables and figures of what `polydraft bench` measured."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from polydraft.bench import require_matplotlib
+from polydraft.bench.speed import (
+    differences_in,
+    equality_in_words,
+    lossy_arms,
+    read_speed_results,
+    summarise_speed,
+    verdicts,
+    write_report,
+)
+
+
+def run_report(runs: Path, out: Path) -> int:
+    """Write the page and say what is in it.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ResultsError: the runs cannot be read, or the report cannot be written.
+    """
+    require_matplotlib()
+    conditions, records = read_speed_results(runs)
+    page, *figures = write_report(conditions, records, out)
+    results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
+    console = Console(highlight=False)
+    for line in verdicts(results):
+        console.print(line.replace("**", ""), soft_wrap=True, markup=False)
+    console.print(equality_in_words(results, differences_in(records), lossy_arms(conditions)), soft_wrap=True)
+    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True)
+    return 0

@@ -1,0 +1,252 @@
+"""`polydraft tune`: measure a pair on this machine and write the plan that `polydraft generate --plan` drafts by."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from polydraft.bench import read_prompt_sets
+from polydraft.bench.encoding import encode
+from polydraft.cli.conformance import progress
+from polydraft.cli.generate import INTERRUPTED
+from polydraft.engine import Comparison, compare
+from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.probs import SamplingParams
+from polydraft.trees import Fixed, TreeShape
+
+EXCERPT_TOKENS = 64
+SHOWN_COUNTS = (1, 4, 8, 16, 32, 64, 128)
+Step = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """One call of `polydraft tune`: the options as given."""
+
+    target: str | None = None
+    draft: str | None = None
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    prompts: tuple[str, ...] = ()
+    limit: int = 8
+    effort: Effort = field(default_factory=Effort)
+    max_nodes: int = 32
+    max_depth: int = 8
+    checked: bool = False
+    out: Path = Path("plan.json")
+    dtype: str = "auto"
+    device: str = "auto"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the models are called in the plan."""
+        return self.target or "embedded pair's target", self.draft or "embedded pair's draft"
+
+
+def run_tune(request: TuneRequest, *, as_json: bool) -> int:
+    """Measure, choose, write and print; return the exit code: 0, or 130 after Ctrl-C with nothing written."""
+    notes = Console(stderr=True, quiet=as_json)
+    check_request(request)
+    sources = request.prompts or (("python",) if request.target is None else ("humaneval", "gsm8k"))
+    prompts = read_prompt_sets(sources, request.limit)
+    try:
+        with notes.status("Loading the models ..."):
+            pair = _load(request)
+        encoded = [encode(pair, prompt, EXCERPT_TOKENS) for prompt in prompts]
+        fitting = _fitting(pair, encoded, request)
+        if len(fitting) < len(encoded):
+            notes.print(
+                f"{len(encoded) - len(fitting)} of {len(encoded)} prompts do not fit into the context; left out."
+            )
+        with progress(notes) as step:
+            plan = _tuned(pair, fitting, request, step)
+            measured = _measured(pair, fitting, request, plan, step) if request.checked else {}
+    except KeyboardInterrupt:
+        notes.print("Interrupted; nothing was written.")
+        return INTERRUPTED
+    plan.save(request.out)
+    if as_json:
+        checks = {f"{heat:g}": {name: one.as_dict() for name, one in runs.items()} for heat, runs in measured.items()}
+        sys.stdout.write(json.dumps({"path": str(request.out), **plan.as_dict(), "measured": checks}) + "\n")
+    else:
+        show(Console(highlight=False), plan, request, len(fitting), measured)
+    return 0
+
+
+def check_request(request: TuneRequest) -> None:
+    """Check what can be checked before models are loaded.
+
+    Raises:
+        InvalidParameter: options that do not go together, a temperature outside its range, or a file that cannot be
+            written or is something else than a plan.
+    """
+    if bool(request.target) != bool(request.draft):
+        raise InvalidParameter("--target and --draft go together: a draft model belongs to one family of targets.")
+    for temperature in request.temperatures:
+        SamplingParams(temperature)
+    out = request.out
+    if not out.parent.is_dir():
+        raise InvalidParameter(f"--out {out}: there is no folder {out.parent}.")
+    if out.exists():
+        try:
+            load_plan(out)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"--out {out} exists and is no plan that can be read; give another name.") from error
+
+
+def _load(request: TuneRequest) -> Pair:
+    if request.target is None:
+        return load_pair(dtype=request.dtype, device=request.device)
+    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+
+
+def _fitting(pair: Pair, prompts: Sequence[Tensor], request: TuneRequest) -> list[Tensor]:
+    """Return the prompts that leave room for the new tokens."""
+    room = HuggingFaceModel(pair.target).context - request.effort.tokens
+    fitting = [ids for ids in prompts if 0 < ids.shape[1] <= room]
+    if not fitting:
+        raise InvalidParameter(
+            f"No prompt leaves room for {request.effort.tokens} new tokens in the model's context; give shorter ones, "
+            "or a smaller --max-tokens."
+        )
+    return fitting
+
+
+def _tuned(pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, step: Step) -> PairPlan:
+    return tune(
+        pair,
+        prompts,
+        temperatures=request.temperatures,
+        max_nodes=request.max_nodes,
+        max_depth=request.max_depth,
+        effort=request.effort,
+        names=request.names,
+        on_progress=step,
+    )
+
+
+def _measured(
+    pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, plan: PairPlan, step: Step
+) -> dict[float, dict[str, Comparison]]:
+    """Compare the chosen and the default tree with plain decoding, by temperature; other texts than were tuned on."""
+    return {
+        tree.temperature: {
+            name: _compared(pair, prompts, request, tree, shape, step)
+            for name, shape in (("tree", tree.shape), ("default tree", tree.usual))
+            if shape.counts
+        }
+        for tree in plan.trees
+    }
+
+
+def _compared(
+    pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, tree: TunedTree, shape: TreeShape, step: Step
+) -> Comparison:
+    options: dict[str, Any] = {"temperature": tree.temperature, "seed": request.effort.seed + 1}
+    options |= {"top_k": 0} if tree.temperature else {}
+    pairs: list[object] = []
+
+    def note(*runs: object) -> None:
+        pairs.append(runs)
+        step(f"checking, temperature {tree.temperature:g}", len(pairs), len(prompts))
+
+    return compare(
+        pair.target,
+        prompts,
+        on_pair=note,
+        drafter=pair.draft,
+        policy=Fixed(shape),
+        max_new_tokens=request.effort.tokens,
+        **options,
+    )
+
+
+def show(
+    console: Console,
+    plan: PairPlan,
+    request: TuneRequest,
+    prompts: int,
+    measured: dict[float, dict[str, Comparison]],
+) -> None:
+    """Print one column per temperature, what the passes cost, and how to use the plan."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for tree in plan.trees:
+        table.add_column(f"temperature {tree.temperature:g}")
+    columns = [_column(tree, measured.get(tree.temperature, {})) for tree in plan.trees]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        style = "bold" if name.startswith("speed-up") else None
+        table.add_row(name, *(column.get(name, "") for column in columns), style=style)
+    console.print(
+        f"Tuned on {prompts} prompt(s), up to {request.effort.tokens} tokens each: {plan.pair.target.name} with "
+        f"{plan.pair.draft.name}, {plan.machine.device}, {plan.machine.threads} thread(s).",
+        soft_wrap=True,
+    )
+    console.print(table)
+    console.print(
+        "Children by depth: a line per depth, a number per node; · is a node without children.", soft_wrap=True
+    )
+    costs = plan.trees[0].costs
+    console.print(f"Target's pass, by nodes scored: {_milliseconds(costs.target)}.", soft_wrap=True)
+    console.print(f"One level of drafts, by nodes: {_milliseconds(costs.draft)}.", soft_wrap=True)
+    if not measured:
+        console.print("Speed-ups are predicted from these measurements; --check measures them.", soft_wrap=True)
+    used = "" if request.target is None else f" --target {request.target} --draft {request.draft}"
+    console.print(
+        f"Written to {request.out}. Use it: polydraft generate{used} --plan {request.out} ...", soft_wrap=True
+    )
+
+
+def _column(tree: TunedTree, measured: dict[str, Comparison]) -> dict[str, str]:
+    shape, chosen, default = tree.shape, tree.chosen, tree.default
+    plain = tree.plain.tokens_per_second
+    cells = {
+        "children by depth": draw_counts(shape),
+        "drafts": f"{shape.size - 1}, depth {shape.depth}" if shape.counts else "none",
+        "verifier": tree.verifier,
+        "drawn by": tree.scheme,
+        "accepted by rank": f"{_rates(tree)} ({tree.visits} nodes seen)",
+        "tokens per call": f"{chosen.tokens:.2f}",
+        "time of a step": f"{1000 * chosen.seconds:.1f} ms",
+        "of a plain step": f"{1000 * tree.plain.seconds:.1f} ms",
+        "speed-up, predicted": f"{chosen.tokens_per_second / plain:.2f}x",
+    }
+    if default is not None:
+        cells["  default tree's"] = f"{default.tokens_per_second / plain:.2f}x ({tree.usual.size - 1} drafts)"
+        cells["  over default tree"] = f"{chosen.tokens_per_second / default.tokens_per_second:.2f}x"
+    if "tree" in measured:
+        cells["speed-up, measured"] = f"{measured['tree'].speedup:.2f}x"
+        cells["  tokens per call"] = f"{measured['tree'].drafted.block_efficiency:.2f}"
+    if "default tree" in measured:
+        cells["  default tree's, too"] = f"{measured['default tree'].speedup:.2f}x"
+    return cells
+
+
+def draw_counts(shape: TreeShape) -> str:
+    """Return a tree as the numbers of children of its nodes, one line per depth; a node without any is a dot."""
+    if not shape.counts:
+        return "plain decoding"
+    rows = [
+        " ".join(str(count or "·") for count in (*counts, *(0,) * (len(nodes) - len(counts))))
+        for counts, nodes in zip(shape.counts, shape.levels, strict=False)
+    ]
+    return "\n".join(rows)
+
+
+def _rates(tree: TunedTree) -> str:
+    children = tree.shape.counts[0][0] if tree.shape.counts else 1
+    return " ".join(f"{rate:.2f}" for rate in tree.acceptance.at(0, children)) or "-"
+
+
+def _milliseconds(curve: Curve) -> str:
+    last = curve.points[-1][0]
+    counts = [*(count for count in SHOWN_COUNTS if count < last), last]
+    return ", ".join(f"{count}: {1000 * curve(count):.3g} ms" for count in counts)

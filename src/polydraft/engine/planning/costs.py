@@ -1,0 +1,188 @@
+"""What passes cost on this machine: the target's by tree size, the drafter's by level, as monotone curves."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from polydraft.drafters import Drafter, Session, Text
+from polydraft.engine.wrappers.timed import Stopwatch
+from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.models import LanguageModel
+from polydraft.probs import Noise, SamplingParams
+from polydraft.schemes import Scheme
+from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, Widths, causal_mask, step_seconds, topology, tree_mask
+
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FRONTIERS = (1, 2, 4, 8, 16, 32)
+ROUNDS = 9
+LEVELS = 3
+"""How many levels of one width are timed at once: their time stands out from the noise of the clock."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds as a function of a count: linear between the points and beyond the last, never falling.
+
+    Args:
+        points: counts, ascending, with their seconds.
+
+    Raises:
+        InvalidParameter: no points, or counts or seconds that do not ascend from at least 1 and 0.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        counts, seconds = [count for count, _ in self.points], [value for _, value in self.points]
+        rising = all(before <= after for before, after in zip([0.0, *seconds], [*seconds, float("inf")], strict=True))
+        if not counts or counts[0] < 1 or sorted({*counts}) != counts or not rising or max(seconds) == float("inf"):
+            raise InvalidParameter(
+                f"A cost curve needs ascending counts and finite, ascending times, not {self.points}."
+            )
+
+    def __call__(self, count: int) -> float:
+        """Return the seconds at a count."""
+        counts, seconds = zip(*self.points, strict=True)
+        if count <= counts[-1] or len(counts) == 1:
+            return float(np.interp(count, counts, seconds))
+        slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])
+        return seconds[-1] + slope * (count - counts[-1])
+
+    @classmethod
+    def through(cls, samples: Mapping[int, Sequence[float]]) -> "Curve":
+        """Return the monotone curve next to the medians of the samples at each count, in least squares."""
+        counts = sorted(samples)
+        medians = [max(0.0, median(samples[count])) for count in counts]
+        return cls(tuple(zip(counts, map(float, isotonic_regression(medians).x), strict=True)))
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a decoding step takes, in seconds.
+
+    Args:
+        target: the target's pass over n nodes.
+        draft: one level of drafting over f nodes.
+        start: what a draft takes beyond its levels.
+        overhead: the rest of a step with drafts: distributions, verification, bookkeeping.
+        plain_overhead: the rest of a step without.
+    """
+
+    target: Curve
+    draft: Curve
+    start: float
+    overhead: float
+    plain_overhead: float
+
+    def __post_init__(self) -> None:
+        for name in ("start", "overhead", "plain_overhead"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InvalidParameter(f"{name} must be a time >= 0, but is {value}.")
+
+    def verifying(self, nodes: int) -> float:
+        """Return the time of a step but for what drafts add to it beside nodes."""
+        return self.target(nodes) + self.plain_overhead
+
+    @property
+    def drafting(self) -> float:
+        """What a step with drafts takes more than a plain one, whatever its tree."""
+        return self.start + max(0.0, self.overhead - self.plain_overhead)
+
+    def of(self, shape: TreeShape) -> float:
+        """Return the time of a step with trees of this shape; the root alone is plain decoding."""
+        return step_seconds(shape, self.verifying, self.draft, self.drafting)
+
+
+@torch.inference_mode()
+def time_target(
+    model: LanguageModel, tokens: Int[Tensor, "1 t"], most: int, *, rounds: int = ROUNDS, on_progress: Progress
+) -> Curve:
+    """Time the target's pass over n = 1 to `most` tree nodes after these tokens.
+
+    All sizes are timed in turn, round after round, so that what else the machine does disturbs them alike.
+    """
+    sizes = _up_to(SIZES, most)
+    base = torch.full_like(tokens[0, :1], tokens.shape[1])
+    cache = model.new_cache(1, tokens.shape[1] + most)
+    positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+    mask = causal_mask(base, tokens.shape[1])
+    model.forward(tokens, positions, mask, cache, torch.zeros_like(base), logits_to_keep=1)
+
+    def score(nodes: int) -> None:
+        tree = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)
+        seen = tree_mask(tree.ancestors, base, tokens.shape[1] + nodes)
+        there = (base.unsqueeze(-1) + tree.depth).clamp_max(model.context - 1)
+        model.forward(tokens[:, -1:].expand(1, nodes), there, seen, cache, base)
+
+    tasks = {nodes: partial(score, nodes) for nodes in sizes}
+    return Curve.through(_timed(tasks, model.device, rounds, on_progress))
+
+
+@torch.inference_mode()
+def time_draft(
+    drafter: Drafter,
+    scheme: Scheme,
+    tokens: Int[Tensor, "1 t"],
+    vocab_size: int,
+    most: int,
+    *,
+    rounds: int = ROUNDS,
+    on_progress: Progress,
+) -> tuple[Curve, float]:
+    """Time one level of drafting over f = 1 to `most` nodes, and what a draft costs beyond its levels.
+
+    A level's time is that of the pass and of drawing the children: trees with three more levels of f nodes, less trees
+    with none, over three. The rest of a tree's time is its start: the root's level takes up two tokens.
+    """
+    text = Text(torch.nn.functional.pad(tokens, (0, 1)), torch.full_like(tokens[0, :1], tokens.shape[1]))
+    state = drafter.start(text, Session(SamplingParams(), tokens.shape[1] + (LEVELS + 1) * most + 2, vocab_size))
+    noise = Noise.from_seed(0, 1)
+
+    def draft(policy: TreePolicy) -> None:
+        drafter.draft(state, text, scheme, policy, noise)
+
+    tasks = {0: partial(draft, Chain(1))}
+    for width in _up_to(FRONTIERS, most):
+        tasks[width] = partial(draft, Fixed(Widths((width, *(1,) * LEVELS)).shape))
+        try:
+            tasks[width]()
+        except (InvalidParameter, UnpairedScheme):  # a scheme that draws fewer children
+            del tasks[width]
+            break
+    samples = _timed(tasks, tokens.device, rounds, on_progress)
+    short = samples.pop(0)
+    levels = {
+        width: [(whole - root) / LEVELS for whole, root in zip(times, short, strict=True)]
+        for width, times in samples.items()
+    }
+    curve = Curve.through(levels)
+    return curve, max(0.0, median(short) - curve(1))
+
+
+def _up_to(counts: Iterable[int], most: int) -> list[int]:
+    return [*(count for count in counts if count < most), most]
+
+
+def _timed(
+    tasks: Mapping[int, Callable[[], None]], device: torch.device, rounds: int, on_progress: Progress
+) -> dict[int, list[float]]:
+    """Return the seconds of every task in every round, after a round that does not count."""
+    samples: dict[int, list[float]] = {count: [] for count in tasks}
+    for turn in range(rounds + 1):
+        for count, task in tasks.items():
+            watch = Stopwatch(device)
+            with watch.charge("task"):
+                task()
+            if turn:
+                samples[count].append(watch.seconds["task"])
+        on_progress(turn + 1, rounds + 1)
+    return samples

@@ -1,0 +1,276 @@
+"""A plan: for a pair of models and a machine, the tree to draft at each temperature, and what it was chosen from."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polydraft.engine.planning.costs import Curve, StepCosts
+from polydraft.engine.planning.identity import Machine, ModelIdentity, PairIdentity
+from polydraft.errors import InvalidParameter
+from polydraft.probs import SamplingParams
+from polydraft.trees import Acceptance, TreeShape, expected_tokens, fastest_shape
+
+FORMAT = 1
+LARGEST_FILE = 2**24
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a tree is expected to do: tokens per target call, the next token included, and seconds per step."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over seconds."""
+        return self.tokens / self.seconds if self.seconds > 0 else float("inf")
+
+    def as_dict(self) -> dict[str, float]:
+        """Return everything, for JSON."""
+        return {
+            "tokens_per_call": round(self.tokens, 4),
+            "milliseconds_per_step": round(1000 * self.seconds, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+@dataclass(frozen=True)
+class TunedTree:
+    """The tree for one temperature.
+
+    Args:
+        temperature: the target's.
+        scheme: the name of the way of drafting.
+        verifier: the name of the rule.
+        shape: the tree; the root alone means plain decoding.
+        usual: the tree that is drafted without a plan.
+        acceptance: the measured rates.
+        visits: from how many nodes.
+        costs: the measured times.
+    """
+
+    temperature: float
+    scheme: str
+    verifier: str
+    shape: TreeShape
+    usual: TreeShape
+    acceptance: Acceptance
+    visits: int
+    costs: StepCosts
+
+    def predict(self, shape: TreeShape) -> Prediction:
+        """Return what a tree of this shape would do.
+
+        Raises:
+            InvalidParameter: the verifier takes fewer drafts at a node.
+        """
+        return Prediction(expected_tokens(shape, self.acceptance), self.costs.of(shape))
+
+    @property
+    def chosen(self) -> Prediction:
+        """What the chosen tree is expected to do."""
+        return self.predict(self.shape)
+
+    @property
+    def plain(self) -> Prediction:
+        """What plain decoding is expected to do."""
+        return self.predict(TreeShape(()))
+
+    @property
+    def default(self) -> Prediction | None:
+        """What the tree drafted without a plan is expected to do; None if the verifier cannot verify it."""
+        try:
+            return self.predict(self.usual)
+        except InvalidParameter:
+            return None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything, for JSON; the predictions are for readers and not read back."""
+        default = self.default
+        return {
+            "temperature": self.temperature,
+            "scheme": self.scheme,
+            "verifier": self.verifier,
+            "tree": self.shape.counts,
+            "default_tree": self.usual.counts,
+            "predicted": {
+                "tree": self.chosen.as_dict(),
+                "default_tree": default.as_dict() if default else None,
+                "plain": self.plain.as_dict(),
+            },
+            "visits": self.visits,
+            "acceptance": [[[round(rate, 5) for rate in row] for row in rows] for rows in self.acceptance.rates],
+            "seconds": {
+                "target": _rounded(self.costs.target),
+                "draft": _rounded(self.costs.draft),
+                "start": round(self.costs.start, 8),
+                "overhead": round(self.costs.overhead, 8),
+                "plain_overhead": round(self.costs.plain_overhead, 8),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """The trees of one pair on one machine.
+
+    Args:
+        pair: which models.
+        machine: where the passes were timed.
+        context: after how many tokens they were timed.
+        max_nodes: the largest tree that was allowed, the root included.
+        max_depth: the deepest one.
+        trees: one per temperature.
+    """
+
+    pair: PairIdentity
+    machine: Machine
+    context: int
+    max_nodes: int
+    max_depth: int
+    trees: tuple[TunedTree, ...]
+
+    def at(self, temperature: float, scheme: str, verifier: str) -> TunedTree | None:
+        """Return the tree of the nearest temperature with this scheme and verifier, but never 0 for one above it."""
+        fitting = [
+            tree
+            for tree in self.trees
+            if (tree.scheme, tree.verifier) == (scheme, verifier) and (tree.temperature > 0) == (temperature > 0)
+        ]
+        return min(fitting, key=lambda tree: abs(tree.temperature - temperature), default=None)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything, for JSON."""
+        return {
+            "polydraft_plan": FORMAT,
+            "pair": asdict(self.pair),
+            "machine": asdict(self.machine),
+            "context": self.context,
+            "max_nodes": self.max_nodes,
+            "max_depth": self.max_depth,
+            "trees": [tree.as_dict() for tree in self.trees],
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the plan to a file, in one piece: the file is the old one or the whole new one.
+
+        Raises:
+            InvalidParameter: the file cannot be written.
+        """
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            part.write_text(_compact(json.dumps(self.as_dict(), indent=1)) + "\n", encoding="utf-8")
+            os.replace(part, path)
+        except OSError as error:
+            raise InvalidParameter(f"{path}: the plan cannot be written there: {error.strerror}.") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def searched(acceptance: Acceptance, costs: StepCosts, max_nodes: int, max_depth: int) -> TreeShape:
+    """Return the tree with the most tokens per second; the root alone if plain decoding is as fast."""
+    return fastest_shape(
+        acceptance,
+        costs.verifying,
+        costs.draft,
+        max_nodes=max_nodes,
+        max_depth=max_depth,
+        overhead=costs.drafting,
+    )
+
+
+def load_plan(path: str | Path) -> PairPlan:
+    """Read a plan file.
+
+    Raises:
+        InvalidParameter: the file cannot be read, is no plan, is of another format, or is damaged, and where.
+    """
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise InvalidParameter(f"{path}: the plan cannot be read: {error.strerror}.") from error
+    try:
+        row = json.loads(content) if len(content) <= LARGEST_FILE else None
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or "polydraft_plan" not in row:
+        raise InvalidParameter(f"{path}: this is no plan file; `polydraft tune` writes one.")
+    if row["polydraft_plan"] != FORMAT:
+        raise InvalidParameter(
+            f"{path}: the plan has format {row['polydraft_plan']!r}, and this version of polydraft reads {FORMAT}; "
+            "run `polydraft tune` again."
+        )
+    try:
+        return _plan(row)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise InvalidParameter(f"{path}: the plan file is damaged: {reason}.") from error
+
+
+def _plan(row: Mapping[str, Any]) -> PairPlan:
+    pair = row["pair"]
+    target, draft = (ModelIdentity(**_typed(pair[role], ModelIdentity)) for role in ("target", "draft"))
+    return PairPlan(
+        PairIdentity(target, draft, str(pair["vocabulary"])),
+        Machine(**_typed(row["machine"], Machine)),
+        _whole("context", row["context"], 1),
+        _whole("max_nodes", row["max_nodes"], 2),
+        _whole("max_depth", row["max_depth"], 1),
+        tuple(_tree(one) for one in row["trees"]),
+    )
+
+
+def _typed(row: Mapping[str, Any], kind: type[ModelIdentity] | type[Machine]) -> dict[str, Any]:
+    """Return the fields of a value class, each of its type."""
+    return {name: field(row[name]) for name, field in kind.__annotations__.items()}
+
+
+def _tree(row: Mapping[str, Any]) -> TunedTree:
+    seconds = row["seconds"]
+    tree = TunedTree(
+        SamplingParams(float(row["temperature"])).temperature,
+        str(row["scheme"]),
+        str(row["verifier"]),
+        _shape(row["tree"]),
+        _shape(row["default_tree"]),
+        Acceptance(tuple(tuple(tuple(map(float, one)) for one in rows) for rows in row["acceptance"])),
+        _whole("visits", row["visits"], 0),
+        StepCosts(
+            _curve(seconds["target"]),
+            _curve(seconds["draft"]),
+            float(seconds["start"]),
+            float(seconds["overhead"]),
+            float(seconds["plain_overhead"]),
+        ),
+    )
+    tree.predict(tree.shape)  # a tree with more children than there are rates for
+    return tree
+
+
+def _shape(counts: Sequence[Sequence[Any]]) -> TreeShape:
+    return TreeShape(tuple(tuple(_whole("a number of children", count, 0) for count in level) for level in counts))
+
+
+def _curve(points: Sequence[Sequence[Any]]) -> Curve:
+    return Curve(tuple((_whole("a count", count, 1), float(seconds)) for count, seconds in points))
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidParameter(f"{name} must be an integer >= {least}, but is {value!r}.")
+    return value
+
+
+def _rounded(curve: Curve) -> list[tuple[int, float]]:
+    return [(count, round(seconds, 8)) for count, seconds in curve.points]
+
+
+def _compact(text: str) -> str:
+    """Put the innermost lists of indented JSON on one line each."""
+    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
