@@ -58,6 +58,9 @@ def test_foreign_cache_is_refused() -> None:
     class Foreign:
         def keep(self, base: torch.Tensor, path: torch.Tensor) -> None: ...
 
+        def join(self, row: int, other: object) -> None:
+            """Do nothing."""
+
     place = torch.tensor([[0]])
     with pytest.raises(InvalidParameter, match="must come from new_cache, but is a Foreign"):
         HuggingFaceModel(tiny_model()).forward(place, place, place.unsqueeze(0) == 0, Foreign(), torch.tensor([0]))
