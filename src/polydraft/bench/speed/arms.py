@@ -1,8 +1,8 @@
 """Arms: ways of continuing prompts that are measured against each other; those of polydraft's own engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -54,12 +54,8 @@ class Generated:
     setup: dict[str, str] = field(default_factory=dict)
 
 
-class Continue(Protocol):
-    """Continues every prompt by exactly `max_new_tokens` tokens; the seed fixes them."""
-
-    def __call__(self, batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        """Return the new tokens."""
-        ...
+Continue = Callable[[Batch, float, int, int], Generated]
+"""Continues every prompt at a temperature by so many tokens, no more and no less; the last argument is the seed."""
 
 
 @dataclass(frozen=True, eq=False)

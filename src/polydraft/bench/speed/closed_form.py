@@ -6,6 +6,8 @@ from polydraft.engine import Statistics
 from polydraft.theory import time_factor
 
 PARTS = ("draft", "target", "verify", "rest")
+MOSTLY = 0.95
+"""The formula for chains is used if this share of the drafts that it counts on were there."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Bound:
         target: the cost of the target's pass; 1 if a tree costs as much as a single token.
         other: the cost of verification and of everything else.
         chain: `theory.time_factor`: the speed-up if acceptance is the same at every depth, each depth costs one
-            draft pass, and the target's pass and all else cost nothing more; None without acceptance.
+            draft pass, and the target's pass and all else cost nothing more; None where drafts are not equally deep.
         passes: the speed-up if there were nothing but forward passes: tokens / (draft + target).
         steps: the speed-up of a step: with everything but the prompt's pass.
     """
@@ -61,8 +63,9 @@ def bound_of(arm: Statistics, plain: Statistics) -> Bound | None:
 
 
 def _chain(arm: Statistics, draft: float) -> float | None:
-    """Return the formula's value if every step had drafts to accept, as those of a draft model have."""
+    """Return the formula's value if drafts were always as deep, as those of a draft model are; else it says nothing."""
     depth = len(arm.offered_at)
-    if not depth or arm.offered_at[0] < arm.target_calls:
+    due = arm.target_calls + sum(arm.accepted_at[: depth - 1])
+    if not depth or sum(arm.offered_at) < MOSTLY * due:
         return None
     return time_factor(arm.acceptance_rate, depth, draft / depth)

@@ -45,7 +45,7 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
 
 def compare_texts(
     model: LanguageModel,
-    prompts: Sequence[Int[Tensor, " t"]],
+    prompts: Sequence[Int[Tensor, " _"]],
     expected: Sequence[Sequence[int]],
     found: Sequence[Sequence[int]],
 ) -> list[Difference]:

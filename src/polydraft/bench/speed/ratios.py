@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.bench.bootstrap import Estimate, bootstrap_weights, with_interval
+from polydraft.bench.bootstrap import Estimate, bootstrap_weights, widening_for_few, with_interval
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def speed_up(pairs: Sequence[Sequence[Pair]], seed: int = 0) -> SpeedUp:
     """Return an arm's speed-up with 95 % intervals.
 
     Repeats of a prompt depend on each other: they share its text and its difficulty. So prompts are drawn with all
-    their repeats. Ratios are averaged and widened as logarithms, in which a half and a double are equally far from
-    one.
+    their repeats; `widening_for_few` makes up for few of them. Ratios are averaged and widened as logarithms, in which
+    a half and a double are equally far from one.
 
     Args:
         pairs: for each prompt (or batch of prompts) its repeats, at least one.
@@ -80,6 +80,6 @@ def _log_ratio(weights: Float[np.ndarray, "r m"], columns: Sequence[Float[np.nda
 def _exponential(value: Float[np.ndarray, "1"], resampled: Float[np.ndarray, " r"], prompts: int) -> Estimate:
     if prompts < 2:
         return Estimate(float(np.exp(value[0])), None, None)
-    found = with_interval(float(value[0]), resampled, prompts)
+    found = with_interval(float(value[0]), resampled, widening_for_few(prompts))
     low, high = (None if end is None else float(np.exp(end)) for end in (found.low, found.high))
     return Estimate(float(np.exp(found.mean)), low, high)

@@ -1,13 +1,13 @@
 """Totals of the runs by arm, task, temperature and batch size."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate
+from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.closed_form import Bound, bound_of
@@ -165,7 +165,8 @@ def _block_efficiency(own: Sequence[SpeedRecord], groups: Sequence[Sequence[int]
     totals = [summed([part for number in group if (part := own[number].statistics)]) for group in groups]
     tokens = np.array([one.new_tokens for one in totals], dtype=float)
     calls = np.array([one.target_calls for one in totals], dtype=float)
-    return estimate(tokens, calls, bootstrap_weights(len(groups), seed))
+    found = estimate(tokens, calls, bootstrap_weights(len(groups), seed), widening_for_few(len(groups)))
+    return found if found.low is None else replace(found, low=max(1.0, found.low))  # a call gives a token at least
 
 
 def _rounded(value: Any) -> Any:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GREY, BLACK = "#999999", "#222222"
+GREY = "#999999"
+BELOW = 0.2
+"""How far below an arm's mean, in rows, the dots of its prompts lie."""
 Draw = Callable[["Axes", Sequence[ArmResult], Sequence[str]], None]
 
 
@@ -48,7 +50,8 @@ def speed_ups(results: Sequence[ArmResult], condition: str) -> "Figure":
         for one in here:
             place, found = arms.index(one.arm), one.speed_up
             colour = COLOURS[1] if found.total.mean < 1 else COLOURS[0]
-            axis.plot(found.by_prompt, [place] * len(found.by_prompt), "o", color=GREY, alpha=0.35, markersize=3)
+            dots = [place + BELOW] * len(found.by_prompt)
+            axis.plot(found.by_prompt, dots, "o", color=GREY, alpha=0.5, markersize=3, markeredgewidth=0)
             _with_bar(axis, found.total, place, colour)
             label = f"{found.total.mean:.2f}x"
             axis.annotate(label, (found.total.mean, place), (0, 6), textcoords="offset points", ha="center", fontsize=8)

@@ -129,21 +129,23 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
     prompts = {
         one.task: {name for other in records if other.task == one.task for name in other.prompts} for one in records
     }
-    counts = ", ".join(f"{len(names)} of {task}" for task, names in prompts.items())
+    counts = ", ".join(f"{task} {len(names)}" for task, names in prompts.items())
     repeats = max(one.repeat for one in records) + 1
+    often = "once" if repeats == 1 else f"{repeats} times"
     load, threads = typical_load(records), machine["threads"]
     versions = ", ".join(f"{name} {number}" for name, number in conditions["versions"].items())
     place = machine["accelerator"] or f"{machine['processor']}, {threads} of {machine['cores']} cores"
     sentences = [
         f"Target: {_model(target)}." + (f" Draft model: {_model(draft)}." if draft else " There is no draft model."),
-        f"Prompts: {counts}. Every arm continued each by exactly {conditions['max_new_tokens']} tokens, {repeats} "
-        "time(s); the end-of-text token did not end a text in any arm.",
+        f"Prompts: {counts}. Every arm continued each by exactly {conditions['max_new_tokens']} tokens, {often}; the "
+        "end-of-text token did not end a text in any arm.",
         "The arms took turns on the same prompts in one process, in a random order of each round, after a warm-up of "
         f"{conditions['warm_up_tokens']} tokens. Seed {conditions['seed']}.",
         "Speed is all new tokens over all seconds of the whole call, the prompt's pass included. A speed-up is the "
         f"ratio to the arm {PLAIN}, polydraft's loop without drafts, on the same prompts, temperature, batch and "
         "repeat.",
-        "Intervals are 95 % bootstrap intervals over prompts, each with all its repeats.",
+        "Intervals are 95 % bootstrap intervals over prompts, each with all its repeats, and widened by Student's "
+        "factor where there are few.",
         "All arms ran on the same model objects; on a CPU polydraft packs the linear layers of small models, and "
         "Hugging Face's loops run on the packed layers as well. Sampling is from the whole distribution, without top-k "
         "or top-p.",
