@@ -26,11 +26,12 @@ THREE_TOKENS = """The same rules without models: two independent drafts of a uni
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, default=32, help="prompts of each of the two tasks")
+    parser.add_argument("--limit", type=int, default=12, help="prompts of each of the two tasks")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
-    parser.add_argument("--k", default="1-8")
-    parser.add_argument("--tree-every", type=int, default=4)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 0.3, 0.6, 0.8, 1.0, 1.2])
+    parser.add_argument("--k", default="1,2,3,4,6,8")
+    parser.add_argument("--tree-every", type=int, default=8)
+    parser.add_argument("--shortlist", type=int, default=1024)
     parser.add_argument("--records", type=Path, default=ROOT / "runs" / "limits")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "theory" / "limits")
     given = parser.parse_args()
@@ -39,6 +40,7 @@ def main() -> int:
         drafts=parse_numbers(given.k),
         max_tokens=given.max_tokens,
         tree_every=given.tree_every,
+        shortlist=given.shortlist,
     )
     code = run_limits(LimitsRequest(plan, limit=given.limit, out=given.records, figures=True), as_json=False)
     if code == 0:

@@ -1,7 +1,7 @@
 """polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
 
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine import GenerationOutput, Run, Statistics, generate, stream
+from polydraft.engine import Completed, GenerationOutput, ManyRun, Run, Statistics, generate, generate_many, stream
 from polydraft.errors import PolydraftError
 from polydraft.models import HuggingFaceModel, Pair, load, load_pair
 from polydraft.probs import SamplingParams
@@ -23,10 +23,12 @@ __all__ = [
     "IID",
     "MEDUSA_63",
     "Chain",
+    "Completed",
     "Fixed",
     "GenerationOutput",
     "Given",
     "HuggingFaceModel",
+    "ManyRun",
     "ModelDrafter",
     "NaiveMatch",
     "NgramDrafter",
@@ -48,6 +50,7 @@ __all__ = [
     "WithoutReplacement",
     "__version__",
     "generate",
+    "generate_many",
     "load",
     "load_pair",
     "stream",

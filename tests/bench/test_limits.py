@@ -205,7 +205,7 @@ class TestPlansAndPrompts:
             ({"drafts": (9,)}, "Numbers of drafts must lie between 1 and shortlist, 8: 9"),
             ({"max_tokens": 0}, "max_tokens must be an integer >= 1, but is 0"),
             ({"tree_every": -1}, "tree_every must be an integer >= 0, but is -1"),
-            ({"shapes": ("2,x",)}, "A tree is written as widths per depth"),
+            ({"shapes": ("2,x",)}, "A tree is written as children per depth"),
         ],
     )
     def test_values_outside_their_range(self, plan: Plan, changes: dict[str, Any], text: str) -> None:

@@ -92,7 +92,7 @@ def test_every_drafter_gives_the_greedy_text(
 
 BAD = {
     "empty prompt": (["generate", ""], "The prompt is empty"),
-    "tree": (["generate", "x", "--tree", "4,x"], "A tree is written as widths per depth"),
+    "tree": (["generate", "x", "--tree", "4,x"], "A tree is written as children per depth"),
     "temperature": (["generate", "x", "--temperature", "-1"], "temperature must be a finite number >= 0"),
     "top_p": (["generate", "x", "--temperature", "1", "--top-p", "1.5"], "top_p must be in (0, 1]"),
     "verifier": (["generate", "x", "--verifier", "magic"], "magic"),
@@ -118,6 +118,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     [
         (["--drafter", "ngram", "--verifier", "recursive"], "The n-gram drafter works with drafts that are given"),
         (["--verifier", "speculative", "--tree", "2,1"], "Speculative sampling verifies one draft per node"),
+        (["--plan", "auto", "--tree", "2,1"], "--plan auto chooses the tree of every step"),
         (["--dtype", "float23"], "There is no dtype 'float23'"),
         (["--device", "toaster"], "There is no device 'toaster'"),
     ],
@@ -140,6 +141,18 @@ def test_a_long_prompt_is_refused_and_a_long_wish_is_cut(
     assert "at most 128 fit" in capsys.readouterr().err
     assert run(monkeypatch, "generate", "x", *models(folders), "--max-new-tokens", "500", "--json") == 0
     assert json.loads(capsys.readouterr().out)["finish"] in ("context", "eos")
+
+
+def test_a_planner_writes_the_greedy_text_and_says_that_it_chose(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "def add", *models(folders), "--max-new-tokens", "30"]
+    assert run(monkeypatch, *arguments, "--drafter", "none", "-q") == 0
+    plain = capsys.readouterr().out
+    assert run(monkeypatch, *arguments, "--plan", "auto", "-q") == 0
+    assert capsys.readouterr().out == plain
+    assert run(monkeypatch, *arguments, "--plan", "auto") == 0
+    assert "chosen for every step" in capsys.readouterr().out
 
 
 def test_ctrl_c_loses_nothing(

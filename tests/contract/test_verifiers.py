@@ -22,6 +22,8 @@ from polydraft.verifiers import (
     Lenient,
     NaiveMatch,
     NodeVerifier,
+    Optimal,
+    Race,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
     ScalableVerifier,
@@ -56,6 +58,10 @@ SCALABLE: list[ScalableVerifier] = [
     SpecHubRule(),
     ImportanceWeighted(),
     ImportanceWeighted(Product()),
+    Race(),
+    Race(Product()),
+    Optimal(),
+    Optimal(IID()),
 ]
 LOSSY: list[NodeVerifier] = [TypicalAcceptance(), TypicalAcceptance(IID()), TopBeta(beta=2, tau=1.0), Lenient()]
 RULES: list[NodeVerifier] = [*SCALABLE, *LOSSY]

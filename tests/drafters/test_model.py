@@ -60,7 +60,8 @@ def check_rows(draft: Draft, rows: list[list[int]], drafter: ModelDrafter, vocab
     has_children = (draft.tree.children >= 0).any(dim=-1) & draft.tree.valid
     for row, node in has_children.nonzero().tolist():
         text = [min(token, model.config.vocab_size - 1) for token in rows[row] + path(draft, row, node)]
-        tokens, probs = shortlist(plain_logits(model, text)[:vocab], drafter.params or PARAMS, drafter.shortlist_size)
+        size = draft.shortlist.shape[-1]
+        tokens, probs = shortlist(plain_logits(model, text)[:vocab], drafter.params or PARAMS, size)
         assert draft.shortlist[row, node].tolist() == tokens.tolist()
         drawn_from = draft.probs[row, node]
         assert torch.allclose(drawn_from if drawn_from.dim() == 1 else drawn_from.squeeze(0), probs, atol=1e-10)
@@ -162,3 +163,34 @@ def test_a_text_longer_than_the_draft_models_context_is_drafted_for_all_the_same
     text = batch_of([list(range(12))])
     draft = drafter.draft(start(drafter, text), text, TopK(), Chain(3), Noise.from_seed(0, 1))
     assert draft.tree.valid.all()
+
+
+@each_scheme
+def test_schemes_that_take_the_likeliest_tokens_list_no_more_than_that(scheme: Scheme) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=8)
+    text = batch_of([[1, 2, 3]])
+    draft = drafter.draft(start(drafter, text), text, scheme, Widths((2, 1)), Noise.from_seed(0, 1))
+    assert draft.shortlist.shape[-1] == (2 if scheme.deterministic else 8)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("skipped", [1, 2, 5])
+def test_steps_without_drafts_are_caught_up_with(skipped: int, idle: bool) -> None:
+    """After steps that committed a token without a draft, the tree is that of a fresh state."""
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=8)
+    rows = [[3, 1, 4, 1, 5], [7]]
+    text = batch_of(rows)
+    state = drafter.start(text, Session(PARAMS, 64, VOCAB, idle))
+    if not idle:
+        drafter.draft(state, text, IID(), Widths((2, 2)), Noise.from_seed(4, len(rows)))
+    nothing = torch.zeros(len(rows), 0, dtype=torch.int64)
+    for token in range(skipped):
+        verdict = Verdict(nothing, torch.zeros(len(rows), dtype=torch.int64), torch.full((len(rows),), token + 9))
+        state = drafter.commit(state, text, verdict)
+        rows = [[*row, token + 9] for row in rows]
+        text = batch_of(rows)
+    caught_up = drafter.draft(state, text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+    fresh = drafter.draft(start(drafter, text), text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+    assert caught_up.tree.tokens.tolist() == fresh.tree.tokens.tolist()
+    assert torch.allclose(caught_up.probs, fresh.probs, atol=1e-12)
+    assert drafter.commit(state, text, Verdict(torch.full((2, 2), -1), verdict.length, verdict.next_token)).behind == 0

@@ -5,7 +5,24 @@ from zoo import row
 
 from polydraft.errors import InvalidParameter
 from polydraft.schemes import IID, Scheme, WithoutReplacement, enumerate_drafts
-from polydraft.trees import EAGLE_25, MEDUSA_63, Chain, Fixed, TreePolicy, TreeShape, Widths, parse_policy, policies
+from polydraft.trees import (
+    EAGLE_25,
+    MEDUSA_63,
+    AdaptiveThreshold,
+    BestFirst,
+    Chain,
+    Confident,
+    Eagle2,
+    EntropyBound,
+    Fixed,
+    PathProbability,
+    TreePolicy,
+    TreeShape,
+    TrunkThenBranch,
+    Widths,
+    parse_policy,
+    policies,
+)
 from polydraft.verifiers import RecursiveRejection, SpeculativeSampling
 
 
@@ -40,6 +57,21 @@ def test_trees_that_are_too_large_are_refused_at_once(policy: TreePolicy):
         ("chain:5", Chain(5)),
         ("eagle", Fixed(EAGLE_25)),
         ("medusa", Fixed(MEDUSA_63)),
+        ("trunk:2+3,2", TrunkThenBranch(2, (3, 2))),
+        ("best-first:16", BestFirst(16)),
+        ("best-first:16x4", BestFirst(16, depth=4)),
+        ("best-first:16:3", BestFirst(16, children=3)),
+        ("best-first:16x4:3", BestFirst(16, depth=4, children=3)),
+        ("eagle-2", Eagle2(10, 8, 59)),
+        ("eagle-2:10x6", Eagle2(10, 6)),
+        ("eagle-2:10x6:25", Eagle2(10, 6, 25)),
+        ("confident:8", Confident((1,) * 8, 0.4)),
+        ("confident:8:0.3", Confident((1,) * 8, 0.3)),
+        ("confident:3,2,1:0.3", Confident((3, 2, 1), 0.3)),
+        ("confident-path:4:.1", Confident((1,) * 4, 0.1, PathProbability())),
+        ("confident-entropy:4:0.5", Confident((1,) * 4, 0.5, EntropyBound(0.2))),
+        ("adaptive:8", AdaptiveThreshold(8)),
+        ("adaptive:8:0.5", AdaptiveThreshold(8, 0.5)),
     ],
 )
 def test_policies_are_read_from_text(text: str, policy: TreePolicy):
@@ -64,11 +96,39 @@ def test_policies_are_read_from_text(text: str, policy: TreePolicy):
         "chain:0",
         "2.5",
         "9999",
+        "eagle:3",
+        "best-first",
+        "best-first:0",
+        "best-first:axb",
+        "best-first:3x2:2:2",
+        "best-first:9999",
+        "trunk:2",
+        "trunk:0+2",
+        "eagle-2:3",
+        "eagle-2:10x1000000000000",
+        "confident:0",
+        "confident:999999999999",
+        "confident:8:1.5",
+        "confident:8:nan",
+        "confident:8:0.1:0.2",
+        "adaptive",
+        "adaptive:8:0.5:0.5",
     ],
 )
 def test_other_texts_are_refused(text: str):
     with pytest.raises(InvalidParameter):
         parse_policy(text)
+
+
+def test_a_trunk_is_a_chain_with_a_tree_at_its_end():
+    assert TrunkThenBranch(2, (3, 1)).shape == Widths((1, 1, 3, 1)).shape
+    with pytest.raises(InvalidParameter, match="at least 1"):
+        TrunkThenBranch(0, (3, 1)).shape  # noqa: B018
+
+
+def test_a_refusal_lists_what_can_be_written():
+    with pytest.raises(InvalidParameter, match=r"chain.*trunk.*best-first.*eagle-2.*confident.*adaptive"):
+        parse_policy("tree:4")
 
 
 def test_the_contract_is_written_down():

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from polydraft.errors import ResultsError
 
+HEAD = b'{"conditions": '
+"""How every file of results begins."""
 Row = TypeVar("Row")
 Parse = Callable[[dict[str, Any]], Row]
 
@@ -27,14 +29,16 @@ def open_lines(path: Path, conditions: dict[str, Any], parse: Parse[Row]) -> lis
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.exists() else b""
         whole = _whole_lines(content)
-        if len(whole) < len(content):
+        # parsed before anything is written: a file of another kind is left as it is
+        theirs, rows = _parsed(path, whole, parse) if whole else (conditions, [])
+        if not whole and not content.startswith(HEAD[: len(content)]):
+            raise ResultsError(f"{path}, line 1: this is no line of results.")
+        if theirs == conditions and len(whole) < len(content):
             os.truncate(path, len(whole))
         if not whole:
             append_lines(path, [{"conditions": conditions}])
-            return []
     except OSError as error:
         raise ResultsError(f"{path}: the results cannot be kept there: {error.strerror}.") from error
-    theirs, rows = _parsed(path, whole, parse)
     if theirs != conditions:
         raise ResultsError(
             f"{path} is of a run with other settings: {'; '.join(differences(theirs, conditions))}. "

@@ -17,6 +17,7 @@ SHIPPED = ("gsm8k", "humaneval", "python")
 ALL = "all"
 """The name of all tasks together."""
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+NAME_FIELDS = ("question_id", "task_id", "id")
 MOST_BYTES = 64 * 2**20
 MOST_PROMPTS = 100_000
 LONGEST = 1_000_000
@@ -78,17 +79,30 @@ def read_prompts(source: str | Path) -> list[Prompt]:
     Raises:
         PromptFileError: the file is missing, unreadable, too large, empty or malformed: which line, and why.
     """
-    path = _located(source)
-    text = _decoded(path, _content(path))
-    stem = path.name.removesuffix(".gz")
-    task, ending = Path(stem).stem, Path(stem).suffix.lower()
-    rows = _json_prompts(path, task, text) if ending in JSON_ENDINGS else _passages(task, text)
+    path, text = read_text(source)
+    task = Path(path.name.removesuffix(".gz")).stem
+    rows = _json_prompts(path, task, text) if has_json_lines(path) else _passages(task, text)
     prompts = list(islice(rows, MOST_PROMPTS + 1))
     if not prompts:
         raise PromptFileError(f"{path}: the file has no prompt in it.")
     if len(prompts) > MOST_PROMPTS:
         raise PromptFileError(f"{path}: the file has more than {MOST_PROMPTS} prompts; give a part of it.")
     return prompts
+
+
+def read_text(source: str | Path) -> tuple[Path, str]:
+    """Return a set's file, which is the shipped one if it is named so, and the text in it, decompressed.
+
+    Raises:
+        PromptFileError: the file is missing, unreadable, too large or not UTF-8, and in which line.
+    """
+    path = _located(source)
+    return path, _decoded(path, _content(path))
+
+
+def has_json_lines(path: Path) -> bool:
+    """Tell by a file's name whether it holds JSON lines, and not plain text."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower() in JSON_ENDINGS
 
 
 def _located(source: str | Path) -> Path:
@@ -128,7 +142,7 @@ def _json_prompts(path: Path, task: str, text: str) -> Iterator[Prompt]:
         if not line.strip():
             continue
         try:
-            prompt = _from_row(json.loads(line), task, number)
+            prompt = prompt_from_row(json.loads(line), task, number)
         except (ValueError, RecursionError) as error:
             reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
             raise PromptFileError(f"{path}, line {number}: {reason}.") from error
@@ -138,8 +152,12 @@ def _json_prompts(path: Path, task: str, text: str) -> Iterator[Prompt]:
         yield prompt
 
 
-def _from_row(row: Any, task: str, number: int) -> Prompt:
-    """Read one row; a ValueError says what is wrong with it."""
+def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
+    """Read one JSON row; the task and the number are those of a row that has none of its own.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     if not isinstance(row, dict):
         raise ValueError(f"the row is a {type(row).__name__}, not an object")
     turns = row.get("turns")
@@ -154,7 +172,7 @@ def _from_row(row: Any, task: str, number: int) -> Prompt:
         raise ValueError(f"{place} has half of a surrogate pair in it, which is no character")
     if len(text) > LONGEST:
         raise ValueError(f"{place} has {len(text)} characters; at most {LONGEST} are read")
-    _, name = _first(row, ("question_id", "task_id", "id"))
+    _, name = _first(row, NAME_FIELDS)
     _, category = _first(row, ("category",))
     for field, value in (("the name", name), ("category", category)):
         if value is not None and (not isinstance(value, str | int) or value == ""):

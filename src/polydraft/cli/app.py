@@ -86,7 +86,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads standard input.')],
+    prompt: Annotated[str | None, typer.Argument(help='The prompt; "-" reads standard input.')] = None,
     target: Annotated[
         str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
     ] = None,
@@ -104,7 +104,11 @@ def generate(
         bool, typer.Option("--bottom-up", help="Verify whole paths from the leaves up, instead of node by node.")
     ] = False,
     tree: Annotated[
-        str | None, typer.Option(help='Children per depth such as "4,2,2,1"; or "chain:5", "eagle", "medusa".')
+        str | None,
+        typer.Option(
+            help='Children per depth such as "4,2,2,1"; or "chain:5", "trunk:2+3,2", "eagle", "medusa"; trees that '
+            'follow the draft: "best-first:16", "eagle-2", "confident:8:0.4", "adaptive:8" (docs/trees.md).'
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].")] = None,
@@ -119,11 +123,18 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the new text and nothing else.")] = False,
     compare: Annotated[bool, typer.Option(help="Measure the speed-up over plain decoding.")] = False,
-    plan: Annotated[Path | None, typer.Option(help="Draft by this file from `polydraft tune`.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A file from `polydraft tune`; or auto: learn by doing.")] = None,
+    input_file: Annotated[
+        str | None, typer.Option("--input", help="A file of prompts: JSON lines, or plain text with one a line.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the texts of --input; the same call goes on.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of --input at a time. Default: 8.")] = None,
 ) -> None:
     """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
     from polydraft.cli.generate import Request, run_generate
+    from polydraft.cli.generation import file_job, run_file
 
+    job = file_job(prompt, input_file, output, batch_size, compared=compare)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
@@ -132,7 +143,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     request = Request(
-        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        prompt=sys.stdin.read() if prompt == "-" else prompt or "",
         target=target,
         draft=draft,
         drafter=drafter.value if drafter else None,
@@ -148,6 +159,8 @@ def generate(
         device=device,
         plan=plan,
     )
+    if job:
+        raise typer.Exit(run_file(request, job, as_json=as_json, quiet=quiet))
     raise typer.Exit(run_generate(request, as_json=as_json, quiet=quiet, compared=compare))
 
 

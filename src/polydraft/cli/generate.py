@@ -17,14 +17,16 @@ from torch import Tensor
 from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine import Comparison, Run, compare, stream
+from polydraft.engine import Comparison, Planner, Run, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair, load, load_pair
 from polydraft.probs import SamplingParams
-from polydraft.trees import parse_policy
+from polydraft.trees import Chain, parse_policy
 
 INTERRUPTED = 130
+AUTO = Path("auto")
+"""The value of --plan that lets a planner choose."""
 COMPARE_REPEATS = 5
 
 
@@ -48,19 +50,26 @@ class Request:
     device: str = "auto"
     plan: Path | None = None
 
+    @property
+    def plan_file(self) -> Path | None:
+        """The plan's file, if it is one."""
+        return None if self.plan == AUTO else self.plan
+
 
 def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
     notes = Console(stderr=True, quiet=as_json or quiet)
-    drafter = _drafter_name(request)
+    if not request.prompt:
+        raise InvalidParameter("The prompt is empty: give at least one character.")
+    drafter = drafter_name(request)
     options = check_request(request, drafter)
-    plan = load_plan(request.plan) if request.plan else None
+    plan = load_plan(request.plan_file) if request.plan_file else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
     ids = encode(pair, request.prompt)
-    options["drafter"] = _drafter(drafter, pair)
+    options["drafter"] = drafter_of(drafter, pair)
     try:
-        options |= _planned(request, plan, pair, ids, options, notes) if plan else {}
+        options |= planned_options(request, plan, pair, ids, options, notes) if plan else {}
     except KeyboardInterrupt:
         return INTERRUPTED
     if request.stop:
@@ -82,15 +91,15 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
     """Check what can be checked before models are loaded, and return the generation options.
 
     Raises:
-        InvalidParameter: a malformed tree, an unknown verifier, an empty prompt, a sampling option outside its range.
+        InvalidParameter: a malformed tree, an unknown verifier, a sampling option outside its range.
     """
-    if not request.prompt:
-        raise InvalidParameter("The prompt is empty: give at least one character.")
     if request.draft and not request.target:
         raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
-    if request.plan and (request.drafter or request.tree):
+    if request.plan == AUTO and (request.tree or drafter == "none"):
+        raise InvalidParameter("--plan auto chooses the tree of every step; leave --tree and --drafter none out.")
+    if request.plan_file and (request.drafter or request.tree):
         raise InvalidParameter("--plan chooses the drafter and the tree; leave --drafter and --tree out.")
-    if request.plan and drafter != "model":
+    if request.plan_file and drafter != "model":
         raise InvalidParameter("--plan is for a target and a draft model: give --draft too.")
     names = ("temperature", "top_k", "top_p", "min_p")
     SamplingParams(**{name: request.sampling[name] for name in names if name in request.sampling})
@@ -99,9 +108,18 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
-        "policy": parse_policy(request.tree) if request.tree else None,
+        "policy": planner_for(drafter)
+        if request.plan == AUTO
+        else parse_policy(request.tree)
+        if request.tree
+        else None,
     }
     return options
+
+
+def planner_for(drafter: str) -> Planner:
+    """Return a planner of trees that suit a drafter."""
+    return Planner(tuple(map(Chain, (8, 3, 16)))) if drafter == "ngram" else Planner()
 
 
 def load_models(request: Request) -> Pair:
@@ -113,24 +131,30 @@ def load_models(request: Request) -> Pair:
 
 def encode(pair: Pair, prompt: str) -> Tensor:
     """Return the prompt's token ids, one row, on the target's device."""
-    ids = pair.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
     return torch.as_tensor(ids, device=pair.target.device)
 
 
-def _drafter_name(request: Request) -> str:
+def drafter_name(request: Request) -> str:
+    """Return the name of the drafter that the request means.
+
+    Raises:
+        InvalidParameter: it means a draft model and names none.
+    """
     has_model = request.draft is not None or request.target is None
     if request.drafter == "model" and not has_model:
         raise InvalidParameter("--drafter model needs a draft model: give --draft.")
     return request.drafter or ("model" if has_model else "ngram")
 
 
-def _drafter(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
+def drafter_of(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
+    """Return the drafter with a name."""
     if name == "model" and pair.draft is not None:
         return ModelDrafter(HuggingFaceModel(pair.draft))
     return NoDraft() if name == "none" else NgramDrafter()
 
 
-def _planned(
+def planned_options(
     request: Request, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
 ) -> dict[str, Any]:
     """Return drafter, verifier and tree by the plan; where it does not fit, say why and measure again."""

@@ -4,11 +4,15 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.engine import Comparison, Run, Statistics
-from polydraft.trees import TreePolicy
+from polydraft.trees import ChoosingPolicy, DynamicPolicy, TreePolicy
 
 
 def describe_policy(policy: TreePolicy) -> str:
-    """Return a tree's shape in words."""
+    """Return a tree's shape in words; a dynamic policy's settings, since its trees differ."""
+    if isinstance(policy, ChoosingPolicy):
+        return f"chosen for every step, at most {policy.largest.size - 1} drafts"
+    if isinstance(policy, DynamicPolicy):
+        return repr(policy)
     shape = policy.shape
     widths = [len(level) for level in shape.levels[1:]]
     return f"{shape.size - 1} drafts, {' + '.join(map(str, widths))} by depth"

@@ -200,9 +200,8 @@ def show(
     if not measured:
         console.print("Speed-ups are predicted from these measurements; --check measures them.", soft_wrap=True)
     used = "" if request.target is None else f" --target {request.target} --draft {request.draft}"
-    console.print(
-        f"Written to {request.out}. Use it: polydraft generate{used} --plan {request.out} ...", soft_wrap=True
-    )
+    written = f"Written to {request.out}. Use it: polydraft generate{used} --plan {request.out} ..."
+    console.print(written, soft_wrap=True, markup=False)
 
 
 def _column(tree: TunedTree, measured: dict[str, Comparison]) -> dict[str, str]:

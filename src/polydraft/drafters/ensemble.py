@@ -1,6 +1,6 @@
 """Several draft models, or one at several temperatures, drafting one tree together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,11 +21,12 @@ Member = tuple[LanguageModel, SamplingParams | None]
 
 @dataclass(frozen=True, eq=False)
 class EnsembleState:
-    """One cache per model, one setting per member."""
+    """One cache per model, one setting per member, and the number of steps since the last that drafted."""
 
     caches: tuple[Cache, ...]
     params: tuple[SamplingParams, ...]
     vocab_size: int
+    behind: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,23 +72,28 @@ class EnsembleDrafter:
         """Score the prompts but for their last two tokens, once per model."""
         caches = tuple(scorer.start(text, session) for scorer in self._scorers())
         params = tuple(own or session.params for _, own in self.members)
-        return EnsembleState(caches, params, session.vocab_size)
+        return EnsembleState(caches, params, session.vocab_size, TreeScorer.behind(text, session))
 
     def draft(self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
-        return grow(text.last(), policy, scheme, partial(self._propose, state, text), noise)
+        draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise)
+        for scorer, cache in zip(self._scorers(), state.caches, strict=True):
+            scorer.settle(cache, text, draft)
+        return draft
 
     def commit(self, state: EnsembleState, text: Text, verdict: Verdict) -> EnsembleState:
-        """Keep the accepted nodes' keys in every cache."""
+        """Keep the accepted nodes' keys in every cache; after a step without drafts there are none."""
+        if verdict.path.shape[-1] == 0:
+            return replace(state, behind=state.behind + 1)
         for scorer, cache in zip(self._scorers(), state.caches, strict=True):
             scorer.commit(cache, text, verdict)
-        return state
+        return replace(state, behind=0) if state.behind else state
 
     def join(self, state: EnsembleState, row: int, other: EnsembleState) -> EnsembleState:
         """Take over the newcomer's keys in every cache."""
         for cache, fresh in zip(state.caches, other.caches, strict=True):
             cache.join(row, fresh)
-        return state
+        return replace(state, behind=max(state.behind, other.behind))
 
     def _scorers(self) -> list[TreeScorer]:
         """Return one scorer per model, in the order of their first members."""
@@ -99,7 +105,7 @@ class EnsembleDrafter:
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f J K"]]:
         scorers = self._scorers()
         logits = [
-            scorer.score(cache, text, frontier)[..., : state.vocab_size]
+            scorer.score(cache, text, frontier, state.behind)[..., : state.vocab_size]
             for scorer, cache in zip(scorers, state.caches, strict=True)
         ]
         tokens = common_shortlist(logits, self.shortlist_size)

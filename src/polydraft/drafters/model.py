@@ -1,6 +1,6 @@
 """A smaller language model with the same tokens, drafting a tree level by level."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow
+from polydraft.trees import Draft, DynamicPolicy, Frontier, TreePolicy, Verdict, grow
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -31,11 +31,12 @@ SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, Conditional
 
 @dataclass(frozen=True, eq=False)
 class ModelDraftState:
-    """The draft model's cache and sampling settings."""
+    """The draft model's cache and sampling settings, and the number of steps since the last that drafted."""
 
     cache: Cache
     params: SamplingParams
     vocab_size: int
+    behind: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,9 @@ class ModelDrafter:
 
     Args:
         model: the draft model. Its vocabulary may be padded to another size than the target's.
-        shortlist_size: draft rows are cut to this many likeliest tokens and renormalised; costs no exactness.
+        shortlist_size: draft rows are cut to this many likeliest tokens and renormalised. Costs no exactness, but
+            acceptance at high temperatures, and more tokens cost time (docs/choosing.md). Schemes that take the
+            likeliest tokens for certain need no more of them than a node has children.
         params: the draft's own temperature and filters; None for the target's.
 
     Raises:
@@ -52,7 +55,7 @@ class ModelDrafter:
     """
 
     model: LanguageModel
-    shortlist_size: int = 64
+    shortlist_size: int = 256
     params: SamplingParams | None = None
     name = "model"
     reads_hidden: tuple[int, ...] = ()
@@ -64,25 +67,33 @@ class ModelDrafter:
     def start(self, text: Text, session: Session) -> ModelDraftState:
         """Score the prompts but for their last two tokens."""
         cache = TreeScorer(self.model).start(text, session)
-        return ModelDraftState(cache, self.params or session.params, session.vocab_size)
+        behind = TreeScorer.behind(text, session)
+        return ModelDraftState(cache, self.params or session.params, session.vocab_size, behind)
 
     def draft(self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
-        return grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme), noise)
+        size = self.shortlist_size
+        if scheme.deterministic and not isinstance(policy, DynamicPolicy):
+            size = min(size, max(policy.shape.max_children, 1))
+        draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
+        TreeScorer(self.model).settle(state.cache, text, draft)
+        return draft
 
     def commit(self, state: ModelDraftState, text: Text, verdict: Verdict) -> ModelDraftState:
-        """Keep the accepted nodes' keys."""
+        """Keep the accepted nodes' keys; after a step without drafts there are none."""
+        if verdict.path.shape[-1] == 0:
+            return replace(state, behind=state.behind + 1)
         TreeScorer(self.model).commit(state.cache, text, verdict)
-        return state
+        return replace(state, behind=0) if state.behind else state
 
     def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
         """Take over the newcomer's keys."""
         state.cache.join(row, other.cache)
-        return state
+        return replace(state, behind=max(state.behind, other.behind))
 
     def _propose(
-        self, state: ModelDraftState, text: Text, scheme: Scheme, frontier: Frontier
+        self, state: ModelDraftState, text: Text, scheme: Scheme, size: int, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits = TreeScorer(self.model).score(state.cache, text, frontier)[..., : state.vocab_size]
-        tokens, probs = shortlist(logits, state.params, self.shortlist_size)
+        logits = TreeScorer(self.model).score(state.cache, text, frontier, state.behind)[..., : state.vocab_size]
+        tokens, probs = shortlist(logits, state.params, size)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

@@ -37,11 +37,13 @@ class Session:
         params: how the target's rows are made; a guide for the draft's own temperature.
         capacity: key slots that a cache needs for the longest text and one tree.
         vocab_size: the target's number of tokens; no draft may lie beyond it.
+        idle: nothing is to be drafted for now, so that prompts need not be read yet.
     """
 
     params: SamplingParams
     capacity: int
     vocab_size: int
+    idle: bool = False
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from polydraft.engine.decode import Method, capacity_for, decode
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import GenerationOutput, generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
+from polydraft.engine.planner import Planner
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.stopping import Limits
@@ -22,6 +23,7 @@ __all__ = [
     "Limits",
     "ManyRun",
     "Method",
+    "Planner",
     "Request",
     "Run",
     "Setup",

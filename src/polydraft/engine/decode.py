@@ -8,14 +8,24 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Session, Text
+from polydraft.drafters import Drafter, NoDraft, Session, Text
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.errors import ContextOverflow
 from polydraft.models import Cache, LanguageModel
 from polydraft.probs import Noise
-from polydraft.trees import TokenTree, TreePolicy, Verdict, causal_mask, tree_mask
+from polydraft.schemes import require_pairs
+from polydraft.trees import (
+    TokenTree,
+    TreePolicy,
+    Verdict,
+    causal_mask,
+    check_policy,
+    largest_shape,
+    policy_after,
+    tree_mask,
+)
 from polydraft.verifiers import TreeVerifier
 
 
@@ -49,6 +59,7 @@ class Rows:
         going: the rows that have not ended.
         cache: the target's keys and values.
         drafts: the drafter's state.
+        policy: the policy of the next tree; another than the method's if it learns from what was accepted.
     """
 
     text: Text
@@ -59,6 +70,7 @@ class Rows:
     going: frozenset[int]
     cache: Cache
     drafts: Any
+    policy: TreePolicy
 
 
 def decode(
@@ -86,7 +98,7 @@ def decode(
 
 def capacity_for(method: Method, limits: Sequence[Limits]) -> int:
     """Return the key slots that the longest row and one tree need."""
-    return max(limit.max_length for limit in limits) + method.policy.shape.size + 1
+    return max(limit.max_length for limit in limits) + largest_shape(method.policy).size + 1
 
 
 @torch.inference_mode()
@@ -105,8 +117,10 @@ def begin(
     batch = len(text.lengths)
     cache = method.target.new_cache(batch, capacity)
     _prefill(method.target, text, cache)
-    drafts = method.drafter.start(text, Session(laws[0].params, capacity, method.target.vocab_size))
-    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, frozenset(range(batch)), cache, drafts)
+    idle = not method.policy.shape.counts
+    drafts = method.drafter.start(text, Session(laws[0].params, capacity, method.target.vocab_size, idle))
+    going = frozenset(range(batch))
+    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, going, cache, drafts, method.policy)
 
 
 @torch.inference_mode()
@@ -114,7 +128,7 @@ def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
     """Draft, score, verify and commit once, for all rows."""
     text, target = rows.text, method.target
     fresh = rows.noise.at(rows.steps, text.lengths)
-    draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, method.policy, fresh)
+    draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, rows.policy, fresh)
     tree, base = draft.tree, text.lengths - 1
     mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
     positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
@@ -129,6 +143,7 @@ def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
         steps=tuple(taken + 1 for taken in rows.steps),
         going=rows.going - {row for row, gained in gains.items() if gained.finish},
         drafts=drafts,
+        policy=policy_after(rows.policy, tree, verdict),
     )
     return after, Block(gains, tree, verdict)
 
@@ -145,6 +160,18 @@ def check_room(prompt: Text, limits: Sequence[Limits]) -> None:
             raise ContextOverflow("The prompt is empty: give at least one token.")
         if length >= most:
             raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
+
+
+def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
+    """Check that a drafter can draw such trees as the verifier needs them.
+
+    Raises:
+        UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
+    """
+    drafter.check(verifier.scheme)
+    if not isinstance(drafter, NoDraft):
+        require_pairs(verifier.scheme, largest_shape(policy).max_children)
+        check_policy(policy, verifier.scheme)
 
 
 def _with_room(prompt: Text, capacity: int) -> Text:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import LEVELS, CompiledModel, HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Given, Product, TopK
 from polydraft.trees import Chain, TreePolicy, Widths
@@ -31,10 +31,10 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
     return Widths((3, 2)) if params.temperature else Widths((3, 2, 1))
 
 
-def as_drafter(drafter: Drafter | nn.Module | None) -> Drafter:
-    """Turn what users pass into a drafter: a model drafts as it is, None means prompt lookup."""
+def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:
+    """Turn what users pass into a drafter: a model drafts as it is, compiled if asked; None means prompt lookup."""
     if drafter is None:
         return NgramDrafter()
     if isinstance(drafter, nn.Module):
-        return ModelDrafter(HuggingFaceModel(drafter))
+        return ModelDrafter(CompiledModel(drafter, LEVELS) if compile else HuggingFaceModel(drafter))
     return drafter

@@ -15,7 +15,7 @@ from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, Prepared, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models import CompiledModel, HuggingFaceModel, Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
@@ -59,6 +59,7 @@ def generate(
     seed: int | None = None,
     generator: Generator | None = None,
     streamer: Streamer | None = None,
+    compile: bool = False,
     **options: Any,
 ) -> GenerationOutput | Tensor:
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
@@ -76,6 +77,8 @@ def generate(
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
         streamer: gets the prompt and then new tokens as they come; one row only.
+        compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
+            and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
             repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id,
             num_return_sequences, attention_mask, generation_config and the others of its sampling mode. A
@@ -89,7 +92,14 @@ def generate(
         VocabularyMismatch: a draft model with other tokens.
         InvalidProbabilities: NaN or infinite logits.
     """
-    choices = {"drafter": drafter, "verifier": verifier, "policy": policy, "seed": seed, "generator": generator}
+    choices = {
+        "drafter": drafter,
+        "verifier": verifier,
+        "policy": policy,
+        "seed": seed,
+        "generator": generator,
+        "compile": compile,
+    }
     if is_prepared(options):
         run, prepared = _run_prepared(model, input_ids, **choices, **options)
         output = _finish(run, prepared, streamer)
@@ -108,13 +118,22 @@ def stream(
     policy: TreePolicy | None = None,
     seed: int | None = None,
     generator: Generator | None = None,
+    compile: bool = False,
     **options: Any,
 ) -> Run:
     """Start a generation and return it as an iterator of blocks; arguments and errors are those of `generate`.
 
     Each block tells what every row gained in one step, which of it was drafted, and the tree it came from.
     """
-    take = partial(_run_prepared, drafter=drafter, verifier=verifier, policy=policy, seed=seed, generator=generator)
+    take = partial(
+        _run_prepared,
+        drafter=drafter,
+        verifier=verifier,
+        policy=policy,
+        seed=seed,
+        generator=generator,
+        compile=compile,
+    )
     run, _ = prepare_by_hugging_face(model, input_ids, take, options)
     return run
 
@@ -128,6 +147,7 @@ def _run_prepared(
     policy: TreePolicy | None,
     seed: int | None,
     generator: Generator | None,
+    compile: bool,
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
@@ -138,8 +158,8 @@ def _run_prepared(
         input_ids, logits_processor, stopping_criteria, inputs.get("attention_mask"), generation_config.pad_token_id
     )
     params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
-    chosen = as_drafter(drafter)
-    target = HuggingFaceModel(model)
+    chosen = as_drafter(drafter, compile=compile)
+    target = CompiledModel(model) if compile else HuggingFaceModel(model)
     setup = Setup(
         target=target,
         drafter=chosen,

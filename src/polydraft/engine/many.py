@@ -3,25 +3,31 @@
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, ModelDrafter
+from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter
 from polydraft.engine.block import Emission, Statistics
-from polydraft.engine.decode import Method, capacity_for
+from polydraft.engine.decode import Method, check_drafting
 from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
 from polydraft.engine.generate import row_laws, row_limits
+from polydraft.engine.planner import Planner
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
-from polydraft.errors import InvalidParameter
+from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import HuggingFaceModel, check_memory, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
-from polydraft.trees import TreePolicy
+from polydraft.trees import TreePolicy, largest_shape
 from polydraft.verifiers import TreeVerifier
+
+LARGEST_SEED = 2**62
+NAMES_BYTES = 4
+"""A name becomes a number of this many bytes: from small seeds come seeds below 2^53, that JSON readers keep."""
 
 
 @dataclass
@@ -35,6 +41,7 @@ class Completed:
         error: why it was refused; else empty.
         target_calls: the target's passes that this text took part in, after its prompt.
         accepted: how many of the tokens were drafted.
+        seed: its own seed: `generate` with it, and with the drafter, verifier and policy of this run, gives this text.
     """
 
     name: Hashable
@@ -43,70 +50,22 @@ class Completed:
     error: str = ""
     target_calls: int = 0
     accepted: int = 0
+    seed: int = 0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target call, the next token included; NaN for a text that was refused."""
+        return len(self.tokens) / self.target_calls if self.target_calls else float("nan")
 
 
-class ManyRun:
-    """Iterate over completed texts, in the order in which they end; `statistics` grows with every step.
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A prompt that waits: its name, its tokens, its own seed, and options that it has instead of the common ones."""
 
-    A text depends on its prompt and the seed alone, not on the batch size or its neighbours: prompt i gets the random
-    numbers of row i of one large batch. Stopping early loses nothing that was yielded.
-    """
-
-    def __init__(self, setup: "ManySetup") -> None:
-        self.setup = setup
-        self.statistics = Statistics()
-        self._waiting = deque(setup.requests)
-        self._running: dict[Hashable, Completed] = {}
-        self._done = deque(setup.refused)
-        self._watch = Stopwatch(setup.target.device)
-        self._guard = Guarded(setup.drafter)
-        method = Method(
-            TimedModel(setup.target, self._watch),
-            TimedDrafter(self._guard, self._watch),
-            TimedVerifier(setup.verifier, self._watch),
-            setup.policy,
-        )
-        self._slots = self._opened(method) if setup.requests else None
-
-    def _opened(self, method: Method) -> Slots:
-        requests = self.setup.requests
-        capacity = capacity_for(method, [one.limits for one in requests])
-        return Slots(method, self.setup.size, capacity, requests[0].law.params)
-
-    def __iter__(self) -> Iterator[Completed]:
-        return self
-
-    def __next__(self) -> Completed:
-        while not self._done:
-            if self._slots is None or not (self._waiting or self._running):
-                raise StopIteration
-            self._advance(self._slots)
-        return self._done.popleft()
-
-    def _advance(self, slots: Slots) -> None:
-        """Let prompts join the free slots, and take one step."""
-        try:
-            with self._watch.charge("total"):
-                while self._waiting and slots.free:
-                    request = self._waiting.popleft()
-                    slots.join(request)
-                    self._running[request.name] = Completed(request.name)
-                names = {slot: request.name for slot, request in slots.requests.items()}
-                block = slots.step()
-        finally:
-            self.statistics.note(self._watch.seconds, self._guard.failure)
-        self.statistics.add(block)
-        for slot, gained in block.rows.items():
-            self._note(names[slot], gained)
-
-    def _note(self, name: Hashable, gained: Emission) -> None:
-        one = self._running[name]
-        one.tokens.extend(gained.tokens)
-        one.accepted += gained.accepted
-        one.target_calls += 1
-        if gained.finish:
-            one.finish = gained.finish
-            self._done.append(self._running.pop(name))
+    name: Hashable
+    tokens: Int[Tensor, " t"]
+    seed: int
+    own: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +77,11 @@ class ManySetup:
         drafter: proposes token trees.
         verifier: decides what to keep of them.
         policy: the trees' shape.
+        params: the sampling settings for which the drafter drafts.
+        options: Hugging Face's generation arguments that the prompts have in common.
         size: the number of slots.
-        requests: the prompts that can be continued.
+        capacity: key slots of each.
+        asked: the prompts that can be continued.
         refused: those that cannot, with the reason.
     """
 
@@ -127,80 +89,224 @@ class ManySetup:
     drafter: Drafter
     verifier: TreeVerifier
     policy: TreePolicy
+    params: SamplingParams
+    options: Mapping[str, Any]
     size: int
-    requests: tuple[Request, ...]
+    capacity: int
+    asked: tuple[Asked, ...]
     refused: tuple[Completed, ...]
+
+
+class ManyRun:
+    """Iterate over completed texts, in the order in which they end; `statistics` grows with every step.
+
+    A text depends on its prompt, its options and its seed alone, not on the batch size or its neighbours. Stopping
+    early loses nothing that was yielded. Whoever wants the floor between steps, for a progress bar or to stop in good
+    order, calls `step` until the run is `over`.
+    """
+
+    def __init__(self, setup: ManySetup) -> None:
+        self.setup = setup
+        self.statistics = Statistics()
+        self._waiting = deque(setup.asked)
+        self._running: dict[Hashable, Completed] = {}
+        self._done = deque(setup.refused)
+        self._watch = Stopwatch(setup.target.device)
+        self._guard = Guarded(setup.drafter)
+        method = Method(
+            TimedModel(setup.target, self._watch),
+            TimedDrafter(self._guard, self._watch),
+            TimedVerifier(setup.verifier, self._watch),
+            setup.policy,
+        )
+        self._slots = Slots(method, setup.size, setup.capacity, setup.params) if setup.asked else None
+
+    @property
+    def over(self) -> bool:
+        """Whether every text has ended and was handed over."""
+        return not (self._done or self._running or self._waiting)
+
+    def step(self) -> list[Completed]:
+        """Let prompts join the free slots, take one step, and return the texts that have ended since the last call."""
+        if self._slots is not None and (self._running or self._waiting):
+            self._advance(self._slots)
+        ended = list(self._done)
+        self._done.clear()
+        return ended
+
+    def __iter__(self) -> Iterator[Completed]:
+        return self
+
+    def __next__(self) -> Completed:
+        while not self._done:
+            if self._slots is None or self.over:
+                raise StopIteration
+            self._advance(self._slots)
+        return self._done.popleft()
+
+    def _advance(self, slots: Slots) -> None:
+        try:
+            with self._watch.charge("total"):
+                while self._waiting and slots.free:
+                    self._join(slots, self._waiting.popleft())
+                names = {slot: request.name for slot, request in slots.requests.items()}
+                block = slots.step() if names else None
+        finally:
+            self.statistics.note(self._watch.seconds, self._guard.failure)
+        if block is not None:
+            self.statistics.add(block)
+            if isinstance(self.setup.policy, Planner):
+                self.setup.policy.note(block, self._watch.lap())
+            for slot, gained in block.rows.items():
+                self._note(names[slot], gained)
+
+    def _join(self, slots: Slots, asked: Asked) -> None:
+        """Score a prompt in a free slot, or note why that cannot be."""
+        try:
+            slots.join(_request(self.setup.target, asked, self.setup.options))
+            self._running[asked.name] = Completed(asked.name, seed=asked.seed)
+        except ContextOverflow as error:
+            self._done.append(Completed(asked.name, finish="refused", error=str(error), seed=asked.seed))
+
+    def _note(self, name: Hashable, gained: Emission) -> None:
+        one = self._running[name]
+        one.tokens.extend(gained.tokens)
+        one.accepted += gained.accepted
+        one.target_calls += 1
+        if gained.finish:
+            one.finish = gained.finish
+            self._done.append(self._running.pop(name))
 
 
 def generate_many(
     model: nn.Module,
-    prompts: Mapping[Hashable, Int[Tensor, " _"]] | Sequence[Int[Tensor, " _"]],
+    prompts: Mapping[Any, Int[Tensor, " _"]] | Sequence[Int[Tensor, " _"]],
     *,
     batch_size: int = 8,
     drafter: Drafter | nn.Module | None = None,
     verifier: TreeVerifier | None = None,
     policy: TreePolicy | None = None,
     seed: int | None = None,
+    per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> ManyRun:
     """Continue many prompts in one running batch, and return an iterator over the texts as they end.
 
+    Every text is the one that its prompt gets alone with the seed that comes with it (`Completed.seed`), up to the
+    rounding of a batch's arithmetic. That seed follows from `seed` and the prompt's name, so that the text does not
+    depend on the other prompts, their order or the batch size.
+
     Args:
         model: a Hugging Face causal model, the target.
-        prompts: token ids by name, or a list of them, whose names are their places. A name that is a number fixes
-            the text: the same number, seed and prompt give the same text in any run.
+        prompts: token ids by name, or a list of them, whose names are their places. Names are numbers or texts; the
+            seeds of prompts with other names follow from their places.
         batch_size: texts in progress at a time.
         drafter: as for `generate`.
-        verifier: as for `generate`.
-        policy: as for `generate`.
+        verifier: as for `generate`, where the default follows from the options of all prompts, not those of one.
+        policy: likewise.
         seed: fixes the texts.
-        **options: Hugging Face's generation arguments, the same for all prompts.
+        per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed.
+        **options: Hugging Face's generation arguments.
 
     Raises:
-        InvalidParameter: batch_size below 1 or too large for the memory, or an option outside its range. A prompt that
-            cannot be continued is no error of the run: it is yielded first, with the reason.
+        InvalidParameter: batch_size below 1 or too large for the memory, an option outside its range, or options for a
+            prompt that there is not. A prompt that cannot be continued is no error of the run: it is yielded, with the
+            reason, and if that is its length, first.
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
     """
     if batch_size < 1:
         raise InvalidParameter(f"batch_size must be at least 1, but is {batch_size}.")
-    named: dict[Hashable, Tensor] = dict(prompts.items() if isinstance(prompts, Mapping) else enumerate(prompts))
     target, chosen = HuggingFaceModel(model), as_drafter(drafter)
-    start = int(torch.randint(2**62, ())) if seed is None else seed
-    tried = [_request(model, target, name, place, tokens, start, options) for place, (name, tokens) in _placed(named)]
-    requests = tuple(one for one in tried if isinstance(one, Request))
+    start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
+    tried = [_checked(target, one) for one in _asked(target, prompts, start, per_prompt or {})]
+    asked = tuple(one for one in tried if isinstance(one, Asked))
     refused = tuple(one for one in tried if isinstance(one, Completed))
-    params = requests[0].law.params if requests else SamplingParams()
+    token = torch.zeros(1, dtype=torch.int64, device=target.device)
+    params = _request(target, Asked("", token, 0, {}), options).law.params if asked else SamplingParams()
     rule, shape = verifier or default_verifier(chosen, params), policy or default_policy(chosen, params)
-    chosen.check(rule.scheme)
-    size = min(batch_size, len(requests))
-    if requests:
-        longest = max(one.limits.max_length for one in requests) + shape.shape.size + 1
-        drafting = [chosen.model] if isinstance(chosen, ModelDrafter) else []
-        check_memory([target, *(one for one in drafting if isinstance(one, HuggingFaceModel))], size, longest)
-    return ManyRun(ManySetup(target, chosen, rule, shape, size, requests, refused))
+    check_drafting(chosen, rule, shape)
+    size = min(batch_size, len(asked))
+    capacity = _longest(target, asked, options) + largest_shape(shape).size + 1
+    if asked:
+        check_memory([target, *_models_of(chosen)], size, capacity)
+    return ManyRun(ManySetup(target, chosen, rule, shape, params, options, size, capacity, asked, refused))
 
 
-def _placed(named: Mapping[Hashable, Int[Tensor, " _"]]) -> Iterator[tuple[int, tuple[Hashable, Int[Tensor, " _"]]]]:
-    """Give every prompt the number that its random numbers follow: its name, if that is one."""
-    for place, (name, tokens) in enumerate(named.items()):
-        yield name if isinstance(name, int) else place, (name, tokens)
-
-
-def _request(
-    model: nn.Module,
+def _asked(
     target: HuggingFaceModel,
-    name: Hashable,
-    place: int,
-    tokens: Int[Tensor, " t"],
+    prompts: Mapping[Any, Int[Tensor, " _"]] | Sequence[Int[Tensor, " _"]],
     seed: int,
-    options: dict[str, Any],
-) -> Request | Completed:
-    """Return one prompt's request, or why it cannot be continued."""
-    if not len(tokens):
-        return Completed(name, finish="refused", error="The prompt is empty: give at least one token.")
-    if len(tokens) >= target.context:
-        reason = f"The prompt has {len(tokens)} tokens, but at most {target.context} fit, one of them new."
-        return Completed(name, finish="refused", error=reason)
+    per_prompt: Mapping[Any, Mapping[str, Any]],
+) -> Iterator[Asked]:
+    """Give every prompt its own options and its seed."""
+    named: Mapping[Any, Tensor] = prompts if isinstance(prompts, Mapping) else dict(enumerate(prompts))
+    strange = [name for name in per_prompt if name not in named]
+    if strange:
+        raise InvalidParameter(f"per_prompt has options for {strange[0]!r}, but there is no such prompt.")
+    for place, (name, tokens) in enumerate(named.items()):
+        own = dict(per_prompt.get(name, {}))
+        its_seed = own.pop("seed", None)
+        if its_seed is None:
+            its_seed = Noise.of_row(_checked_seed(seed), _number(name, place)).generators[0].initial_seed()
+        yield Asked(name, tokens.to(target.device), _checked_seed(its_seed, 2**63), own)
+
+
+def _number(name: Hashable, place: int) -> int:
+    """Return the number that a prompt's random numbers follow: its name, or a digest of it; else its place."""
+    if isinstance(name, int):
+        return name % 256**NAMES_BYTES
+    if isinstance(name, str):
+        return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=NAMES_BYTES).digest())
+    return place
+
+
+def _checked_seed(seed: object, below: int = LARGEST_SEED) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < below:
+        raise InvalidParameter(f"seed must be an integer >= 0 and below 2^{below.bit_length() - 1}, but is {seed!r}.")
+    return seed
+
+
+def _checked(target: HuggingFaceModel, asked: Asked) -> Asked | Completed:
+    """Return the prompt, or why it cannot be continued."""
+    count, reason = len(asked.tokens), ""
+    if not count:
+        reason = "The prompt is empty: give at least one token."
+    elif count >= target.context:
+        reason = f"The prompt has {count} tokens, but at most {target.context} fit, one of them new."
+    return Completed(asked.name, finish="refused", error=reason, seed=asked.seed) if reason else asked
+
+
+def _longest(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapping[str, Any]) -> int:
+    """Return the length of the longest text: among prompts with the same options, that of the longest prompt."""
+    groups: dict[str, Asked] = {}
+    for one in asked:
+        key = repr(sorted(one.own.items()))
+        if key not in groups or len(groups[key].tokens) < len(one.tokens):
+            groups[key] = one
+    return max((_limit(target, one, options) for one in groups.values()), default=1)
+
+
+def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> int:
+    try:
+        return _request(target, asked, options).limits.max_length
+    except ContextOverflow:  # a prompt that will be refused; the others end at max_length
+        return min({**options, **asked.own}["max_length"], target.context)
+
+
+def _models_of(drafter: Drafter) -> list[HuggingFaceModel]:
+    """Return the models whose caches a drafter keeps."""
+    members = [drafter.model] if isinstance(drafter, ModelDrafter) else []
+    if isinstance(drafter, EnsembleDrafter):
+        members = [*{id(model): model for model, _ in drafter.members}.values()]
+    return [one for one in members if isinstance(one, HuggingFaceModel)]
+
+
+def _request(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) -> Request:
+    """Prepare a prompt as Hugging Face's `generate` does.
+
+    Raises:
+        ContextOverflow: the prompt is longer than the options allow.
+    """
 
     def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> Request:
         config = given["generation_config"]
@@ -209,6 +315,10 @@ def _request(
         )
         params = prepared.params if config.do_sample else SamplingParams(temperature=0)
         (law,), (limits,) = row_laws(prepared, params), row_limits(prepared, target.context)
-        return Request(name, tokens, law, limits, Noise.of_row(seed, place))
+        return Request(asked.name, asked.tokens, law, limits, Noise.from_seed(asked.seed, 1))
 
-    return prepare_by_hugging_face(model, tokens.unsqueeze(0), take, options)
+    options = {**common, **asked.own}
+    length, most = len(asked.tokens), options.get("max_length")
+    if most is not None and options.get("max_new_tokens") is None and length >= most:
+        raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
+    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
-from polydraft.engine.decode import Method, check_room, decode
+from polydraft.engine.decode import Method, check_drafting, check_room, decode
+from polydraft.engine.planner import Planner
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
@@ -42,7 +43,7 @@ class Run:
 
     def __init__(self, setup: Setup, noise: Noise) -> None:
         check_room(setup.prompt, setup.limits)
-        setup.drafter.check(setup.verifier.scheme)
+        check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
         self.statistics = Statistics()
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
@@ -67,6 +68,8 @@ class Run:
         finally:
             self.statistics.note(self._watch.seconds, self._guard.failure)
         self.statistics.add(block)
+        if isinstance(self.setup.policy, Planner):
+            self.setup.policy.note(block, self._watch.lap())
         for row, gained in block.rows.items():
             self.new_tokens[row].extend(gained.tokens)
             self.finish[row] = gained.finish

@@ -15,6 +15,7 @@ from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise, SamplingParams
+from polydraft.trees import largest_shape, policy_joined
 
 Value = TypeVar("Value")
 
@@ -73,7 +74,7 @@ class Slots:
             ContextOverflow: the prompt is empty, leaves no room for a token, or the text could outgrow the slots.
             IndexError: no slot is free.
         """
-        needed = request.limits.max_length + self.method.policy.shape.size + 1
+        needed = request.limits.max_length + largest_shape(self.method.policy).size + 1
         if needed > self.capacity:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
@@ -114,6 +115,7 @@ def joined(method: Method, rows: Rows, row: int, alone: Rows) -> Rows:
         going=rows.going | {row},
         cache=rows.cache,
         drafts=method.drafter.join(rows.drafts, row, alone.drafts),
+        policy=policy_joined(rows.policy, row),
     )
 
 

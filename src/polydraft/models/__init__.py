@@ -1,6 +1,7 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
+from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.generation import Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.models.hugging_face import HuggingFaceModel, check_supported
 from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
@@ -8,7 +9,9 @@ from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
 
 __all__ = [
+    "LEVELS",
     "Cache",
+    "CompiledModel",
     "Forward",
     "HuggingFaceModel",
     "LanguageModel",

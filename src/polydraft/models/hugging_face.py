@@ -76,14 +76,15 @@ class HuggingFaceModel:
         outputs = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._four_dimensional(mask),
+            attention_mask=self.four_dimensional(mask),
             past_key_values=cache,
             use_cache=True,
             **extra,
         )
         return Forward(outputs.logits, {layer: outputs.hidden_states[layer] for layer in hidden_layers})
 
-    def _four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Tensor:
+    def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Tensor:
+        """Return the mask as the model's attention takes it."""
         if not self.additive_mask:
             return mask.unsqueeze(1)
         open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)

@@ -1,6 +1,7 @@
 """How much memory a batch needs for its keys and values, and how much there is."""
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -8,6 +9,8 @@ from polydraft.errors import InvalidParameter
 from polydraft.models.hugging_face import HuggingFaceModel
 
 GIB = 1 << 30
+MEMORY_INFO = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
 
 
 def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
@@ -20,10 +23,14 @@ def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be allocated on a device; on a CPU, of the machine's memory."""
+    """Return the bytes that can still be allocated on a device; on a CPU, of the machine's or container's memory.
+
+    What torch keeps on a GPU for later and what the system keeps of files is counted as free.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    return min(_machine_bytes(), _container_bytes())
 
 
 def check_memory(models: list[HuggingFaceModel], batch: int, capacity: int) -> None:
@@ -33,9 +40,38 @@ def check_memory(models: list[HuggingFaceModel], batch: int, capacity: int) -> N
         InvalidParameter: they do not; the text says how much is needed, how much is free, and how many rows fit.
     """
     each = sum(cache_bytes(model, capacity) for model in models)
-    free = min(free_bytes(model.device) for model in models)
+    free = min((free_bytes(model.device) for model in models), default=0)
     if each * batch > free:
+        fit = free // each
         raise InvalidParameter(
             f"A batch of {batch} texts of up to {capacity} tokens needs {each * batch / GIB:.1f} GiB for keys and "
-            f"values, but {free / GIB:.1f} GiB are free: {free // each} would fit."
+            f"values, but {free / GIB:.1f} GiB are free: "
+            + (f"{fit} would fit." if fit else "not even one fits; ask for fewer new tokens.")
         )
+
+
+def _machine_bytes() -> int:
+    """Return the machine's available memory; where the system does not say, all that it has."""
+    available = _field(MEMORY_INFO, "MemAvailable:")
+    if available is not None:
+        return available * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> int:
+    """Return what the container may still take, if it has a limit; else more than any machine has."""
+    try:
+        limit = (CONTAINER / "memory.max").read_text().strip()
+        used = int((CONTAINER / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62
+    return max(0, int(limit) - used + (_field(CONTAINER / "memory.stat", "file") or 0)) if limit.isdigit() else 1 << 62
+
+
+def _field(path: Path, name: str) -> int | None:
+    """Return the number after a name at the beginning of a line; None if there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)

@@ -31,6 +31,8 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias."""
+        if torch.compiler.is_compiling():
+            return functional.linear(input, self.weight, self.bias)  # the compiler packs weights itself
         rows = input.numel() // self.in_features
         worth_it = rows > 1 or self.weight.numel() >= LARGE
         if not worth_it or torch.is_grad_enabled() or not self._is_current() or input.dtype != torch.float32:
@@ -51,11 +53,16 @@ def pack_linear_layers(model: nn.Module) -> nn.Module:
 
     Does nothing for models over one GiB, off the CPU, in another precision than float32, or where torch has no oneDNN.
     """
-    weights = [one.weight for one in model.modules() if type(one) is nn.Linear]
-    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
-    alike = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
-    if fits and alike and torch.backends.mkldnn.is_available():
+    if fits_packed(model):
         for name, module in list(model.named_modules()):
             if type(module) is nn.Linear and module.weight.numel() > SMALL:
                 model.set_submodule(name, PackedLinear(module))
     return model
+
+
+def fits_packed(model: nn.Module) -> bool:
+    """Tell whether the model's linear layers can be packed, and twice the memory is affordable."""
+    weights = [one.weight for one in model.modules() if isinstance(one, nn.Linear)]
+    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
+    alike = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+    return fits and alike and torch.backends.mkldnn.is_available()

@@ -6,7 +6,7 @@ from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
 from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_scheme
-from polydraft.schemes.spec_hub import SpecHub
+from polydraft.schemes.spec_hub import SpecHub, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample
 from polydraft.schemes.without_replacement import WithoutReplacement
@@ -24,5 +24,6 @@ __all__ = [
     "TopThenSample",
     "WithoutReplacement",
     "enumerate_drafts",
+    "require_pairs",
     "require_scheme",
 ]

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import normalised, without
 from polydraft.schemes.drawing import cut
+from polydraft.schemes.scheme import Scheme
 from polydraft.schemes.top import TopK
 from polydraft.schemes.without_replacement import WithoutReplacement
 
@@ -54,6 +55,19 @@ class SpecHub:
         after_hub = WithoutReplacement().probability(normalised(others, others), drafts[..., 1:])
         onto_hub = (drafts[..., 1] == hub.squeeze(-1)).to(chance.dtype)
         return chance * torch.where(drafts[..., 0] == hub.squeeze(-1), after_hub, onto_hub)
+
+
+def require_pairs(scheme: Scheme, children: int) -> None:
+    """Check that a tree whose nodes have up to `children` children can be drawn by a scheme.
+
+    Raises:
+        UnpairedScheme: the scheme is SpecHub and a node has more than two.
+    """
+    if isinstance(scheme, SpecHub) and children > MOST:
+        raise UnpairedScheme(
+            f"SpecHub draws at most {MOST} drafts per node, but the tree has a node with {children}; use a tree with "
+            f'at most {MOST} children per node, such as "2,2", or TopThenSample for more.'
+        )
 
 
 def _hub(draft_probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b 1"]:

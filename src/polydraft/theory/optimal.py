@@ -42,9 +42,9 @@ def optimal_set(
     """Return the set H that minimises m(H) - Q(H) for a target mass m of total at most one.
 
     A draft is accepted with probability at most 1 + min_H [m(H) - Q(H)], and some rule reaches it: by max-flow
-    min-cut, because drafts inside H can only become tokens of H (arXiv 2502.18779, theorem 3, for m a distribution;
+    min-cut, because drafts inside H can only become tokens of H (arXiv 2502.18779, equation 8, for m a distribution;
     the whole set, with m(H) - Q(H) = |m| - 1, is one of the H). The tokens drafted for certain are in every H but the
-    empty one; the others enter by draft / target descending, an infinite ratio first and draft zero last (theorem 4).
+    empty one; the others enter by draft / target descending, an infinite ratio first and draft zero last (theorem 6).
     `Product` drafts have no such order, so H is found by submodular minimisation, row after row.
 
     Shapes: rows are "*b A", for `Product` "*b J A". Cost: O(A log A), and O(k A) per node of the quadrature without

@@ -31,8 +31,8 @@ class SuccessiveLaw:
     s sum_{i in H} q(i) / (1 - q(i)); the others are integrated numerically, with an error below 1e-13. All terms are
     positive, and what is off a set is added up from the end, so that masses of 1e-30 keep their digits.
 
-    Hu et al., arXiv 2502.18779, theorem 4, give e_k(q; H) / e_k(q) for Q(H) by mistake: the law of
-    `ConditionalPoisson`.
+    Hu et al., arXiv 2502.18779, section 4.2.2 and the proof of theorem 4, give e_k(q; H) / e_k(q) for Q(H) by mistake:
+    the law of `ConditionalPoisson`.
 
     Args:
         rates: the draft rows times `SCALE`.

@@ -1,39 +1,20 @@
 """Growing a token tree level by level: one proposal call per depth for all rows and all nodes of that depth."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme
+from polydraft.trees.dynamic.growth import grow_dynamic
+from polydraft.trees.dynamic.policy import DynamicPolicy
+from polydraft.trees.frontier import Frontier, Propose
 from polydraft.trees.policies import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.tree import Draft, TokenTree
-
-
-@dataclass(frozen=True, eq=False)
-class Frontier:
-    """The nodes of one depth, about to get children.
-
-    Args:
-        nodes: their numbers in the tree.
-        tokens: their token ids.
-        depth: their depth; 0 is the root's.
-        ancestors: for each, which of the tree's first `nodes.stop` nodes it descends from, itself included.
-    """
-
-    nodes: range
-    tokens: Int[Tensor, "b f"]
-    depth: int
-    ancestors: Bool[Tensor, "b f n"]
-
-
-Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]
-"""Gives each frontier node its shortlist of K token ids and their draft probabilities; J rows each for `Product`."""
 
 
 def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
@@ -41,11 +22,17 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
 
     Args:
         root: the last committed token of each row.
-        policy: decides the number of children of every node.
+        policy: decides the number of children of every node. With a dynamic one, the drafter must afterwards put its
+            keys in the tree's order: see `Draft.scored`.
         scheme: the law by which the children of a node are drawn; the verifier's.
         propose: gives the draft rows of all nodes of a depth in one call; deepest nodes are never asked.
         noise: random numbers, one stream per row.
+
+    Raises:
+        UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
     """
+    if isinstance(policy, DynamicPolicy):
+        return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
     if not shape.counts:
         return Draft.nothing(root)

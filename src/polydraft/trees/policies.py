@@ -1,9 +1,11 @@
 """Tree policies: how many children each node gets, decided before they are drawn.
 
-**The number of children at a node is decided before they are drawn, from that node's ancestors and draft row
-only.** Pruning after sampling is allowed only under a deterministic scheme: dropping a sampled child because of
-what it is changes the law of those that remain, and verification is then biased (drawing two and keeping the
-likelier one misses the target law by 0.05 to 0.19).
+**The number of children at a node is decided before they are drawn**, from its ancestors and draft row, or from
+anything else that was drawn earlier (`trees.dynamic.policy` has the proof). **Pruning after sampling is allowed only
+under a deterministic scheme**: dropping a sampled child because of what it is changes the law of those that remain, and
+verification is then biased (drawing two and keeping the likelier one misses the target law by 0.05 to 0.19).
+
+The policies here fix the shape of every tree in advance; those of `trees.dynamic` shape each tree as it grows.
 """
 
 from dataclasses import dataclass
@@ -11,17 +13,32 @@ from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees.shape import EAGLE_25, MEDUSA_63, MOST_NODES, TreeShape
+from polydraft.trees.shape import MOST_NODES, TreeShape
 
 
 @runtime_checkable
 class TreePolicy(Protocol):
-    """A rule for the shape of every tree; the shape may not depend on the tokens that are drawn."""
+    """A rule for the shape of trees: one fixed shape, or more to go by (`DynamicPolicy`)."""
 
     @property
     def shape(self) -> TreeShape:
-        """The shape of the next tree."""
+        """The shape of the next tree; of a dynamic policy, bounds on its nodes, its depth and its nodes' children."""
         ...
+
+
+@runtime_checkable
+class ChoosingPolicy(TreePolicy, Protocol):
+    """A policy that chooses another shape for every tree, knowing none of its tokens."""
+
+    @property
+    def largest(self) -> TreeShape:
+        """The largest shape that it may choose."""
+        ...
+
+
+def largest_shape(policy: TreePolicy) -> TreeShape:
+    """Return the largest shape that a policy's trees can have."""
+    return policy.largest if isinstance(policy, ChoosingPolicy) else policy.shape
 
 
 @dataclass(frozen=True)
@@ -49,33 +66,27 @@ class Widths:
 
 
 @dataclass(frozen=True)
+class TrunkThenBranch:
+    """A chain of `trunk` drafts, then `widths` below its end: (2, (3, 1)) is the tree of widths 1, 1, 3, 1.
+
+    Worth it where draft and target agree at first and part later: drafts beside the trunk would be wasted. With widths
+    (K, 1, ..., 1) these are K paths from one point ("delayed expansion", arXiv 2602.16994).
+    """
+
+    trunk: int
+    widths: tuple[int, ...]
+
+    @property
+    def shape(self) -> TreeShape:
+        """The trunk with the full product tree below."""
+        return _product((1,) * _positive("the trunk", self.trunk) + tuple(self.widths))
+
+
+@dataclass(frozen=True)
 class Fixed:
     """A given shape, such as `EAGLE_25`, `MEDUSA_63` or the result of a shape search."""
 
     shape: TreeShape
-
-
-def parse_policy(text: str) -> TreePolicy:
-    """Read a policy from text: "4,2,2,1" is `Widths`, "chain:5" is `Chain`, "eagle" and "medusa" are published trees.
-
-    Raises:
-        InvalidParameter: the text is none of these.
-    """
-    published = {"eagle": EAGLE_25, "medusa": MEDUSA_63}
-    if text in published:
-        return Fixed(published[text])
-    kind, colon, numbers = text.rpartition(":")
-    try:
-        widths = tuple(int(part) for part in numbers.split(","))
-        policy = Chain(*widths) if kind == "chain" else Widths(widths)
-        if kind == ("chain" if colon else "") and policy.shape.size > 1:
-            return policy
-    except (ValueError, TypeError) as error:
-        if isinstance(error, InvalidParameter):
-            raise
-    raise InvalidParameter(
-        f'A tree is written as widths per depth such as "4,2,2,1", or "chain:5", "eagle" or "medusa", not {text!r}.'
-    )
 
 
 @lru_cache(maxsize=256)

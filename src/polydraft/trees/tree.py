@@ -60,12 +60,15 @@ class Draft:
         shortlist: per node, the K token ids that its children were drawn from, distinct; -1 in empty places.
         probs: per node, their draft probabilities: rows sum to one, or to zero at nodes without children. Under the
             `Product` scheme each node has J rows, of which its drafts are drawn in turn: "b n J K".
+        scored: each node's number among those that the drafter was asked for, -1 if it never was; None if every node
+            has the number that it was asked for by. A drafter that keeps keys by number moves them accordingly.
     """
 
     tree: TokenTree
     atoms: Int[Tensor, "b n"]
     shortlist: Int[Tensor, "b n K"]
     probs: Float[Tensor, "b n *J K"]
+    scored: Int[Tensor, "b n"] | None = None
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":

@@ -1,6 +1,6 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, TreeVerifier
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, TreeVerifier, check_rows
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
 from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
@@ -44,5 +44,6 @@ __all__ = [
     "TraversalVerification",
     "TreeVerifier",
     "TypicalAcceptance",
+    "check_rows",
     "expected_accepted",
 ]

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, residual
+from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.probs import Noise, check_probs, residual
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 
@@ -66,7 +67,10 @@ class NodeVerifier(Protocol):
         draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
-        """Return the outcome law. Rows are on K + 1 atoms, the tail last, where draft_probs is zero."""
+        """Return the outcome law. Rows are on K + 1 atoms, the tail last, where draft_probs is zero.
+
+        The rows are trusted: the engine's are made by `to_probs`. `check_rows` checks those from elsewhere.
+        """
         ...
 
     def acceptance(
@@ -122,6 +126,33 @@ class TreeVerifier(Protocol):
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep a path of the draft. `target_probs` are the target's rows at every node."""
         ...
+
+
+def check_rows(
+    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b W"]
+) -> None:
+    """Check what a node rule is to be given: rows that are distributions on one set of atoms, and drafts among them.
+
+    A draft row without any mass is right: its node has no drafts.
+
+    Raises:
+        InvalidParameter: a draft is no atom of the shortlist.
+        InvalidProbabilities: an entry is NaN or negative, or a row does not sum to one.
+        VocabularyMismatch: draft and target rows differ in length.
+    """
+    if draft_probs.shape[-1] != target_probs.shape[-1]:
+        raise VocabularyMismatch(
+            f"The draft rows have {draft_probs.shape[-1]} atoms and the target rows {target_probs.shape[-1]}; "
+            "put both on one shortlist and its tail (to_atoms)."
+        )
+    check_probs(draft_probs[(draft_probs != 0).any(dim=-1)], "draft_probs")
+    check_probs(target_probs, "target_probs")
+    outside = drafts[(drafts < -1) | (drafts >= draft_probs.shape[-1] - 1)]
+    if outside.numel():
+        raise InvalidParameter(
+            f"A draft is an atom from 0 to {draft_probs.shape[-1] - 2}, or -1 where it is absent, but one is "
+            f"{int(outside[0])}."
+        )
 
 
 def law_of_shares(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import Run, Statistics, stream
-from polydraft.trees import TreePolicy
+from polydraft.trees import DynamicPolicy, TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 PLAIN = "plain"
@@ -124,9 +124,10 @@ def setup_in_words(run: Run) -> dict[str, str]:
     if setup.drafter.name == NoDraft.name:
         return {"drafter": setup.drafter.name}
     levels = [len(level) for level in setup.policy.shape.levels[1:]]
+    fixed = f"{sum(levels)} drafts, {' + '.join(map(str, levels))} by depth"
     return {
         "drafter": setup.drafter.name,
         "scheme": setup.verifier.scheme.name,
         "verifier": setup.verifier.name,
-        "tree": f"{sum(levels)} drafts, {' + '.join(map(str, levels))} by depth",
+        "tree": repr(setup.policy) if isinstance(setup.policy, DynamicPolicy) else fixed,
     }

@@ -13,6 +13,7 @@ from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.schedule import RoundKey, SpeedPlan
 from polydraft.engine import Statistics
+from polydraft.errors import ResultsError
 from polydraft.models import Pair
 
 
@@ -150,4 +151,6 @@ def read_speed_results(path: Path) -> tuple[dict[str, Any], list[SpeedRecord]]:
         ResultsError: the file cannot be read or is none of `polydraft bench`.
     """
     conditions, records = read_lines(path, SpeedRecord.from_row)
+    if not isinstance(conditions, dict) or "arms" not in conditions:
+        raise ResultsError(f"{path}: these are no runs of `polydraft bench`.")
     return conditions, list({(one.round, one.arm): one for one in records}.values())

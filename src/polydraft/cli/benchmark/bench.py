@@ -147,7 +147,8 @@ def print_results(
             console.print(as_rich(difference_table(found)))
         console.print(_how(conditions, records), soft_wrap=True)
     if out is not None and records:
-        console.print(f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.')
+        there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
+        console.print(there, soft_wrap=True, markup=False)
 
 
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:

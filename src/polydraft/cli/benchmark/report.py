@@ -31,5 +31,5 @@ def run_report(runs: Path, out: Path) -> int:
     for line in verdicts(results):
         console.print(line.replace("**", ""), soft_wrap=True, markup=False)
     console.print(equality_in_words(results, differences_in(records), lossy_arms(conditions)), soft_wrap=True)
-    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True)
+    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True, markup=False)
     return 0

@@ -104,13 +104,13 @@ class TunedTree:
                 "plain": self.plain.as_dict(),
             },
             "visits": self.visits,
-            "acceptance": [[[round(rate, 5) for rate in row] for row in rows] for rows in self.acceptance.rates],
+            "acceptance": self.acceptance.rates,
             "seconds": {
-                "target": _rounded(self.costs.target),
-                "draft": _rounded(self.costs.draft),
-                "start": round(self.costs.start, 8),
-                "overhead": round(self.costs.overhead, 8),
-                "plain_overhead": round(self.costs.plain_overhead, 8),
+                "target": self.costs.target.points,
+                "draft": self.costs.draft.points,
+                "start": self.costs.start,
+                "overhead": self.costs.overhead,
+                "plain_overhead": self.costs.plain_overhead,
             },
         }
 
@@ -265,10 +265,6 @@ def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidParameter(f"{name} must be an integer >= {least}, but is {value!r}.")
     return value
-
-
-def _rounded(curve: Curve) -> list[tuple[int, float]]:
-    return [(count, round(seconds, 8)) for count, seconds in curve.points]
 
 
 def _compact(text: str) -> str:

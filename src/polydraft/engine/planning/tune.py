@@ -65,7 +65,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def tune(
     pair: Pair,
-    prompts: Sequence[Int[Tensor, "1 t"]],
+    prompts: Sequence[Int[Tensor, "1 _"]],
     *,
     temperatures: Sequence[float] = (0.0, 1.0),
     verifier: TreeVerifier | None = None,
@@ -183,7 +183,7 @@ class _Task:
 
     pair: Pair
     drafter: ModelDrafter
-    prompts: Sequence[Int[Tensor, "1 t"]]
+    prompts: Sequence[Int[Tensor, "1 _"]]
     text: Int[Tensor, "1 t"]
     max_nodes: int
     max_depth: int
@@ -215,7 +215,7 @@ def _drafter(pair: Pair) -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(pair.draft))
 
 
-def _timing_text(prompts: Sequence[Int[Tensor, "1 t"]], tokens: int, room: int) -> Int[Tensor, "1 t"]:
+def _timing_text(prompts: Sequence[Int[Tensor, "1 _"]], tokens: int, room: int) -> Int[Tensor, "1 t"]:
     """Return the longest prompt, repeated or cut to the length that texts have half-way through their generation."""
     longest = max(prompts, key=lambda prompt: prompt.shape[1])
     length = max(2, min(int(median(prompt.shape[1] for prompt in prompts)) + tokens // 2, room))

@@ -21,6 +21,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
         self.waits = device.type == "cuda"
+        self._before = 0.0
 
     @contextmanager
     def charge(self, name: str) -> Iterator[None]:
@@ -30,6 +31,12 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - begin
+
+    def lap(self) -> float:
+        """Return the total since the last lap, without the time for prompts."""
+        now = self.seconds.get("total", 0.0) - self.seconds.get("prefill", 0.0)
+        took, self._before = now - self._before, now
+        return took
 
     def _now(self) -> float:
         if self.waits:

@@ -38,7 +38,10 @@ class Optimal:
     Exactness: the shares add up to min(m, t) on average, to rounding, after a bounded number of steps; nothing is
     iterated to convergence.
     Cost: the containment of all prefixes once, then O(K) per round and node, without replacement O(k K) per round and
-    node of the quadrature; the rounds, a few to K, run on the host one node after the other.
+    node of the quadrature. The rounds, at most one per token, run on the host, one node after the other. At 57 nodes of
+    the embedded pair at temperature 1 (K = 64) they were 5 on average for two independent drafts, 12 for eight, 6 and
+    24 without replacement, and 46 for eight conditional Poisson drafts; with 1000 tokens and eight drafts without
+    replacement they are hundreds.
     Acceptance: 1 + min_H [m(H) - Q(H)], the optimum (`optimal_set`). With one draft it is speculative sampling.
     Source: acceptance and H: arXiv 2502.18779; clipped target and selection: our own. For independent drafts
     arXiv 2511.15898 approaches the same optimum numerically.

@@ -23,7 +23,9 @@ class SharedNoise:
     all earlier positions.
     Reproducibility: the text is a function of seed, prompt, target and sampling parameters. It does not depend on the
     drafter, its tree or its number of drafts, as long as the target's rows do not; on most hardware these vary in
-    their last bits with the shape of a forward pass, which in float32 changes a token about once in a million.
+    their last bits with the shape of a forward pass. Where every probability of two rows agrees up to a factor between
+    1 / f and f, their tokens differ with probability at most (f^2 - 1) (1 - sum_i target_i^2): another clock must ring
+    within a factor f^2 of the first.
     Cost: O(V) per accepted token, for its noise.
     Acceptance: with one draft sum_j 1 / sum_i max(target_i / target_j, draft_i / draft_j), at least (1 - TV) / (1 + TV)
     for total variation TV. At the embedded pair's nodes at temperature 0.8, one, two, four and eight coupled drafts are

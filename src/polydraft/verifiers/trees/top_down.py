@@ -68,7 +68,7 @@ class TopDown:
         """Return the law of the verdict given the draft."""
         law = _laws(self.rule, draft, target_probs, draft.tree.tokens.shape[-1])
         children, rows = draft.tree.children, torch.arange(len(law.child), device=law.child.device).unsqueeze(-1)
-        taken = torch.ones(len(children), children.shape[1] + 1, dtype=law.child.dtype, device=law.child.device)
+        taken = torch.nn.functional.pad(draft.tree.valid.to(law.child.dtype), (0, 1))
         taken[rows, children.flatten(1)] = law.child.flatten(1)  # absent children, -1, are the extra last place
         taken[:, 0] = 1
         reached = taken[:, :-1].unsqueeze(-2).where(draft.tree.ancestors, 1).prod(dim=-1)

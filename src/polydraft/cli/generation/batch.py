@@ -1,0 +1,275 @@
+"""`polydraft generate --input`: every prompt of a file through one running batch, each text written as it ends."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from polydraft import __version__
+from polydraft.bench.prompts import read_text
+from polydraft.cli.generate import (
+    INTERRUPTED,
+    Request,
+    check_request,
+    drafter_name,
+    drafter_of,
+    encode,
+    load_models,
+    planned_options,
+    warnings_as_sentences,
+)
+from polydraft.cli.generation.interruption import noted_interruption
+from polydraft.cli.generation.job import FileJob
+from polydraft.cli.generation.output import Line, Output
+from polydraft.cli.generation.rows import Row, read_rows
+from polydraft.cli.spelling import text_of
+from polydraft.engine import Completed, ManyRun, Statistics, generate_many
+from polydraft.engine.planning import PairPlan, load_plan
+from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
+
+SHOWN_ERRORS = 10
+FAILED = 1
+
+
+@dataclass
+class Outcome:
+    """What became of the rows.
+
+    Args:
+        before: how many texts were there already.
+        new: how many were added.
+        left: how many are still to do.
+        failed: the rows that cannot be used, each with its error.
+        statistics: of the texts that were added, and those in progress.
+        interrupted: whether the user stopped it.
+    """
+
+    before: int = 0
+    new: int = 0
+    left: int = 0
+    failed: list[Line] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+    interrupted: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0, 1 if a row failed, 130 if the user stopped it."""
+        return INTERRUPTED if self.interrupted else FAILED if self.failed else 0
+
+
+def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> int:
+    """Carry out the request for every row, and say what happened.
+
+    Returns the exit code: 0, 1 if there are rows that cannot be used, or 130 after Ctrl-C with no finished text lost.
+
+    Raises:
+        PromptFileError: the input cannot be read, or none of its rows can be used.
+        ResultsError: the output cannot be written, or is of a run with other settings or prompts.
+        InvalidParameter: options that do not go together, or a batch too large for the memory.
+    """
+    notes = Console(stderr=True, quiet=as_json or quiet)
+    options = check_request(request, drafter_name(request))
+    plan = load_plan(request.plan_file) if request.plan_file else None
+    rows = _rows(job)
+    output = Output(job.output, settings_of(request))
+    output.check_rows(rows, job.input)
+    waiting = [row for row in rows if not row.error and row.id not in output.texts]
+    outcome = Outcome(before=sum(not row.error for row in rows) - len(waiting), left=len(waiting))
+    for row in rows:
+        if row.error:
+            _note_error(output, outcome, row, row.error)
+    try:
+        if waiting:
+            work = _Work(request, job, notes, output, outcome)
+            work.write(work.begin(waiting, options, plan), waiting)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(job, output, outcome)) + "\n")
+    elif not quiet:
+        print_outcome(job, outcome, notes)
+    return outcome.code
+
+
+def settings_of(request: Request) -> dict[str, Any]:
+    """Return all that determines the texts, but for the rows: batch size, device and places of files do not."""
+    settings = {
+        "version": __version__,
+        "target": request.target or "embedded pair",
+        "draft": request.draft,
+        "drafter": drafter_name(request),
+        "verifier": request.verifier,
+        "scheme": request.scheme,
+        "bottom_up": request.bottom_up,
+        "tree": request.tree,
+        "plan": fingerprint(request),
+        **request.sampling,
+        "stop": list(request.stop),
+        "seed": request.seed or 0,
+        "max_new_tokens": request.max_new_tokens,
+        "dtype": request.dtype,
+    }
+    return {name: value for name, value in settings.items() if value is not None and value is not False and value != []}
+
+
+def fingerprint(request: Request) -> str | None:
+    """Return what tells one plan from another."""
+    if request.plan_file is None:
+        return str(request.plan) if request.plan else None
+    return blake2b(request.plan_file.expanduser().read_bytes(), digest_size=8).hexdigest()
+
+
+def _rows(job: FileJob) -> list[Row]:
+    path, _ = read_text(job.input)
+    if job.output.exists() and path.exists() and job.output.samefile(path):
+        raise InvalidParameter("--output is the file of the prompts; give it another name.")
+    return read_rows(job.input)
+
+
+def _note_error(output: Output, outcome: Outcome, row: Row, error: str) -> None:
+    output.add_error(row, error)
+    outcome.failed.append({"id": row.id, "line": row.line, "error": error})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The part of a run for which models are loaded."""
+
+    request: Request
+    job: FileJob
+    notes: Console
+    output: Output
+    outcome: Outcome
+
+    def begin(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> tuple[Pair, ManyRun]:
+        """Load the models and start the batch."""
+        with self.notes.status("Loading the models ..."):
+            pair = load_models(self.request)
+        prompts = {row.id: encode(pair, row.prompt)[0] for row in rows}
+        options["drafter"] = drafter_of(drafter_name(self.request), pair)
+        if plan:
+            example = _typical(list(prompts.values()))
+            options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
+        if self.request.stop:
+            options.update(stop_strings=list(self.request.stop), tokenizer=pair.tokenizer)
+        options["seed"] = self.request.seed or 0
+        own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
+        return pair, generate_many(pair.target, prompts, batch_size=self.job.batch_size, per_prompt=own, **options)
+
+    def write(self, started: tuple[Pair, ManyRun], rows: Sequence[Row]) -> None:
+        """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
+        pair, run = started
+        named: dict[Any, Row] = {row.id: row for row in rows}
+        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        self.outcome.statistics = run.statistics
+        silent = not self.notes.is_terminal
+        with (
+            Progress(*columns, *times, console=self.notes, transient=True, disable=silent) as progress,
+            warnings_as_sentences(),
+            noted_interruption() as interrupted,
+        ):
+            total = self.outcome.before + len(rows)
+            task = progress.add_task("", total=total, completed=self.outcome.before)
+            while not (run.over or interrupted()):
+                for one in self._step(run):
+                    self._add(named[one.name], one, pair)
+                progress.update(task, completed=total - self.outcome.left, description=_speed(run.statistics))
+            self.outcome.interrupted = not run.over
+
+    def _step(self, run: ManyRun) -> list[Completed]:
+        try:
+            return run.step()
+        except torch.OutOfMemoryError as error:
+            raise InvalidParameter(
+                f"The memory did not suffice for --batch-size {self.job.batch_size}; with a smaller one the same "
+                f"command goes on from {self.output.path}."
+            ) from error
+
+    def _add(self, row: Row, one: Completed, pair: Pair) -> None:
+        self.outcome.left -= 1
+        if one.error:
+            _note_error(self.output, self.outcome, row, one.error.removesuffix("."))
+        else:
+            self.output.add(_line(row, one, text_of(pair)(one.tokens)))
+            self.outcome.new += 1
+
+
+def _typical(prompts: Sequence[Tensor]) -> Tensor:
+    """Return the prompt of median length."""
+    return sorted(prompts, key=len)[len(prompts) // 2]
+
+
+def _own_options(row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's options as the engine takes them; a temperature alone keeps all tokens, as on the command line."""
+    warmed = row.own.get("temperature") and "top_k" not in common
+    return {**row.own, "top_k": 0} if warmed else row.own
+
+
+def _line(row: Row, one: Completed, text: str) -> Line:
+    line: Line = {
+        "id": row.id,
+        "line": row.line,
+        "prompt": row.prompt,
+        "text": text,
+        "finish": one.finish,
+        "new_tokens": len(one.tokens),
+        "target_calls": one.target_calls,
+        "block_efficiency": round(one.block_efficiency, 4),
+        "accepted": one.accepted,
+        "seed": one.seed,
+    }
+    return {**line, "options": row.own} if row.own else line
+
+
+def _speed(statistics: Statistics) -> str:
+    return f"{statistics.tokens_per_second:.1f} tokens/s, {statistics.block_efficiency:.2f} tokens per call"
+
+
+def _as_json(job: FileJob, output: Output, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "input": job.input,
+        "output": str(job.output),
+        "before": outcome.before,
+        "new": outcome.new,
+        "left": outcome.left,
+        "failed": outcome.failed,
+        "interrupted": outcome.interrupted,
+        "batch_size": job.batch_size,
+        "settings": output.settings,
+        "statistics": outcome.statistics.as_dict(),
+    }
+
+
+def print_outcome(job: FileJob, outcome: Outcome, notes: Console) -> None:
+    """Print one line of what was done, and on standard error which rows failed and how to go on."""
+    counts = [_counted(outcome.new, "new text")]
+    counts += [f"{outcome.before} from before"] if outcome.before else []
+    counts += [f"{_counted(len(outcome.failed), 'row')} failed"] if outcome.failed else []
+    counts += [f"{outcome.left} left"] if outcome.left else []
+    statistics = outcome.statistics
+    speed = f"; {_counted(statistics.new_tokens, 'token')}, {_speed(statistics)}" if statistics.new_tokens else ""
+    Console(highlight=False, markup=False, soft_wrap=True).print(f"{job.output}: {', '.join(counts)}{speed}")
+    for one in outcome.failed[:SHOWN_ERRORS]:
+        _say(notes, f"{job.input}, line {one['line']}: {one['error']}.")
+    more = len(outcome.failed) - SHOWN_ERRORS
+    if more > 0:
+        _say(notes, f'{_counted(more, "more row")} failed; lines with "error" in {job.output} say why.')
+    if outcome.interrupted:
+        _say(notes, f"Interrupted: the same command goes on from {job.output}.")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _say(notes: Console, sentence: str) -> None:
+    notes.print(sentence, markup=False, highlight=False, soft_wrap=True)

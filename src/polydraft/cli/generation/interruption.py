@@ -1,0 +1,23 @@
+"""Ctrl-C that waits for the step in progress."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def noted_interruption() -> Iterator[Callable[[], bool]]:
+    """Give a function that tells whether Ctrl-C was pressed; pressed again, it interrupts at once."""
+    pressed: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

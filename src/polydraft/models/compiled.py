@@ -1,0 +1,186 @@
+"""Short forward passes as compiled code of fixed shapes: what is left of a small model's pass is arithmetic."""
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from polydraft.errors import InvalidParameter
+from polydraft.models.cache import TreeCache
+from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.packing import fits_packed
+from polydraft.models.protocol import Cache, Forward
+
+MOST_TOKENS = 128
+"""Passes over more tokens than this per row are prompts: they come once, each with a length of its own."""
+LEVELS = (8, 16, 32, 64, MOST_TOKENS)
+"""Passes of draft models are filled up to these: the levels of a tree share compiled code and one copy of weights."""
+SLOTS = 256
+"""Key slots are compiled for in multiples of this, doubled until they suffice."""
+PLACE = "polydraft_passes"
+INDUCTOR = "inductor"
+Pass = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Shape = tuple[int, int, int, int]
+
+
+class CompiledPasses:
+    """The compiled passes of one model, by batch, tokens, key slots, and logits to keep.
+
+    Args:
+        model: the model; its weights must not change afterwards, since on a CPU they become part of the code.
+        backend: torch.compile's backend; the others are for tests.
+
+    Raises:
+        InvalidParameter: this version of torch cannot keep the compiled shapes of a model apart.
+    """
+
+    def __init__(self, model: PreTrainedModel, backend: str = INDUCTOR) -> None:
+        if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+            raise InvalidParameter(f"Compiling needs torch 2.13 or newer, but this is torch {torch.__version__}.")
+        self.model = model
+        self.seconds: dict[Shape, float] = {}
+        self._passes: dict[Shape, Pass] = {}
+        self._options = {"backend": backend, **(_options(model) if backend == INDUCTOR else {})}
+
+    def __call__(self, keep: int, cache: TreeCache, *inputs: Tensor) -> Float[Tensor, "b s V"]:
+        """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute."""
+        tokens, mask = inputs[0], inputs[2]
+        shape = (*tokens.shape, mask.shape[-1], keep)
+        store = cast(Tensor, cache.store)
+        if shape in self._passes:
+            return self._passes[shape](*inputs, store)
+        began = time.perf_counter()
+        run = torch.compile(self._body(keep), dynamic=False, isolate_recompiles=True, **self._options)
+        logits = run(*inputs, store)
+        self._passes[shape] = run
+        self.seconds[shape] = time.perf_counter() - began
+        return logits
+
+    def _body(self, keep: int) -> Pass:
+        model, extra = self.model, {"logits_to_keep": keep} if keep else {}
+
+        def run(tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, store: Tensor) -> Tensor:
+            view = _SlotView(store, slots)
+            return model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=view,
+                use_cache=True,
+                **extra,
+            ).logits
+
+        return run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Leave compiled code behind when its model is copied: it belongs to the weights of the original."""
+
+
+class CompiledModel:
+    """A `HuggingFaceModel` whose short passes run as compiled code; prompts and hidden states take the plain way.
+
+    Every shape is compiled once per model and process, whoever asks for it. The numbers differ from the plain way's by
+    rounding.
+
+    Args:
+        model: the model; its weights must not change afterwards.
+        widths: passes over fewer tokens are filled up to the next of these; () compiles for every number of tokens.
+        backend: torch.compile's backend; the others are for tests.
+
+    Raises:
+        UnsupportedModel: as `HuggingFaceModel`.
+        InvalidParameter: this version of torch cannot keep the compiled shapes of a model apart.
+    """
+
+    def __init__(self, model: nn.Module, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
+        self.widths = widths
+        self.plain = HuggingFaceModel(model)
+        self.passes = _passes_of(self.plain.model, backend)
+        self.vocab_size = self.plain.vocab_size
+        self.context = self.plain.context
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return self.plain.device
+
+    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+        """Return an empty cache with at least `capacity` slots per row, of a size that passes are compiled for."""
+        slots = SLOTS
+        while slots < capacity + (self.widths[-1] if self.widths else 0):
+            slots *= 2
+        return self.plain.new_cache(batch, slots)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n m"],
+        cache: Cache,
+        starts: Int[Tensor, "b"],
+        *,
+        hidden_layers: tuple[int, ...] = (),
+        logits_to_keep: int = 0,
+    ) -> Forward:
+        """Score tokens under the mask; see `LanguageModel.forward`."""
+        width = tokens.shape[1]
+        short = isinstance(cache, TreeCache) and cache.store is not None and width <= MOST_TOKENS
+        if not short or hidden_layers:
+            options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
+            return self.plain.forward(tokens, positions, mask, cache, starts, **options)
+        keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
+        keys.place(starts, width, mask.shape[-1])
+        filled = (0, full - width)
+        seen = torch.nn.functional.pad(mask, (0, keys.shape[2] - mask.shape[-1], *filled), value=False)
+        if full > width:
+            seen[:, width:, 0] = True  # attention to nothing is not defined
+            tokens, positions = (torch.nn.functional.pad(one, filled) for one in (tokens, positions))
+        slots = starts.unsqueeze(-1) + torch.arange(full, device=starts.device)
+        keep = logits_to_keep if self.plain.cuts_logits and full == width else 0
+        logits = self.passes(keep, keys, tokens, positions.contiguous(), self.plain.four_dimensional(seen), slots)
+        return Forward(logits[:, :width][:, -logits_to_keep:], {})
+
+
+class _SlotView(TreeCache):
+    """A cache over given memory that writes to given slots and reads them all: nothing in it depends on the text."""
+
+    def __init__(self, store: Tensor, slots: Tensor) -> None:
+        super().__init__(store.shape[0] // 2, store.shape[1], store.shape[3])
+        self.store = store
+        self.slots = slots
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values and return all slots."""
+        store, slots = cast(Tensor, self.store), cast(Tensor, self.slots)
+        keys, values = store[2 * layer_idx], store[2 * layer_idx + 1]
+        if len(keys) == 1:
+            keys.index_copy_(2, slots[0], key_states)
+            values.index_copy_(2, slots[0], value_states)
+        else:
+            places = slots[:, None, :, None].expand(key_states.shape)
+            keys.scatter_(2, places, key_states)
+            values.scatter_(2, places, value_states)
+        return keys, values
+
+
+def _passes_of(model: PreTrainedModel, backend: str) -> CompiledPasses:
+    """Return the passes kept with the model, so that they are compiled once and go when the model goes."""
+    kept = model.__dict__.get(PLACE)
+    if kept is None:
+        kept = model.__dict__[PLACE] = CompiledPasses(model, backend)
+    return kept
+
+
+def _options(model: PreTrainedModel) -> dict[str, Any]:
+    """Return what torch.compile is told: graphs on a GPU; on a CPU weights packed into the code if they are small."""
+    if model.device.type == "cuda":
+        return {"mode": "reduce-overhead"}
+    return {"options": {"freezing": True}} if fits_packed(model) else {}

@@ -1,0 +1,52 @@
+"""Confidence stopping: draft on below a token only if the draft was sure enough of it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from polydraft.trees.dynamic.bounds import require_share
+from polydraft.trees.dynamic.confidence import Confidence, TokenProbability
+from polydraft.trees.dynamic.policy import Drawn, Opened
+from polydraft.trees.policies import Widths
+from polydraft.trees.shape import TreeShape
+
+
+@dataclass(frozen=True)
+class Confident:
+    """Widths per depth, but no children below a draft whose confidence is under the threshold.
+
+    The doubtful draft itself stays in the tree and is verified with the row it was drawn from. So its own token may
+    decide whether it has children: it is above them, and they are not drawn yet. (Throwing the doubtful draft away
+    instead, as BiLD does, would be pruning after sampling.) A node that is not opened costs no draft pass; where no row
+    of the batch goes on, drafting ends.
+
+    Args:
+        widths: children per depth; ones for a chain.
+        threshold: the least confidence to go on with, in 0 to 1.
+        confidence: what to compare with it.
+
+    Raises:
+        InvalidParameter: a threshold outside 0 to 1.
+    """
+
+    widths: tuple[int, ...]
+    threshold: float = 0.4
+    confidence: Confidence = TokenProbability()
+
+    def __post_init__(self) -> None:
+        require_share("threshold", self.threshold)
+
+    @property
+    def shape(self) -> TreeShape:
+        """The tree of a draft that is always sure."""
+        return Widths(self.widths).shape
+
+    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+        """Choose the nodes that the draft is sure of."""
+        return self.confidence.of(drawn) >= self.threshold
+
+    def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
+        """Give every open node the width of its depth."""
+        return torch.full_like(opened.there, self.widths[opened.depth], dtype=torch.int64)

@@ -1,0 +1,149 @@
+"""Growing trees whose shape follows the draft, one proposal call per depth for all rows of the batch."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.errors import InvalidParameter
+from polydraft.probs import Noise
+from polydraft.schemes import Coupled, Scheme
+from polydraft.trees.dynamic.numbering import Level, Scored, numbered
+from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
+from polydraft.trees.frontier import Frontier, Propose
+from polydraft.trees.tree import Draft
+
+
+def grow_dynamic(
+    root: Int[Tensor, "b"], policy: DynamicPolicy, scheme: Scheme, propose: Propose, noise: Noise
+) -> Draft:
+    """Draw token trees of which each row's has a shape of its own; arguments are those of `grow`.
+
+    Rows do not disturb each other: each depth draws from streams of its own, and the nodes of a row are numbered
+    without gaps at the end, so that a row's tree is what it would be alone, then padded to the largest of the batch.
+
+    Raises:
+        UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
+    """
+    check_policy(policy, scheme)
+    levels, scored = [Level.of_root(root)], list[Scored]()
+    drawn: Drawn | None = None
+    is_open = levels[0].there
+    while len(scored) < policy.shape.depth and bool(is_open.any()):
+        levels[-1], frontier = _opened(levels[-1], is_open, scored)
+        listed, law = propose(frontier.frontier)
+        rows = law.mean(dim=-2) if law.dim() == 4 else law
+        view = Opened(len(scored), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
+        counts = policy.counts(view).where(frontier.there, 0)
+        most = int(counts.max())
+        if most == 0:
+            scored.append(Scored(frontier.frontier, listed, law))
+            break
+        members = _members(policy, view, law, most)
+        law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
+        uniforms = _uniforms(policy, scheme, listed, law, len(scored), noise)
+        level, drawn = _children(view, frontier, listed, scheme.sample(law, counts, uniforms, most), members)
+        scored.append(Scored(frontier.frontier, listed, law))
+        levels.append(level)
+        is_open = policy.open(drawn) & level.there if len(scored) < policy.shape.depth else level.there
+    keep = policy.keep if isinstance(policy, PruningPolicy) else None
+    return numbered(root, levels, scored, keep)
+
+
+@dataclass(frozen=True, eq=False)
+class _Open:
+    """The open nodes of one depth.
+
+    Args:
+        frontier: as the drafter sees them.
+        there: False at padding.
+        path: the product of the draft probabilities from the root.
+        places: their places among the nodes of their depth.
+    """
+
+    frontier: Frontier
+    there: Bool[Tensor, "b f"]
+    path: Float[Tensor, "b f"]
+    places: Int[Tensor, "b f"]
+
+
+def _opened(level: Level, is_open: Bool[Tensor, "b c"], scored: list[Scored]) -> tuple[Level, _Open]:
+    """Number the open nodes of a level after those scored before; return the level with these numbers."""
+    first = scored[-1].frontier.nodes.stop if scored else 0
+    width = int(is_open.sum(dim=-1).max())
+    places = is_open.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
+    there = is_open.gather(-1, places)
+    nodes = range(first, first + width)
+    own = torch.eye(width, dtype=torch.bool, device=places.device).expand(len(places), -1, -1)
+    if scored:
+        above = scored[-1].frontier
+        parents = (level.parents.gather(-1, places) - above.nodes.start).clamp_min(0).unsqueeze(-1)
+        inherited = above.ancestors.gather(1, parents.expand(-1, -1, above.ancestors.shape[-1]))
+        own = torch.cat([inherited, own], dim=-1)
+    numbers = torch.arange(first, nodes.stop, device=places.device).where(there, -1)
+    frontier = Frontier(nodes, level.tokens.gather(-1, places), len(scored), own)
+    return level.numbered(places, numbers), _Open(frontier, there, level.path.gather(-1, places), places)
+
+
+def _children(
+    view: Opened,
+    parents: _Open,
+    listed: Int[Tensor, "b f K"],
+    drafts: Int[Tensor, "b f k"],
+    members: Int[Tensor, "b f k"],
+) -> tuple[Level, Drawn]:
+    """Turn the drafts of open nodes into the nodes of the next depth, those present first in each row."""
+    most = drafts.shape[-1]
+    alive = ((drafts >= 0) & view.there.unsqueeze(-1)).flatten(1)
+    width = int(alive.sum(dim=-1).max())
+    places = alive.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
+    there, above = alive.gather(-1, places), places // most
+    atoms = drafts.clamp_min(0)
+    chance = view.rows.gather(-1, atoms).flatten(1).gather(-1, places)
+    level = Level(
+        tokens=listed.gather(-1, atoms).flatten(1).gather(-1, places).clamp_min(0),
+        atoms=drafts.flatten(1).gather(-1, places).where(there, -1),
+        there=there,
+        parents=above + parents.frontier.nodes.start,
+        path=view.path.gather(-1, above) * chance.double(),
+        scored=torch.full_like(places, -1),
+    )
+    member, count = members.flatten(1).gather(-1, places), view.drafts + there.sum(dim=-1)
+    return level, Drawn(view.depth + 1, there, level.path, above, view.rows, chance, count, level.tokens, member)
+
+
+def _members(policy: DynamicPolicy, view: Opened, law: Float[Tensor, "b f *J K"], most: int) -> Int[Tensor, "b f k"]:
+    """Return which of a node's draft rows each of its drafts is drawn from."""
+    if isinstance(policy, MergingPolicy):
+        if law.shape[-2] != policy.members:
+            raise InvalidParameter(f"The policy merges {policy.members} members, but the drafter has {law.shape[-2]}.")
+        return policy.members_of(view, most)
+    several = law.shape[-2] if law.dim() == 4 else 1
+    turns = torch.arange(most, device=law.device) % several
+    return turns.expand(*view.there.shape, most)
+
+
+def _row_of_each(law: Float[Tensor, "b f J K"], members: Int[Tensor, "b f k"]) -> Float[Tensor, "b f k K"]:
+    return law.gather(-2, members.unsqueeze(-1).expand(*members.shape, law.shape[-1]))
+
+
+def _drafts_so_far(levels: list[Level]) -> Int[Tensor, "b"]:
+    return torch.stack([level.there.sum(dim=-1) for level in levels]).sum(dim=0) - 1
+
+
+def _uniforms(
+    policy: DynamicPolicy,
+    scheme: Scheme,
+    listed: Int[Tensor, "b f K"],
+    law: Float[Tensor, "b f *J K"],
+    depth: int,
+    noise: Noise,
+) -> Float[Tensor, "b f u"]:
+    """Return the numbers that the drafts of a depth are drawn with; a row's do not depend on the rows beside it."""
+    width = max(policy.shape.max_children, law.shape[-1])
+    if scheme.deterministic:
+        return law.new_zeros(1).expand(*law.shape[:2], width)
+    if isinstance(scheme, Coupled):
+        return noise.tied(depth, listed)
+    return noise.at(depth).uniform(law.shape[1], width).to(law.device)

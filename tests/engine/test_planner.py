@@ -1,0 +1,106 @@
+"""The planner against arms of known speed, with a made-up clock: it finds the best, leaves the bad and comes back."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+
+import polydraft
+from polydraft.engine import Planner
+from polydraft.errors import InvalidParameter
+from polydraft.trees import Chain, Fixed, TreeShape, Widths
+
+TREES = (Widths((3, 2)), Widths((3, 2, 1)), Chain(1))
+Arm = Callable[[random.Random], tuple[float, float]]
+
+
+def arm(win: float, depth: int, seconds: float) -> Arm:
+    """A tree whose levels are each won with a probability after those before; times vary by a tenth."""
+
+    def step(stream: random.Random) -> tuple[float, float]:
+        tokens = 1
+        while tokens <= depth and stream.random() < win:
+            tokens += 1
+        return tokens, seconds * stream.uniform(0.9, 1.1)
+
+    return step
+
+
+def speed(arms: list[Arm], planner: Planner, tokens: int, seed: int) -> float:
+    """Return the tokens per second of a text written by the planner."""
+    stream, written, spent = random.Random(seed), 0.0, 0.0
+    while written < tokens:
+        gained, seconds = arms[planner.current](stream)
+        planner.learn(gained, seconds)
+        written, spent = written + gained, spent + seconds
+    return written / spent
+
+
+def world(win: float, level: float) -> list[Arm]:
+    """Plain steps take one second; a level of drafts takes `level` more."""
+    return [arm(0, 0, 1.0), *(arm(win, tree.shape.depth, 1 + level * tree.shape.depth) for tree in TREES)]
+
+
+@pytest.mark.parametrize(("win", "level"), [(0.0, 0.25), (0.1, 0.4), (0.5, 1.0), (0.9, 1.1)])
+def test_where_drafts_do_not_pay_little_is_lost(win: float, level: float) -> None:
+    speeds = [speed(world(win, level), Planner(TREES), 256, seed) for seed in range(20)]
+    assert sorted(speeds)[10] >= 0.97
+
+
+@pytest.mark.parametrize(("win", "level"), [(0.85, 0.2), (0.6, 0.2), (0.7, 0.3)])
+def test_where_drafts_pay_it_is_near_the_best_tree(win: float, level: float) -> None:
+    best = max(
+        sum(win**depth for depth in range(tree.shape.depth + 1)) / (1 + level * tree.shape.depth) for tree in TREES
+    )
+    planner = Planner(TREES)
+    speed(world(win, level), planner, 2000, 1)
+    assert speed(world(win, level), planner, 4000, 2) >= 0.95 * best
+
+
+def test_it_comes_back_when_the_draft_becomes_good() -> None:
+    planner = Planner(TREES)
+    speed(world(0.0, 0.2), planner, 500, 1)
+    assert planner.rate(0) > max(planner.rate(arm) for arm in (1, 2, 3))
+    speed(world(0.9, 0.2), planner, 3000, 2)
+    assert speed(world(0.9, 0.2), planner, 1000, 3) > 1.5
+
+
+def test_trials_lose_no_more_than_their_share() -> None:
+    planner = Planner(TREES)
+    speed(world(0.3, 0.5), planner, 3000, 1)
+    assert planner.lost <= 0.02 * planner.spent
+
+
+def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() -> None:
+    target = tiny_model(seed=1)
+    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    settings = {"attention_mask": torch.ones_like(prompt), "temperature": 0.0, "max_new_tokens": 60}
+    plain = polydraft.stream(target, prompt, drafter=polydraft.NoDraft(), **settings).exhaust()
+    planner = Planner((Widths((2, 1)), Chain(3), Widths((1,))))
+    for _ in range(3):
+        run = polydraft.stream(target, prompt, drafter=perturbed(target, 0.02), policy=planner, **settings).exhaust()
+        assert run.new_tokens == plain.new_tokens
+    assert planner.steps > 0 and planner.known[0].steps and planner.known[1].steps
+
+
+def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
+    target, draft = tiny_model(seed=1), tiny_model(seed=2)
+    calls: list[int] = []
+    draft.register_forward_pre_hook(lambda *_: calls.append(1))
+    planner = Planner((Chain(2),))
+    run = polydraft.stream(
+        target, torch.tensor([[1, 2, 3]]), drafter=draft, policy=planner, temperature=0.0, max_new_tokens=30
+    )
+    next(run)
+    assert planner.current == 0, "the second step drafts nothing"
+    before = len(calls)
+    next(run)
+    assert len(calls) == before
+
+
+@pytest.mark.parametrize("trees", [(), (Fixed(TreeShape(())),)])
+def test_a_planner_needs_trees(trees: tuple) -> None:
+    with pytest.raises(InvalidParameter, match="at least one tree"):
+        Planner(trees)
