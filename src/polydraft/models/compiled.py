@@ -24,8 +24,9 @@ SLOTS = 256
 """Key slots are compiled for in multiples of this, doubled until they suffice."""
 PLACE = "polydraft_passes"
 INDUCTOR = "inductor"
-Pass = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Pass = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
+COMPILE = cast(Callable[..., Any], torch.compile)  # its overloads do not take options as a dictionary
 
 
 class CompiledPasses:
@@ -50,12 +51,12 @@ class CompiledPasses:
     def __call__(self, keep: int, cache: TreeCache, *inputs: Tensor) -> Float[Tensor, "b s V"]:
         """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute."""
         tokens, mask = inputs[0], inputs[2]
-        shape = (*tokens.shape, mask.shape[-1], keep)
+        shape = (tokens.shape[0], tokens.shape[1], mask.shape[-1], keep)
         store = cast(Tensor, cache.store)
         if shape in self._passes:
             return self._passes[shape](*inputs, store)
         began = time.perf_counter()
-        run = torch.compile(self._body(keep), dynamic=False, isolate_recompiles=True, **self._options)
+        run: Pass = COMPILE(self._body(keep), dynamic=False, isolate_recompiles=True, **self._options)
         logits = run(*inputs, store)
         self._passes[shape] = run
         self.seconds[shape] = time.perf_counter() - began

@@ -94,7 +94,7 @@ NODE_CASES = (
     NodeCase("race", Race(IID())),
     NodeCase("optimal rule", Optimal(IID())),
     NodeCase(NAIVE, NaiveMatch(WithoutReplacement())),
-    NodeCase("recursive rejection", RecursiveRejectionWithoutReplacement(), most=4),
+    NodeCase("recursive rejection", RecursiveRejectionWithoutReplacement(), most=3),
     NodeCase("optimal rule", Optimal(WithoutReplacement())),
     NodeCase("optimal rule", Optimal(ConditionalPoisson())),
     NodeCase("top then sample", TopThenSampleRule()),

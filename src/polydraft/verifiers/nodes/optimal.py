@@ -31,17 +31,17 @@ class Optimal:
 
     Problem: drafts of a known law, a target mass m of total a <= 1: accept one of the drafts or none, each token at
     most m of the time, as often as possible: a transport from drafted sets to tokens.
-    Rule: take draft i with a probability beta(i | drafts) such that each token is taken with its clipped probability t
-    on average (`Clipped`), and accept what is taken until a token has had min(m, t) (`accepted_shares`).
+    Rule: t is a clipped target such that some rule takes tokens t of the time and sum min(m, t) is the optimum
+    (`Clipped`); accept draft i with a probability such that token x is accepted min(m(x), t(x)) of the time on average
+    (`accepted_shares`).
     Scheme: `IID`, `WithoutReplacement`, `TopThenIID`, `ConditionalPoisson`, `TopThenSample`, `SpecHub`, `TopK` and
     `Given`; any number of drafts. The drafting order matters for `WithoutReplacement` only.
     Exactness: the shares add up to min(m, t) on average, to rounding, after a bounded number of steps; nothing is
     iterated to convergence.
     Cost: the containment of all prefixes once, then O(K) per round and node, without replacement O(k K) per round and
-    node of the quadrature. The rounds, at most one per token, run on the host, one node after the other. At 57 nodes of
-    the embedded pair at temperature 1 (K = 64) they were 5 on average for two independent drafts, 12 for eight, 6 and
-    24 without replacement, and 46 for eight conditional Poisson drafts; with 1000 tokens and eight drafts without
-    replacement they are hundreds.
+    node of the quadrature. The rounds, at most one per token, run on the host, all nodes together. At 64 nodes of a
+    pair at temperature 1 (K = 64) they were 2 on average for two independent drafts, 4 for four, 4 and 10 without
+    replacement, and 8 for four conditional Poisson drafts.
     Acceptance: 1 + min_H [m(H) - Q(H)], the optimum (`optimal_set`). With one draft it is speculative sampling.
     Source: acceptance and H: arXiv 2502.18779; clipped target and selection: our own. For independent drafts
     arXiv 2511.15898 approaches the same optimum numerically.
@@ -73,7 +73,7 @@ class Optimal:
         draft_probs: Float[Tensor, "*b A"],
         target_mass: Float[Tensor, "*b A"],
     ) -> Float[Tensor, "*b k"]:
-        """Return beta_i min(1, m_i / t_i), for a repeated token at its first copy."""
+        """Return the probability of accepting each draft, for a repeated token at its first copy."""
         return self._solve(drafts, draft_probs, target_mass)[0]
 
     def marginal(

@@ -124,5 +124,5 @@ def _clipped(
     place, fixed = prefix[:-1], certain.unsqueeze(-1)
     raised = torch.maximum(mass, (least * weights).where(weights > 0, 0.0))
     raised = torch.where(fixed > 0, mass + spare.unsqueeze(-1) / fixed * (place < fixed), raised)
-    lowered = torch.minimum(mass, most * weights).where(place >= fixed, mass)
+    lowered = torch.minimum(mass, (most * weights).where(weights > 0, 0.0)).where(place >= fixed, mass)
     return size, torch.where(place < limit, raised, lowered)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.theory.conditional import conditional_chain
 from polydraft.theory.rows import support_size
-from polydraft.verifiers.selection.ordered import Numbers, numbers
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, integers, lowest, numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,20 +35,17 @@ class Conditional:
         order = torch.arange(self.weights.shape[-1], device=self.weights.device)
         return conditional_chain(self.weights, order.expand(self.weights.shape), self.counts)
 
-    def row(self, index: int) -> "ConditionalRow":
-        """Return a row on the host."""
-        inside, logs, counts = self._host
-        return ConditionalRow(inside[index], logs[index], int(counts[index]))
-
-    @cached_property
-    def _host(self) -> tuple[Numbers, Numbers, Numbers]:
-        counts = torch.minimum(self.counts, support_size(self.weights))
-        return numbers(self.containment), numbers(self.weights.log()), numbers(counts)
+    def rows(self) -> "ConditionalRows":
+        """Return the rows on the host."""
+        inside = numbers(self.containment)
+        counts = integers(torch.minimum(self.counts, support_size(self.weights)))
+        logs = numbers(self.weights.log())
+        return ConditionalRows(inside, np.diff(inside), logs, counts, _log_sums(logs, int(counts.max())))
 
 
-@dataclass(eq=False)
-class ConditionalRow:
-    """One row of conditional Poisson drafts.
+@dataclass(frozen=True, eq=False)
+class ConditionalRows:
+    """Rows of conditional Poisson drafts.
 
     The simple rule takes the lowest draft in the block. With X_j = (places below low and places j..high - 1), the
     chance that all drafts lie in X_j is sum_a e_a(places below low) e_{k-a}(places j..high - 1) / e_k(all), with e the
@@ -57,40 +54,45 @@ class ConditionalRow:
 
     Args:
         inside: Q of every prefix.
-        logs: the logarithms of the draft row.
-        count: the number of drafts.
+        priority: its differences.
+        logs: the logarithms of the draft rows.
+        counts: the numbers of drafts.
+        before: log e_a of every prefix, for every a up to the largest count.
     """
 
     inside: Numbers
+    priority: Numbers
     logs: Numbers
-    count: int
+    counts: Places
+    before: Numbers
 
-    def __post_init__(self) -> None:
-        self._high, self._low, self._after = -1, -1, self.logs
+    def kept(self, rows: Flags | Places) -> "ConditionalRows":
+        """Return some of the rows."""
+        return ConditionalRows(
+            self.inside[rows], self.priority[rows], self.logs[rows], self.counts[rows], self.before[rows]
+        )
 
-    def taken(self, low: int, high: int) -> Numbers:
+    def taken(self, low: Places, high: Places) -> Numbers:
         """Return 1 - Q(X_j) plus a constant."""
-        if high != self._high or low < self._low:
-            self._after = _log_sums(self.logs[low:high][::-1], self.count)[::-1, ::-1]
-            self._low, self._high = low, high
-        both = self._before[:, low, None] + self._after[:, low - self._low :]
-        joint = np.exp(np.logaddexp.reduce(both, axis=0) - self._before[-1, -1])
-        return self.inside[high] + self.inside[low] - joint
+        row, most = counted(len(low)), self.before.shape[1] - 1
+        place = counted(self.logs.shape[1])
+        logs = np.where(place < high[:, None], self.logs, -np.inf)
+        after = _log_sums(logs[:, ::-1], most)[:, :, ::-1]
+        other = self.counts[:, None] - counted(most + 1)
+        both = self.before[row, :, low][:, :, None] + after[row[:, None], other]
+        both[other < 0] = -np.inf
+        joint = np.exp(np.logaddexp.reduce(both, axis=1) - self.before[row, self.counts, -1][:, None])
+        return (entry(self.inside, high) + entry(self.inside, low))[:, None] - joint
 
-    def pick(self, low: int, high: int, places: list[int]) -> list[int]:
+    def picked(self, low: Places, high: Places, places: Places) -> Flags:
         """Return the lowest draft."""
-        drafts = [draft for draft, place in enumerate(places) if low <= place < high]
-        return [min(drafts, key=places.__getitem__)]
-
-    @cached_property
-    def _before(self) -> Numbers:
-        return _log_sums(self.logs, self.count)
+        return lowest(low, high, places)
 
 
 def _log_sums(logs: Numbers, count: int) -> Numbers:
     """Return log e_j of the first i weights for j <= count and i = 0..A."""
-    table = np.full((count + 1, len(logs) + 1), -np.inf)
-    table[0] = 0
+    table = np.full((len(logs), count + 1, logs.shape[1] + 1), -np.inf)
+    table[:, 0] = 0
     for j in range(1, count + 1):
-        np.logaddexp.accumulate(logs + table[j - 1, :-1], out=table[j, 1:])
+        np.logaddexp.accumulate(logs + table[:, j - 1, :-1], axis=1, out=table[:, j, 1:])
     return table

@@ -1,14 +1,24 @@
 """Independent drafts over tokens in an order, after tokens that are drafted for certain."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.theory.rows import prefix_sums
-from polydraft.verifiers.selection.ordered import Numbers, numbers
+from polydraft.verifiers.selection.ordered import (
+    Flags,
+    Numbers,
+    Places,
+    counted,
+    entry,
+    integers,
+    lowest,
+    numbers,
+    within,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,46 +48,50 @@ class Independent:
         holds = torch.arange(below.shape[-1], device=below.device) >= fixed.unsqueeze(-1)
         return cls(fixed, below, below.pow(draws) * holds)
 
-    def row(self, index: int) -> "IndependentRow":
-        """Return a row on the host, whose certain tokens are one token, at place 0."""
-        inside, below, certain = self._host
-        first = max(0, int(certain[index]) - 1)
-        return IndependentRow(inside[index, first:], below[index, first:], bool(certain[index] > 0))
-
-    @cached_property
-    def _host(self) -> tuple[Numbers, Numbers, Numbers]:
-        return numbers(self.containment), numbers(self.below), numbers(self.certain)
+    def rows(self) -> "IndependentRows":
+        """Return the rows on the host."""
+        inside = numbers(self.containment)
+        return IndependentRows(inside, np.diff(inside), numbers(self.below), integers(self.certain))
 
 
 @dataclass(frozen=True, eq=False)
-class IndependentRow:
-    """One row of independent drafts.
+class IndependentRows:
+    """Rows of independent drafts; the tokens drafted for certain are one token, at the last of their places.
 
     The simple rule chooses uniformly among the draws in the block. Draws are exchangeable, so it takes every token in
     proportion to its draft probability. In a block with the certain token it takes that.
 
     Args:
         inside: Q of every prefix.
+        priority: its differences.
         below: the draft mass of every prefix.
-        certain: whether the token at place 0 is drafted for certain.
+        certain: how many tokens are drafted for certain.
     """
 
     inside: Numbers
+    priority: Numbers
     below: Numbers
-    certain: bool
+    certain: Places
 
-    def taken(self, low: int, high: int) -> Numbers:
+    def kept(self, rows: Flags | Places) -> "IndependentRows":
+        """Return some of the rows."""
+        return IndependentRows(self.inside[rows], self.priority[rows], self.below[rows], self.certain[rows])
+
+    def taken(self, low: Places, high: Places) -> Numbers:
         """Return a straight line over the draft mass; with the certain token, a step."""
-        start, end = self.inside[low], self.inside[high]
-        if self.certain and low == 0:
-            line = self.inside[: high + 1] * 0 + end
-            line[0] = 0
-            return line
-        mass = self.below[low : high + 1] - self.below[low]
-        return start + mass * ((end - start) / mass[-1] if mass[-1] > 0 else 0.0)
+        start, end = entry(self.inside, low), entry(self.inside, high)
+        first = entry(self.below, low)
+        mass = entry(self.below, high) - first
+        slope = np.where(mass > 0, (end - start) / mass, 0)
+        line = start[:, None] + (self.below - first[:, None]) * slope[:, None]
+        fixed = low < self.certain
+        if fixed.any():
+            step = np.where(counted(line.shape[1]) > low[:, None], end[:, None], 0)
+            line = np.where(fixed[:, None], step, line)
+        return line
 
-    def pick(self, low: int, high: int, places: list[int]) -> list[int]:
+    def picked(self, low: Places, high: Places, places: Places) -> Flags:
         """Return the draws in the block, a token as often as it was drawn; or the certain token."""
-        if self.certain and low == 0 and 0 in places:
-            return [places.index(0)]
-        return [draft for draft, place in enumerate(places) if low <= place < high]
+        fixed = low < self.certain
+        chosen = within(low, high, places)
+        return np.where(fixed[:, None], lowest(low, high, places), chosen) if fixed.any() else chosen

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Numbers = NDArray[np.float64]
+Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @runtime_checkable
-class OrderedRow(Protocol):
-    """The draft law of one row, on the host.
+class OrderedRows(Protocol):
+    """The draft laws of some rows, on the host.
 
-    A *block* is the run of tokens at places low..high - 1. Given that all drafts lie below `high` and that some are in
-    the block, its simple rule takes one of those. Divided by the token's draft probability, the probability that the
-    rule takes a token must not increase along the block: `walk` relies on it.
+    A *block* is the run of tokens at places low..high - 1, one for each row. Given that all drafts lie below `high` and
+    that some are in the block, its simple rule takes one of those. Divided by the token's draft probability, the
+    probability that the rule takes a token must not increase along the block: `walk` relies on it.
     """
 
     @property
@@ -25,12 +27,24 @@ class OrderedRow(Protocol):
         """Q of every prefix: Pr[all drafts are at the first j places], for j = 0..A."""
         ...
 
-    def taken(self, low: int, high: int) -> Numbers:
-        """Return Q(first low places) + Pr[the rule takes a token of the block below place j], for j = low..high."""
+    @property
+    def priority(self) -> Numbers:
+        """The probability that each token is the draft at the highest place: differences of `inside`."""
         ...
 
-    def pick(self, low: int, high: int, places: list[int]) -> list[int]:
-        """Return the drafts among which the rule chooses uniformly, of drafts at these places."""
+    def kept(self, rows: Flags | Places) -> "OrderedRows":
+        """Return the laws of some of the rows."""
+        ...
+
+    def taken(self, low: Places, high: Places) -> Numbers:
+        """Return Q(first low places) + Pr[the rule takes a token of the block below place j] at j = low..high.
+
+        Entries at other j have no meaning.
+        """
+        ...
+
+    def picked(self, low: Places, high: Places, places: Places) -> Flags:
+        """Return the drafts among which the rule chooses uniformly, of drafts at these places; -1 for absent ones."""
         ...
 
 
@@ -43,14 +57,42 @@ class Ordered(Protocol):
         """Q of every prefix of every row's order."""
         ...
 
-    def row(self, index: int) -> OrderedRow:
-        """Return one row on the host."""
+    def rows(self) -> OrderedRows:
+        """Return the rows on the host."""
         ...
 
 
 def numbers(table: Tensor) -> Numbers:
     """Return a table of float64 numbers on the host."""
     return table.detach().to("cpu", torch.float64).numpy()
+
+
+def integers(table: Tensor) -> Places:
+    """Return a table of integers on the host."""
+    return table.detach().cpu().numpy()
+
+
+def counted(number: int) -> Places:
+    """Return 0..number - 1."""
+    places: Places = np.arange(number, dtype=np.int64)
+    return places
+
+
+def entry(table: Numbers, place: Places) -> Numbers:
+    """Return one entry of every row."""
+    return table[counted(len(place)), place]
+
+
+def within(low: Places, high: Places, places: Places) -> Flags:
+    """Return which of the places are in the rows' blocks."""
+    return (places >= low[:, None]) & (places < high[:, None])
+
+
+def lowest(low: Places, high: Places, places: Places) -> Flags:
+    """Return which draft is the lowest in the rows' blocks: one in each row."""
+    last = np.iinfo(places.dtype).max
+    first = np.where(within(low, high, places), places, last).argmin(axis=1)
+    return counted(places.shape[1]) == first[:, None]
 
 
 def running(values: Numbers) -> Numbers:

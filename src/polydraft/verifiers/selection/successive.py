@@ -10,7 +10,17 @@ from torch import Tensor
 
 from polydraft.theory import SuccessiveLaw
 from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.ordered import Numbers, numbers, running
+from polydraft.verifiers.selection.ordered import (
+    Flags,
+    Numbers,
+    Places,
+    counted,
+    integers,
+    lowest,
+    numbers,
+    running,
+    within,
+)
 
 SURE = 600.0
 """Clocks are certain to have rung once the odds of all drafts together would leave the range of float64."""
@@ -38,18 +48,51 @@ class Successive:
         order = torch.arange(self.weights.shape[-1], device=self.weights.device)
         return self.law.chain(order.expand(self.weights.shape))
 
-    def row(self, index: int) -> "SuccessiveRow":
-        """Return a row on the host."""
-        inside, weights, time, share, counts = self._host
-        return SuccessiveRow(inside[index], weights[index], int(counts[index]), time[index], share[index])
-
-    @cached_property
-    def _host(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
-        """Tables of all rows; rates are the weights times a constant, by which the nodes' times are multiplied."""
+    def rows(self) -> "SuccessiveRows":
+        """Return the rows on the host; rates are the weights times a constant, by which nodes' times are multiplied."""
         nodes, total = self.law.nodes, self.law.rates.sum(dim=-1, keepdim=True)
-        tables = (self.containment, self.weights, nodes.time * total, nodes.weight, self.law.counts)
-        inside, weights, time, share, counts = (numbers(table) for table in tables)
-        return inside, weights, time, share, counts
+        tables = (self.containment, self.weights, nodes.time * total, nodes.weight)
+        inside, weights, time, share = (numbers(table) for table in tables)
+        counts = integers(self.law.counts)
+        each = [SuccessiveRow(*row) for row in zip(inside, weights, counts.tolist(), time, share, strict=True)]
+        end = weights.shape[1] - (weights[:, ::-1] > 0).argmax(axis=1)
+        return SuccessiveRows(inside, np.diff(inside), end, each)
+
+
+@dataclass(frozen=True, eq=False)
+class SuccessiveRows:
+    """Rows of successive drafts.
+
+    Args:
+        inside: Q of every prefix.
+        priority: its differences.
+        end: the first place after which no token can be drafted.
+        each: the rows.
+    """
+
+    inside: Numbers
+    priority: Numbers
+    end: Places
+    each: "list[SuccessiveRow]"
+
+    def kept(self, rows: Flags | Places) -> "SuccessiveRows":
+        """Return some of the rows."""
+        numbered = counted(len(self.each))[rows].tolist()
+        return SuccessiveRows(
+            self.inside[rows], self.priority[rows], self.end[rows], [self.each[row] for row in numbered]
+        )
+
+    def taken(self, low: Places, high: Places) -> Numbers:
+        """Return what `SuccessiveRow.taken` does, for every row."""
+        lines = np.zeros_like(self.inside)
+        for line, row, start, stop in zip(lines, self.each, low.tolist(), high.tolist(), strict=True):
+            line[start : stop + 1] = row.taken(start, stop)
+        return lines
+
+    def picked(self, low: Places, high: Places, places: Places) -> Flags:
+        """Return the first draft in blocks at the end and the lowest in others."""
+        first = counted(places.shape[1]) == within(low, high, places).argmax(axis=1)[:, None]
+        return np.where((high >= self.end)[:, None], first, lowest(low, high, places))
 
 
 @dataclass(eq=False)
@@ -88,6 +131,8 @@ class SuccessiveRow:
     def taken(self, low: int, high: int) -> Numbers:
         """Return a straight line over the draft mass for blocks at the end, and 1 - Q(X_j) plus a constant else."""
         start = self.inside[low]
+        if high - low == 1:
+            return self.inside[low : high + 1]
         if self._above[high] == 0 and self._above[low] > 0:
             return 1 - (1 - start) * (self._above[low : high + 1] / self._above[low])
         outside = running(self.weights[low:high]) + self._above[high]
@@ -96,13 +141,6 @@ class SuccessiveRow:
         if self.count > 2:
             missed = missed + outside * self._later(low, high)
         return self.inside[high] + start - 1 + missed
-
-    def pick(self, low: int, high: int, places: list[int]) -> list[int]:
-        """Return the first draft in blocks at the end and the lowest in others."""
-        drafts = [draft for draft, place in enumerate(places) if low <= place < high]
-        if self._above[high] == 0:
-            return drafts[:1]
-        return [min(drafts, key=places.__getitem__)]
 
     @cached_property
     def _lone(self) -> Numbers:
@@ -117,19 +155,26 @@ class SuccessiveRow:
     def _later(self, low: int, high: int) -> Numbers:
         """Return the integral for every j from low to high."""
         if high != self._high or low < self._low:
-            sums = _sums(self._odds[:, low:high][:, ::-1], np.ones(len(self.time)), self.count)
-            self._after = np.ascontiguousarray(sums.reshape(-1, high - low + 1).T[::-1])
+            self._after = _sums(self._odds[:, low:high][:, ::-1], np.ones(len(self.time)), self.count)
             self._low, self._high = low, high
-        factor = self._before[:, :, low] @ self._wanted
-        factor *= self._measure
-        return self._after[low - self._low :] @ factor.reshape(-1)
+        before = self._before[:, :, low] if low else self._silence[:, None] * self._none
+        factor = before @ self._wanted * self._measure
+        return (factor.reshape(-1) @ self._after.reshape(factor.size, -1))[: high - low + 1][::-1]
 
     @cached_property
     def _wanted(self) -> Numbers:
         """Which pairs of degrees add up to 2..count - 1."""
-        number = np.arange(self.count)
+        number = counted(self.count)
         both = number[:, None] + number
         return ((both >= 2) & (both < self.count)).astype(np.float64)
+
+    @cached_property
+    def _none(self) -> Numbers:
+        return (counted(self.count) == 0).astype(np.float64)
+
+    @cached_property
+    def _silence(self) -> Numbers:
+        return np.exp(-self._ripe.sum(axis=-1))
 
     @cached_property
     def _measure(self) -> Numbers:
@@ -145,13 +190,13 @@ class SuccessiveRow:
 
     @cached_property
     def _before(self) -> Numbers:
-        return _sums(self._odds, np.exp(-self._ripe.sum(axis=-1)), self.count)
+        return _sums(self._odds, self._silence, self.count)
 
 
 def _sums(odds: Numbers, start: Numbers, count: int) -> Numbers:
     """Return start e_j(the first i odds) for every node, j < count and i: positive terms, no cancellation."""
-    table = np.zeros((len(odds), count, odds.shape[-1] + 1))
-    table[:, 0] = start[:, None]
+    table = np.empty((len(odds), count, odds.shape[-1] + 1))
+    table[:, 0], table[:, 1:, 0] = start[:, None], 0
     for j in range(1, count):
         np.cumsum(odds * table[:, j - 1, :-1], axis=-1, out=table[:, j, 1:])
     return table

@@ -1,9 +1,6 @@
 """The selection law of a node's drafts, by a walk through ever smaller blocks of the order of tokens."""
 
-# torch's stubs do not say what Tensor.tolist returns:
-# pyright: reportUnknownMemberType=false
-
-from typing import cast
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -11,126 +8,190 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.ordered import Numbers, OrderedRow, numbers, running
+from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, integers, numbers
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
+FREE = 0.7
+"""A prefix cuts its block where its slack is below this fraction of that of all shorter ones."""
+SPARED = 0.3
+"""The fraction of its slack, at most of its block's, that a step leaves to a prefix."""
 
 
 def accepted_shares(clipped: Clipped, places: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Return Pr[draft i is accepted | the drafts]: averaged over the drafts, min(m, t) of every token.
 
-    Problem: given t with t(S) >= Q(S) = Pr[all drafts in S] for all sets S and t(all) = 1, find a law on the tokens of
-    each drafted set, t on average. Tokens are in an order in which t / draft does not decrease. Then only prefixes H_j
-    matter, because all draft laws here have (Q(H + i) - Q(H)) / q_i >= (Q(H) - Q(H - j)) / q_j for j in H and i off it:
-    if S minimises t - Q, and i off S comes before j in S, then S + i does too.
+    Problem: given needs v = min(m, t), find a law on the tokens of each drafted set that takes every token i at least
+    v_i of the time, on average. There is one iff v(off S) <= 1 - Q(S) for all sets S, with Q(S) = Pr[all drafts in S].
+    Tokens are in an order in which v / draft does not decrease. Then only prefixes H_j matter, because all draft laws
+    here have (Q(H + i) - Q(H)) / q_i >= (Q(H) - Q(H - j)) / q_j for j in H and i off it: if S minimises v - Q, and i
+    off S comes before j in S, then S + i does too.
 
-    A walk starts with H or the places off H. In a block (l, h], where t(H_h) = Q(H_h) and t(H_l) = Q(H_l), let u be how
-    often the block's simple rule takes each token. Take the largest s <= 1 with t - s u >= (1 - s) Q on all prefixes in
-    the block. Since u / draft does not increase, (t - s u) / draft does not decrease, so this holds for all sets. With
-    probability s the simple rule decides. Otherwise t becomes (t - s u) / (1 - s), and some prefix has t(H_j) = Q(H_j):
-    a token of H_j is taken only if all drafts are in H_j. The walk goes on in (j, h] if a draft is there and in (l, j]
-    if not. Blocks shrink, so there are at most A rounds, and in a block of one token the simple rule is the only one:
-    nothing is left over and nothing has to converge. Rounding errors enter with their own size.
+    A walk starts with H or the places off H. In a block (l, h], of which the walk has probability L left, prefix j has
+    slack D_j = L (Q(H_h) - Q(H_j)) - v(j..h) >= 0. Let u be how often the block's simple rule takes each token. With
+    probability s the simple rule decides, v becomes (v - s u)+ and L becomes L - s. Since u / draft does not increase,
+    v / draft does not decrease after that either, so prefixes are all one has to look at. Tokens reach v = 0 in their
+    order, and what is taken beyond is slack lost; so for every j whose token has not yet reached it, D_j falls in
+    proportion to s, and D of the others is at least that of the first such j. Hence one can see how large s may be.
+
+    A block may be cut at any j where D_j <= D_i for all i < j: from then on a token of the lower part is taken only if
+    all drafts are there. The lower part has the slacks D_i - D_j, the upper the slacks D_i: all >= 0. A step ends where
+    the least D allows such a cut; it spares some slack, so that what follows is not tight. The walk goes on in the part
+    with the last draft. Blocks shrink, so there are at most A rounds, and in a block of one token the simple rule is
+    the only one: nothing is left over and nothing has to converge. Rounding errors enter with their own size.
 
     Why the inequality, for successive drafts: compare sets in which i or j is drafted, given all other clocks, and let
     T be the time at which k - 1 others have rung. The left side gains (1 - e^{-q_i T}) / q_i, the right side
     e^{-q_i T} (1 - e^{-q_j T}) / q_j, both the same for a ring after T; and (1 - e^{-x}) / x >= e^{-x}.
 
-    What is taken is accepted until a token has had min(m, t), so a walk also ends where the simple rule mixed with the
-    priority of high places takes at least what is still missing of every token of the block; most walks end like that.
+    What is taken is accepted until a token has had v. A walk also ends where the simple rule mixed with the priority of
+    high places takes at least v of every token of the block; most walks end like that, after a few rounds.
 
-    The walk is sequential and runs on the host, row after row.
+    The walk runs on the host, all rows together.
 
     Shapes: `places` are the drafts' places in the order, -1 for absent ones; a row without drafts has no shares. The
     result is in float64. A token drafted twice may have shares at both copies.
-    Source: our own. That t(S) >= Q(S) is what it takes is Strassen's theorem (Ann. Math. Statist. 36, 1965).
+    Source: our own. The condition on v is Strassen's theorem (Ann. Math. Statist. 36, 1965).
     """
-    shares = np.zeros(tuple(places.shape))
-    need, taken = numbers(clipped.accepted), numbers(clipped.taken)
-    sizes, fixed = cast(list[int], clipped.size.tolist()), cast(list[int], clipped.certain.tolist())
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        for index, drafts in enumerate(cast(list[list[int]], places.tolist())):
-            present = [place for place in drafts if place >= 0]
-            if present:
-                row = clipped.drafts.row(index)
-                found = _shares(row, taken[index], need[index], present, sizes[index], fixed[index])
-                shares[index, [place >= 0 for place in drafts]] = found
-    return torch.tensor(shares, device=places.device)
+    at = integers(places)
+    shares = np.zeros(at.shape)
+    rows: Places = np.flatnonzero(at.max(axis=1, initial=-1) >= 0)
+    need, sizes, certain = numbers(clipped.accepted), integers(clipped.size), integers(clipped.certain)
+    if len(rows):
+        law = clipped.drafts.rows()
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            some = law if len(rows) == len(at) else law.kept(rows)
+            shares[rows] = _shares(some, need[rows], at[rows], sizes[rows], certain[rows])
+    return torch.from_numpy(shares).to(places.device)  # pyright: ignore  not typed in torch
 
 
-def _shares(row: OrderedRow, taken: Numbers, need: Numbers, places: list[int], size: int, certain: int) -> list[float]:
-    """Return the shares of one row's drafts; tokens drafted for certain are one token on the walk."""
-    if certain < 2:
-        return walk(row, taken, need, places, size)
-    first = certain - 1
-    one_taken, one_needed = (np.append(mass[:certain].sum(), mass[certain:]) for mass in (taken, need))
-    shares = walk(row, one_taken, one_needed, [max(place - first, 0) for place in places], max(size - first, 0))
-    pairs = list(zip(shares, places, strict=True))
-    together = sum(share for share, place in pairs if place < certain)
-    whole = float(one_needed[0]) or 1.0
-    return [together * float(need[place]) / whole if place < certain else share for share, place in pairs]
+def _shares(law: OrderedRows, need: Numbers, places: Places, sizes: Places, certain: Places) -> Numbers:
+    """Return the shares; the tokens drafted for certain are one token on the walk, at the last of their places."""
+    if certain.max() < 2:
+        return walk(law, need, places, sizes, np.maximum(certain - 1, 0))
+    first = np.maximum(certain - 1, 0)
+    place, fixed = counted(need.shape[1]), (places >= 0) & (places < certain[:, None])
+    whole = np.where(place < certain[:, None], need, 0).sum(axis=1)
+    merged = np.where(place < first[:, None], 0, need)
+    rows = counted(len(need))
+    merged[rows, first] = np.where(certain > 0, whole, merged[rows, first])
+    shares = walk(law, merged, np.where(fixed, first[:, None], places), sizes, first)
+    together = np.where(fixed, shares, 0).sum(axis=1) / np.where(whole > 0, whole, 1)
+    own = np.take_along_axis(need, np.maximum(places, 0), axis=1)
+    return np.where(fixed, together[:, None] * own, shares)
 
 
-def walk(row: OrderedRow, taken: Numbers, need: Numbers, places: list[int], size: int) -> list[float]:
-    """Walk one row.
+@dataclass
+class _State:
+    """Rows on their walk: where they come from, their blocks, a prefix to cut at, and what is left to do.
+
+    `need` is zero outside the block; `below` marks the places up to that of the last draft, and `last` that draft.
+    """
+
+    row: Places
+    need: Numbers
+    places: Places
+    last: Flags
+    below: Flags
+    low: Places
+    high: Places
+    cut: Places
+    left: Numbers
+
+    def kept(self, rows: Flags) -> "_State":
+        return _State(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: Places) -> Numbers:
+    """Walk all rows.
 
     Args:
-        row: the draft law.
-        taken: t of every place.
-        need: what is to be accepted of every place, at most t.
-        places: the places of the drafts.
-        size: the size of H, where t(H) = Q(H).
+        law: the draft laws.
+        need: how often each place is to be accepted at least.
+        places: the places of the drafts, -1 for absent ones; no row is without drafts.
+        sizes: the sizes of H.
+        first: the places before which nothing is drafted and nothing is needed.
     """
-    shares = [0.0] * len(places)
-    priority, excess, need, left = np.diff(row.inside), running(taken) - row.inside, need.copy(), 1.0
-    top = max(places)
-    low, high = (size, len(taken)) if top >= size else (0, size)
+    shares = np.zeros(places.shape)
+    state = _started(need, places, sizes, first)
     while True:
-        line = row.taken(low, high)
-        rule, gain = line[1:] - line[:-1], line - row.inside[low : high + 1]
-        mix = mixture(need[low:high] / left, rule, priority[low:high])
-        step, cut = (left, high) if mix is not None else _step(excess[low : high + 1], gain, left)
-        high_weight = mix or 0.0
-        supply = step * ((1 - high_weight) * rule + high_weight * priority[low:high])
-        chosen = row.pick(low, high, places)
-        for draft in chosen:
-            shares[draft] += step * (1 - high_weight) / len(chosen) * _kept(need, supply, places[draft], low)
-        if high_weight > 0:
-            top = max(place for place in places if place < high)
-            shares[places.index(top)] += step * high_weight * _kept(need, supply, top, low)
-        left -= step
-        if left < NOISE:
-            return shares
-        excess[low : high + 1] -= step * gain
-        need[low:high] = np.maximum(need[low:high] - supply, 0)
-        cut += low
-        low, high = (cut, high) if any(cut <= place < high for place in places) else (low, cut)
+        slack, inside = _narrowed(law, state)
+        line = law.taken(state.low, state.high)
+        rule = np.where(inside, line[:, 1:] - line[:, :-1], 0)
+        more = law.priority * inside - rule
+        weight = _mixture(state.need / state.left[:, None] - rule, more)
+        ends = weight >= 0
+        step = state.left
+        if not ends.all():
+            step, state.cut = _step(state, slack, line - law.inside, rule)
+            step, weight = np.where(ends, state.left, step), np.where(ends, weight, 0)
+        supply = step[:, None] * (rule + weight[:, None] * more)
+        shares[state.row] += _accepted(law, state, step, weight, supply)
+        state.need = np.maximum(state.need - supply, 0)
+        state.left = state.left - step
+        going = state.left >= NOISE
+        if not going.all():
+            if not going.any():
+                return shares
+            state, law = state.kept(going), law.kept(going)
 
 
-def mixture(need: Numbers, rule: Numbers, priority: Numbers) -> float | None:
-    """Return a weight w with w priority + (1 - w) rule >= need up to rounding, or None if there is none in [0, 1]."""
-    more, short = priority - rule, need - rule - NOISE
-    ratio = short / more
-    least = ratio.max(where=more > 0, initial=0.0)
-    most = ratio.min(where=more < 0, initial=1.0)
-    if least > most or (short[more == 0] > 0).any():
-        return None
-    return float(least)
+def _started(need: Numbers, places: Places, sizes: Places, first: Places) -> _State:
+    """Choose between H and the places off H."""
+    top = places.max(axis=1)
+    off = top >= sizes
+    low, high = np.where(off, np.maximum(sizes, first), first), np.where(off, need.shape[1], sizes)
+    last = counted(places.shape[1]) == places.argmax(axis=1)[:, None]
+    below = counted(need.shape[1] + 1) <= top[:, None]
+    place = counted(need.shape[1])
+    need = need * ((place >= low[:, None]) & (place < high[:, None]))
+    return _State(counted(len(need)), need, places, last, below, low, high, high, np.ones(len(need)))
 
 
-def _step(excess: Numbers, gain: Numbers, left: float) -> tuple[float, int]:
-    """Return the largest step that keeps the excess of all prefixes, at most what is left, and the prefix it meets."""
-    if len(gain) < 3:
-        return left, 1
-    bound = excess[1:-1] / gain[1:-1]
-    bound[gain[1:-1] <= NOISE] = np.inf
-    cut = int(bound.argmin())
-    step = min(max(float(bound[cut]), 0.0), left)
-    return (left, 1) if left - step < NOISE else (step, cut + 1)
+def _narrowed(law: OrderedRows, state: _State) -> tuple[Numbers, Flags]:
+    """Cut the blocks, keep the part with the last draft, and return all prefixes' slacks and which places are in it."""
+    low, high, prefix = state.low[:, None], state.high[:, None], counted(law.inside.shape[1])
+    row = counted(len(low))
+    slack = state.left[:, None] * (law.inside[row, state.high][:, None] - law.inside)
+    slack[:, :-1] -= state.need[:, ::-1].cumsum(axis=1)[:, ::-1]
+    np.maximum(slack, 0, out=slack)
+    least = np.minimum.accumulate(slack, axis=1)
+    free = prefix == state.cut[:, None]
+    free[:, 1:] |= slack[:, 1:] <= FREE * least[:, :-1]
+    free &= (prefix > low) & (prefix < high)
+    state.low = np.where(free & state.below, prefix, low).max(axis=1)
+    state.high = np.where(free & ~state.below, prefix, high).min(axis=1)
+    inside = (prefix[:-1] >= state.low[:, None]) & (prefix[:-1] < state.high[:, None])
+    state.need = state.need * inside
+    return slack - slack[row, state.high][:, None], inside
 
 
-def _kept(need: Numbers, supply: Numbers, place: int, low: int) -> float:
-    """Return how much of what is taken of a token is accepted: no more than is missing."""
-    offered = float(supply[place - low])
-    return min(1.0, float(need[place]) / offered) if offered > 0 else 1.0
+def _mixture(short: Numbers, more: Numbers) -> Numbers:
+    """Return the least weight w in [0, 1] with w more >= short up to rounding, -1 if there is none."""
+    ratio = (short - NOISE) / more
+    least = np.maximum(np.where(more >= 0, ratio, 0).max(axis=1), 0)
+    most = np.where(more < 0, ratio, 1).min(axis=1)
+    return np.where(least <= np.minimum(most, 1), least, -1)
+
+
+def _step(state: _State, slack: Numbers, gain: Numbers, rule: Numbers) -> tuple[Numbers, Places]:
+    """Return how often the simple rule decides, at most what is left, and the prefix to cut at."""
+    slack, gain = slack[:, :-1], gain[:, :-1]
+    tight = (gain > NOISE) & (counted(slack.shape[1]) > state.low[:, None])
+    spared = SPARED * np.minimum(slack, slack[counted(len(slack)), state.low][:, None])
+    bound = np.maximum((slack - spared) / gain, 0)
+    bound = np.where(tight & (bound * rule < state.need), bound, np.inf)
+    step = np.minimum(bound.min(axis=1), state.left)
+    step = np.where(state.left - step < NOISE, state.left, step)
+    growing = tight & (step[:, None] * rule < state.need)
+    return step, np.where(growing, slack - step[:, None] * gain, np.inf).argmin(axis=1)
+
+
+def _accepted(law: OrderedRows, state: _State, step: Numbers, weight: Numbers, supply: Numbers) -> Numbers:
+    """Return how often each draft is accepted in a round: no more than is missing of what is taken."""
+    chosen = law.picked(state.low, state.high, state.places)
+    simple = step * (1 - weight) / chosen.sum(axis=1)
+    taken = chosen * simple[:, None] + state.last * (step * weight)[:, None]
+    at, row = np.maximum(state.places, 0), counted(len(chosen))[:, None]
+    offered = supply[row, at]
+    return taken * np.where(offered > 0, np.minimum(state.need[row, at] / offered, 1), 1)
