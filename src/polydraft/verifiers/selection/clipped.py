@@ -114,8 +114,9 @@ def _clipped(
     certain: Int[Tensor, " n"],
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, "n A"]]:
     """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends."""
-    spare, size = (containment - prefix_sums(mass)).max(dim=-1)
-    curve = prefix_sums(mass) + spare.unsqueeze(-1)
+    needed = prefix_sums(mass)
+    spare, size = (containment - needed).max(dim=-1)
+    curve = needed + spare.unsqueeze(-1)
     prefix = torch.arange(curve.shape[-1], device=curve.device)
     below, above = prefix_sums(weights), suffix_sums(weights)
     limit = size.unsqueeze(-1)

@@ -192,6 +192,6 @@ def _accepted(law: OrderedRows, state: _State, step: Numbers, weight: Numbers, s
     chosen = law.picked(state.low, state.high, state.places)
     simple = step * (1 - weight) / chosen.sum(axis=1)
     taken = chosen * simple[:, None] + state.last * (step * weight)[:, None]
-    at, row = np.maximum(state.places, 0), counted(len(chosen))[:, None]
-    offered = supply[row, at]
-    return taken * np.where(offered > 0, np.minimum(state.need[row, at] / offered, 1), 1)
+    row = counted(len(chosen))[:, None]
+    offered = supply[row, state.places]  # -1, an absent draft, reads the last place: it is not taken
+    return taken * np.where(offered > 0, np.minimum(state.need[row, state.places] / offered, 1), 1)
