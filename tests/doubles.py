@@ -30,6 +30,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from polydraft.models import LanguageModel
+from polydraft.trees import Widths, causal_mask, topology, tree_mask
+
 SPREAD = 0.6
 """Standard deviation of the random weights: large enough that the next-token laws are far from uniform."""
 
@@ -128,3 +131,22 @@ def plain_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """Return the logits after the last of these tokens, by an ordinary pass without cache."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+
+
+def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
+    """Score prompts of a vocabulary of 24, then two trees below them one by one, keeping a path of the first."""
+    shape = Widths((2, 2)).shape
+    known = torch.tensor(lengths)
+    batch, width, stream = len(lengths), max(lengths), torch.Generator().manual_seed(0)
+    cache = model.new_cache(batch, width + 2 * shape.size + 2)
+    prompt = torch.randint(24, (batch, width), generator=stream)
+    places = torch.arange(width).expand(batch, width)
+    model.forward(prompt, places, causal_mask(known, width), cache, torch.zeros_like(known))
+    view, found = topology(shape, batch, torch.device("cpu")), list[torch.Tensor]()
+    for base in (known, known + 2):
+        tokens = torch.randint(24, (batch, shape.size), generator=stream)
+        mask = tree_mask(view.ancestors, base, int(base.max()) + shape.size)
+        positions = base.unsqueeze(-1) + view.depth
+        found.append(model.forward(tokens, positions, mask, cache, base).logits)
+        cache.keep(base, torch.tensor([[2, 5]]).expand(batch, 2))
+    return found

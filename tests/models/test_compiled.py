@@ -4,34 +4,13 @@ import copy
 
 import pytest
 import torch
-from doubles import tiny_model
+from doubles import scored, tiny_model
 
 import polydraft
 from polydraft.drafters import ModelDrafter
-from polydraft.models import CompiledModel, HuggingFaceModel, LanguageModel
+from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.models.compiled import LEVELS
-from polydraft.trees import Widths, causal_mask, topology, tree_mask
-
-SIZE = 24
-
-
-def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
-    """Score prompts, then two trees one after the other below them, keeping a path of the first."""
-    shape = Widths((2, 2)).shape
-    known = torch.tensor(lengths)
-    batch, width, stream = len(lengths), max(lengths), torch.Generator().manual_seed(0)
-    cache = model.new_cache(batch, width + 2 * shape.size + 2)
-    prompt = torch.randint(SIZE, (batch, width), generator=stream)
-    places = torch.arange(width).expand(batch, width)
-    model.forward(prompt, places, causal_mask(known, width), cache, torch.zeros_like(known))
-    view, found = topology(shape, batch, torch.device("cpu")), list[torch.Tensor]()
-    for base in (known, known + 2):
-        tokens = torch.randint(SIZE, (batch, shape.size), generator=stream)
-        mask = tree_mask(view.ancestors, base, int(base.max()) + shape.size)
-        positions = base.unsqueeze(-1) + view.depth
-        found.append(model.forward(tokens, positions, mask, cache, base).logits)
-        cache.keep(base, torch.tensor([[2, 5]]).expand(batch, 2))
-    return found
+from polydraft.trees import Widths
 
 
 @pytest.mark.parametrize("widths", [(), LEVELS])

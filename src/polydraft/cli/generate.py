@@ -20,7 +20,7 @@ from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.models import Pair, draft_model, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
 
@@ -150,7 +150,7 @@ def drafter_name(request: Request) -> str:
 def drafter_of(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
     """Return the drafter with a name."""
     if name == "model" and pair.draft is not None:
-        return ModelDrafter(HuggingFaceModel(pair.draft))
+        return ModelDrafter(draft_model(pair.draft))
     return NoDraft() if name == "none" else NgramDrafter()
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter
-from polydraft.models import LEVELS, CompiledModel, HuggingFaceModel
+from polydraft.models import LEVELS, CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Given, Product, TopK
 from polydraft.trees import Chain, TreePolicy, Widths
@@ -32,9 +32,15 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:
-    """Turn what users pass into a drafter: a model drafts as it is, compiled if asked; None means prompt lookup."""
+    """Turn what users pass into a drafter: a model drafts, compiled if asked; None means prompt lookup.
+
+    Compiling is left to a draft model that cannot be fused, and to GPUs: on a CPU fused passes were the faster ones.
+    """
     if drafter is None:
         return NgramDrafter()
-    if isinstance(drafter, nn.Module):
-        return ModelDrafter(CompiledModel(drafter, LEVELS) if compile else HuggingFaceModel(drafter))
-    return drafter
+    if not isinstance(drafter, nn.Module):
+        return drafter
+    cheapest = draft_model(drafter)
+    if compile and (isinstance(cheapest, HuggingFaceModel) or cheapest.device.type != "cpu"):
+        return ModelDrafter(CompiledModel(drafter, LEVELS))
+    return ModelDrafter(cheapest)

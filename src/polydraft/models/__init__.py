@@ -2,6 +2,7 @@
 
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
+from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.models.hugging_face import HuggingFaceModel, check_supported
 from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
@@ -13,6 +14,7 @@ __all__ = [
     "Cache",
     "CompiledModel",
     "Forward",
+    "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
     "Pair",
@@ -23,6 +25,7 @@ __all__ = [
     "check_same_size",
     "check_same_tokens",
     "check_supported",
+    "draft_model",
     "is_prepared",
     "load",
     "load_pair",

@@ -5,7 +5,10 @@ for one row or for many; oneDNN's, with weights packed once, is up to five times
 much dearer a tree is than a single token. Packed weights take as much memory again, so only small models are packed.
 """
 
+from collections.abc import Callable
+
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,7 +29,7 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), 8)
+        self.packed = _packed(plain.weight)
         self.origin = (plain.weight.data_ptr(), plain.weight._version)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -38,8 +41,7 @@ class PackedLinear(nn.Linear):
         if not worth_it or torch.is_grad_enabled() or not self._is_current() or input.dtype != torch.float32:
             return functional.linear(input, self.weight, self.bias)
         flat = input.reshape(rows, self.in_features)
-        result = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
-        return result.view(*input.shape[:-1], self.out_features)
+        return _multiplied(flat, self.packed, self.bias).view(*input.shape[:-1], self.out_features)
 
     def _is_current(self) -> bool:
         return (self.weight.data_ptr(), self.weight._version) == self.origin
@@ -64,5 +66,25 @@ def fits_packed(model: nn.Module) -> bool:
     """Tell whether the model's linear layers can be packed, and twice the memory is affordable."""
     weights = [one.weight for one in model.modules() if isinstance(one, nn.Linear)]
     fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
-    alike = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
-    return fits and alike and torch.backends.mkldnn.is_available()
+    return fits and all(map(can_pack, weights))
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Tell whether there are packed products with such a matrix: on a CPU, in single precision, with oneDNN."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def packed_product(
+    weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
+) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
+    """Return rows -> rows @ weight.T + bias, over a packed copy of the matrix."""
+    packed = _packed(weight)
+    return lambda rows: _multiplied(rows, packed, bias)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+
+
+def _multiplied(rows: Float[Tensor, "r i"], packed: Tensor, bias: Tensor | None) -> Float[Tensor, "r o"]:
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")

@@ -19,7 +19,7 @@ from polydraft.engine.planning.costs import ROUNDS, Curve, StepCosts, time_draft
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
 from polydraft.errors import InvalidParameter, UnpairedScheme
-from polydraft.models import HuggingFaceModel, Pair
+from polydraft.models import HuggingFaceModel, Pair, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Scheme
 from polydraft.trees import Fixed, TreePolicy
@@ -212,7 +212,7 @@ class _Watched:
 def _drafter(pair: Pair) -> ModelDrafter:
     if pair.draft is None:
         raise InvalidParameter("A plan is for a target and a draft model, and there is no draft model.")
-    return ModelDrafter(HuggingFaceModel(pair.draft))
+    return ModelDrafter(draft_model(pair.draft))
 
 
 def _timing_text(prompts: Sequence[Int[Tensor, "1 _"]], tokens: int, room: int) -> Int[Tensor, "1 t"]:

@@ -1,0 +1,115 @@
+"""Fused passes against a model's own: the same function for every family, and the own one wherever there is doubt."""
+
+import copy
+
+import pytest
+import torch
+from doubles import scored, tiny_model
+
+import polydraft
+from polydraft.errors import UnsupportedModel
+from polydraft.models import FusedModel, HuggingFaceModel, draft_model
+from polydraft.trees import Widths
+
+LONG = {"max_position_embeddings": 512}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+MODELS = {
+    "grouped heads": ("llama", {}),
+    "a key head each": ("llama", {"num_key_value_heads": 4}),
+    "tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "heads of another width": ("llama", {"head_dim": 6}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "stretched rotation": ("llama", {"rope_parameters": STRETCHED}),
+    "scaled rotation": ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
+    "qwen2": ("qwen2", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("lengths", [[5], [5, 9, 1]])
+def test_trees_score_like_in_the_models_own_pass(name: str, lengths: list[int]) -> None:
+    kind, changes = MODELS[name]
+    model = tiny_model(kind, seed=1, **{**LONG, **changes})
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1)  # biases and gains that are not zero and one
+    for plain, fused in zip(scored(HuggingFaceModel(model), lengths), scored(FusedModel(model), lengths), strict=True):
+        # the models' own norms compute in single precision
+        torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_large_matrices_are_packed() -> None:
+    model = tiny_model(seed=1, dtype=torch.float32, hidden_size=512, intermediate_size=640, **LONG)
+    for plain, fused in zip(scored(HuggingFaceModel(model), [5]), scored(FusedModel(model), [5]), strict=True):
+        torch.testing.assert_close(fused, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
+
+
+def test_only_the_last_logits_if_asked() -> None:
+    fused = FusedModel(tiny_model(seed=1))
+    tokens, mask = torch.arange(8).view(2, 4), torch.ones(2, 4, 4, dtype=torch.bool).tril()
+    places, starts = torch.arange(4).expand(2, 4), torch.zeros(2, dtype=torch.long)
+    everything = fused.forward(tokens, places, mask, fused.new_cache(2, 4), starts).logits
+    last = fused.forward(tokens, places, mask, fused.new_cache(2, 4), starts, logits_to_keep=2).logits
+    torch.testing.assert_close(last, everything[:, -2:])
+
+
+def test_hidden_states_are_the_models_own() -> None:
+    model = tiny_model(seed=1)
+    tokens, mask = torch.arange(4).view(1, 4), torch.ones(1, 4, 4, dtype=torch.bool).tril()
+    places, starts = torch.arange(4).view(1, 4), torch.zeros(1, dtype=torch.long)
+    hidden = [
+        one.forward(tokens, places, mask, one.new_cache(1, 4), starts, hidden_layers=(1,)).hidden[1]
+        for one in (HuggingFaceModel(model), FusedModel(model))
+    ]
+    assert torch.equal(hidden[0], hidden[1])
+
+
+def test_weights_are_joined_once_and_anew_after_a_change() -> None:
+    model = tiny_model(seed=1)
+    first = FusedModel(model).joined
+    assert FusedModel(model).joined is first
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    assert FusedModel(model).joined is not first
+    assert FusedModel(copy.deepcopy(model)).joined is not first
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
+def test_other_anatomies_keep_their_own_pass(kind: str) -> None:
+    assert isinstance(draft_model(tiny_model(kind)), HuggingFaceModel)
+
+
+def test_a_model_with_a_hook_keeps_its_own_pass() -> None:
+    model = tiny_model(seed=1)
+    model.model.layers[0].mlp.register_forward_hook(lambda layer, given, found: found * 1.5)
+    with pytest.raises(UnsupportedModel, match="hooks"):
+        FusedModel(model)
+    assert isinstance(draft_model(model), HuggingFaceModel)
+    assert isinstance(draft_model(model), HuggingFaceModel), "the refusal is remembered, not the refused layers"
+
+
+def test_a_model_with_an_adapter_keeps_its_own_pass() -> None:
+    model = tiny_model(seed=1)
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = torch.nn.Sequential(attention.q_proj, torch.nn.Linear(16, 16, dtype=torch.float64))
+    assert isinstance(draft_model(model), HuggingFaceModel)
+
+
+def test_a_fused_draft_model_drafts_what_its_own_pass_does() -> None:
+    target, draft = tiny_model(seed=1, **LONG), tiny_model(seed=2, **LONG)
+    settings = {"policy": Widths((3, 2)), "temperature": 0.9, "seed": 3, "max_new_tokens": 24}
+    runs = [
+        polydraft.stream(target, torch.arange(6).unsqueeze(0), drafter=polydraft.ModelDrafter(one), **settings)
+        for one in (HuggingFaceModel(draft), FusedModel(draft))
+    ]
+    texts = [run.exhaust().new_tokens for run in runs]
+    assert texts[0] == texts[1]
+    assert runs[0].statistics.accepted == runs[1].statistics.accepted
