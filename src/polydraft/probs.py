@@ -59,10 +59,12 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
         InvalidProbabilities: a row contains NaN or plus infinity, or nothing but minus infinity.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    peak, likeliest = logits.max(dim=-1, keepdim=True)
-    _check_peaks(peak)
     if params.temperature == 0:
+        peak, likeliest = logits.max(dim=-1, keepdim=True)
+        _check_peaks(peak)
         return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
+    peak = logits.amax(dim=-1, keepdim=True)
+    _check_peaks(peak)
     return _softened(logits, peak, params)
 
 
@@ -80,7 +82,7 @@ def _softened(
 ) -> Float[Tensor, "*b V"]:
     """Apply a positive temperature and the filters to rows whose largest entries are `peak`."""
     warmth = max(params.temperature, torch.finfo(logits.dtype).tiny)
-    scores = logits if warmth == 1 else (logits - peak) / warmth  # the largest stays finite
+    scores = logits if warmth == 1 else (logits - peak).div_(warmth)  # the largest stays finite
     for keep, setting, off in _FILTERS:
         value = setting(params)
         scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.probs import normalised, without
-from polydraft.schemes.drawing import clocks, cut, indicator
+from polydraft.probs import normalised, sample, without
+from polydraft.schemes.drawing import cut, indicator
 from polydraft.schemes.iid import IID
 from polydraft.schemes.top import TopK
 
@@ -27,8 +27,8 @@ class TopThenSample:
         fixed = (counts - 1).clamp_min(0)
         drafts = TopK().sample(draft_probs, fixed, uniforms, k)
         rest = without(draft_probs, drafts)
-        clock, last = clocks(rest, uniforms).min(dim=-1, keepdim=True)
-        last = last.where(clock < torch.inf, -1)
+        last = sample(rest, uniforms[..., 0]).unsqueeze(-1)
+        last = last.where(rest.amax(dim=-1, keepdim=True) > 0, -1)
         place = torch.arange(k, device=counts.device) == fixed.unsqueeze(-1)
         return cut(torch.where(place, last, drafts), counts)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
@@ -48,10 +48,11 @@ class TopThenSampleRule:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law; the last present draft is the sampled one."""
-        shares, drawn = _shares(drafts, draft_probs, target_probs)
-        top = _all_but_last(drafts)
-        rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
-        return OutcomeLaw(shares, rejected * residual(without(target_probs, top), drawn))
+        is_last, last, top = _apart(drafts)
+        drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
+        accepted = _accepted(drawn, target_probs, last)
+        left = (1 - accepted) * residual(target_probs, drawn)
+        return OutcomeLaw(_shared(left, top, is_last, accepted), without(left, top))
 
     def shares(
         self,
@@ -60,7 +61,11 @@ class TopThenSampleRule:
         target_mass: Float[Tensor, "*b A"],
     ) -> Float[Tensor, "*b k"]:
         """Return min(1, m(x) / draft'(x)) for the last draft x, and what its rejection leaves to the top ones."""
-        return _shares(drafts, draft_probs, target_mass)[0]
+        is_last, last, top = _apart(drafts)
+        drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
+        accepted = _accepted(drawn, target_mass, last)
+        left, _, _ = after_rejection(target_mass, shortfall(target_mass), drawn)
+        return _shared((1 - accepted) * left, top, is_last, accepted)
 
     def marginal(
         self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
@@ -79,24 +84,28 @@ class TopThenSampleRule:
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
 
 
-def _shares(
-    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"]
-) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return the drafts' shares and draft', the law of the last one (zero where there is no draft)."""
+def _apart(drafts: Int[Tensor, "*b k"]) -> tuple[Bool[Tensor, "*b k"], Int[Tensor, "*b"], Int[Tensor, "*b k"]]:
+    """Return which draft is the last present one, that one (-1 for none), and the others with -1 in its place."""
     place = present(drafts).unsqueeze(-1) - 1
-    last = drafts.gather(-1, place.clamp_min(0)).squeeze(-1)
-    top = _all_but_last(drafts)
-    drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
-    accepted = accept_ratio(at_draft(mass, last), at_draft(drawn, last)) * (last >= 0)
-    left, _, _ = after_rejection(mass, shortfall(mass), drawn)
-    hits = (1 - accepted).unsqueeze(-1) * left.gather(-1, top.clamp_min(0)) * (top >= 0)
     is_last = torch.arange(drafts.shape[-1], device=drafts.device) == place
-    return hits + is_last * accepted.unsqueeze(-1), drawn
+    return is_last, drafts.gather(-1, place.clamp_min(0)).squeeze(-1), drafts.masked_fill(is_last, -1)
 
 
-def _all_but_last(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b k"]:
-    is_last = torch.arange(drafts.shape[-1], device=drafts.device) == present(drafts).unsqueeze(-1) - 1
-    return drafts.where(~is_last, torch.full_like(drafts, -1))
+def _accepted(
+    drawn: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"], last: Int[Tensor, "*b"]
+) -> Float[Tensor, "*b 1"]:
+    """Return min(1, m(x) / draft'(x)) for the last draft x, zero where there is none."""
+    return (accept_ratio(at_draft(mass, last), at_draft(drawn, last)) * (last >= 0)).unsqueeze(-1)
+
+
+def _shared(
+    left: Float[Tensor, "*b A"],
+    top: Int[Tensor, "*b k"],
+    is_last: Bool[Tensor, "*b k"],
+    accepted: Float[Tensor, "*b 1"],
+) -> Float[Tensor, "*b k"]:
+    """Return the top drafts' shares of what the last one leaves, and its own."""
+    return torch.where(is_last, accepted, left.gather(-1, top.clamp_min(0)) * (top >= 0))
 
 
 def _drawn(draft_probs: Float[Tensor, "*b A"], top: Int[Tensor, "*b k"]) -> Float[Tensor, "*b A"]:
