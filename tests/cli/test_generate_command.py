@@ -8,6 +8,7 @@ import torch
 import polydraft
 from polydraft.cli import main
 from polydraft.drafters import ModelDrafter
+from polydraft.models import compiled as compiled_passes
 
 Folders = tuple[Path, Path]
 
@@ -187,3 +188,46 @@ def test_standard_input_is_a_prompt(
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.strip() == polydraft.__version__
+
+
+def by_dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no code be generated, which takes a minute."""
+    kept = compiled_passes._passes_of
+    monkeypatch.setattr(compiled_passes, "_passes_of", lambda model, backend: kept(model, "eager"))
+
+
+def test_compiling_says_so_first_and_changes_no_text(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_dynamo_alone(monkeypatch)
+    common = ["generate", "def add", *models(folders), "--max-new-tokens", "12"]
+    assert run(monkeypatch, *common) == 0
+    plain = capsys.readouterr()
+    assert run(monkeypatch, *common, "--compile") == 0
+    compiled = capsys.readouterr()
+    assert "Compiled in" in compiled.err and "Compiled in" not in plain.err
+    assert compiled.out.split("drafter")[0] == plain.out.split("drafter")[0]
+
+
+def test_compiled_batches_from_a_file_write_the_same_texts(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_dynamo_alone(monkeypatch)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def add\nclass Point\nreturn\n")
+    common = ["generate", "--input", str(prompts), *models(folders), "--max-new-tokens", "9", "--batch-size", "2"]
+    texts = []
+    for name, more in (("plain", []), ("compiled", ["--compile"])):
+        output = tmp_path / f"{name}.jsonl"
+        assert run(monkeypatch, *common, "--output", str(output), *more) == 0
+        lines = [json.loads(line) for line in output.read_text().splitlines()]
+        texts.append({line["id"]: line["text"] for line in lines if "text" in line})
+    assert len(texts[0]) == 3 and texts[0] == texts[1]
+    assert "Compiled in" in capsys.readouterr().err
+
+
+def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "generate", "def add", *models(folders), "--compile", "--plan", "auto") == 2
+    assert "--compile is for one tree" in capsys.readouterr().err

@@ -1,12 +1,29 @@
 """The commands and their options. Nothing heavy is imported before a command runs, so that --help is quick."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.options import (
+    ArmOption,
+    BottomUpOption,
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    ExcerptOption,
+    JsonLinesOption,
+    JsonOption,
+    LimitOption,
+    PromptsOption,
+    SchemeOption,
+    TargetOption,
+    TreeOption,
+    VerifierName,
+    VerifierOption,
+)
 from polydraft.errors import PolydraftError
 
 app = typer.Typer(
@@ -18,51 +35,6 @@ app = typer.Typer(
 )
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 app.add_typer(train_app, name="train")
-
-
-class DrafterName(StrEnum):
-    """The drafters that the command line offers."""
-
-    model = "model"
-    ngram = "ngram"
-    none = "none"
-
-
-class VerifierName(StrEnum):
-    """The verification rules that the command line offers; the last three are lossy."""
-
-    auto = "auto"
-    naive = "naive"
-    speculative = "speculative"
-    recursive = "recursive"
-    recursive_wo = "recursive-wo"
-    top_then_sample = "top-then-sample"
-    k_seq = "k-seq"
-    spec_hub = "spec-hub"
-    importance_weighted = "importance-weighted"
-    optimal = "optimal"
-    race = "race"
-    block = "block"
-    traversal = "traversal"
-    shared_noise = "shared-noise"
-    typical = "typical"
-    lenient = "lenient"
-    top_beta = "top-beta"
-
-
-class SchemeName(StrEnum):
-    """The ways of drafting that the command line offers."""
-
-    iid = "iid"
-    without_replacement = "without-replacement"
-    top_k = "top-k"
-    top_then_sample = "top-then-sample"
-    top_then_iid = "top-then-iid"
-    conditional_poisson = "conditional-poisson"
-    spec_hub = "spec-hub"
-    product = "product"
-    coupled = "coupled"
-    given = "given"
 
 
 def main() -> None:
@@ -87,29 +59,13 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def generate(
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-" reads standard input.')] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
-    drafter: Annotated[
-        DrafterName | None, typer.Option(help="Who drafts. Default: model if there is one, else ngram.")
-    ] = None,
-    verifier: Annotated[
-        VerifierName, typer.Option(help="Verification rule. LOSSY: typical, lenient, top-beta.")
-    ] = VerifierName.auto,
-    scheme: Annotated[
-        SchemeName | None, typer.Option(help="How drafts are drawn, for rules that know several ways.")
-    ] = None,
-    bottom_up: Annotated[
-        bool, typer.Option("--bottom-up", help="Verify whole paths from the leaves up, instead of node by node.")
-    ] = False,
-    tree: Annotated[
-        str | None,
-        typer.Option(
-            help='Children per depth such as "4,2,2,1"; or "chain:5", "trunk:2+3,2", "eagle", "medusa"; trees that '
-            'follow the draft: "best-first:16", "eagle-2", "confident:8:0.4", "adaptive:8" (docs/trees.md).'
-        ),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    drafter: DrafterOption = None,
+    verifier: VerifierOption = VerifierName.auto,
+    scheme: SchemeOption = None,
+    bottom_up: BottomUpOption = False,
+    tree: TreeOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].")] = None,
     top_k: Annotated[int | None, typer.Option(help="Most likely tokens to keep; 0 keeps all.")] = None,
@@ -118,12 +74,15 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop after this string; may be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes the text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the new text and nothing else.")] = False,
     compare: Annotated[bool, typer.Option(help="Measure the speed-up over plain decoding.")] = False,
     plan: Annotated[Path | None, typer.Option(help="A file from `polydraft tune`; or auto: learn by doing.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the models' passes first; pays on GPUs, for long texts.")
+    ] = False,
     input_file: Annotated[
         str | None, typer.Option("--input", help="A file of prompts: JSON lines, or plain text with one a line.")
     ] = None,
@@ -158,6 +117,7 @@ def generate(
         dtype=dtype,
         device=device,
         plan=plan,
+        compiled=compiled,
     )
     if job:
         raise typer.Exit(run_file(request, job, as_json=as_json, quiet=quiet))
@@ -169,7 +129,7 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens per prompt.")] = 96,
     repeats: Annotated[int, typer.Option(min=1, help="How often every prompt is run with and without drafts.")] = 2,
     svg: Annotated[Path | None, typer.Option(help="Also write the drawn token tree to this SVG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the embedded pair at work: text, a token tree, the statistics, and the speed-up over plain decoding."""
     from polydraft.cli.demo import run_demo
@@ -184,7 +144,7 @@ def conformance(
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Also try rules on drafts that they are not made for.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Prove every verification rule by enumeration; exit code 1 if a lossless one deviates from the target's law."""
     from polydraft.cli.conformance import run_conformance
@@ -194,17 +154,12 @@ def conformance(
 
 @app.command()
 def limits(
-    target: Annotated[
-        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    limit: LimitOption = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt and temperature.")] = 64,
-    excerpt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a plain text's passage to start from.")] = 64,
+    excerpt_tokens: ExcerptOption = 64,
     temperature: Annotated[
         list[float] | None, typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.")
     ] = None,
@@ -217,9 +172,9 @@ def limits(
         Path | None, typer.Option(help="Folder for records, tables and figures; an interrupted run goes on from it.")
     ] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Also draw figures into the folder.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines and nothing else.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Measure on real text what every rule accepts and what the best possible rule would."""
     from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, Plan, parse_numbers, run_limits
@@ -240,27 +195,22 @@ def limits(
 
 @app.command()
 def tune(
-    target: Annotated[
-        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     temperature: Annotated[
         list[float] | None, typer.Option(help="One tree for each; may be repeated. Default: 0 and 1.")
     ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    prompts: PromptsOption = None,
+    limit: LimitOption = 8,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt and temperature.")] = 64,
     max_nodes: Annotated[int, typer.Option(min=2, max=4096, help="Largest tree, the root included.")] = 32,
     max_depth: Annotated[int, typer.Option(min=1, help="Most drafts on a path.")] = 8,
     check: Annotated[bool, typer.Option("--check", help="Also measure the chosen trees' speed-up.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Fixes the texts.")] = 0,
     out: Annotated[Path, typer.Option(help="The plan file to write.")] = Path("plan.json"),
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`."""
     from polydraft.cli.tune import Effort, TuneRequest, run_tune
@@ -284,23 +234,11 @@ def tune(
 
 @app.command()
 def bench(
-    target: Annotated[
-        str | None, typer.Option(help="Target model: folder or hub name. Default: embedded pair.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model with the same tokenizer: folder or hub name.")] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help='What to measure; may be repeated: plain, default, hf, hf-lookup, "hf-assisted tokens=5 threshold=0", '
-            '"tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal bottom-up". '
-            "Default: the first three and both others of Hugging Face's."
-        ),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    limit: LimitOption = 8,
+    arm: ArmOption = None,
     temperature: Annotated[
         list[float] | None, typer.Option(help="0 is greedy; may be repeated. Default: 0 and 1.")
     ] = None,
@@ -309,14 +247,14 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often every batch is measured.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, the same for all arms.")] = 64,
-    excerpt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a plain text's passage to start from.")] = 64,
+    excerpt_tokens: ExcerptOption = 64,
     seed: Annotated[int, typer.Option(min=0, help="Fixes sampled texts and the order of the arms.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="File for one JSON line per run; an interrupted benchmark goes on from it.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines and nothing else.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonLinesOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the results and nothing else.")] = False,
 ) -> None:
     """Measure the speed-up over plain decoding and Hugging Face's loops, side by side on the same prompts."""

@@ -2,10 +2,12 @@
 
 import json
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from torch import Tensor
 
 from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
 from polydraft.cli.tables import describe_setup, print_run
-from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine import Comparison, Planner, Run, compare, stream
+from polydraft.drafters import Drafter, NgramDrafter, NoDraft
+from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, draft_model, load, load_pair
+from polydraft.models import Pair, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
 
@@ -28,6 +30,8 @@ INTERRUPTED = 130
 AUTO = Path("auto")
 """The value of --plan that lets a planner choose."""
 COMPARE_REPEATS = 5
+WARM_UP_STEPS = 3
+"""The first two steps meet every shape; the third runs without compiling."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Request:
     dtype: str = "auto"
     device: str = "auto"
     plan: Path | None = None
+    compiled: bool = False
 
     @property
     def plan_file(self) -> Path | None:
@@ -67,13 +72,16 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     with notes.status("Loading the models ..."):
         pair = load_models(request)
     ids = encode(pair, request.prompt)
-    options["drafter"] = drafter_of(drafter, pair)
-    try:
-        options |= planned_options(request, plan, pair, ids, options, notes) if plan else {}
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    options["drafter"] = drafter_of(drafter, pair, compiled=request.compiled)
     if request.stop:
         options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
+    try:
+        options |= planned_options(request, plan, pair, ids, options, notes) if plan else {}
+        if request.compiled:
+            with compiling(notes):
+                warm_up(stream(pair.target, ids, **options))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     run = stream(pair.target, ids, **options)
     console = Console(highlight=False, quiet=as_json)
     interrupted = _show(console, run, pair, request.prompt, quiet=quiet)
@@ -103,8 +111,11 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         raise InvalidParameter("--plan is for a target and a draft model: give --draft too.")
     names = ("temperature", "top_k", "top_p", "min_p")
     SamplingParams(**{name: request.sampling[name] for name in names if name in request.sampling})
+    if request.compiled and request.plan:
+        raise InvalidParameter("--compile is for one tree; leave --plan out.")
     options: dict[str, Any] = {
         **request.sampling,
+        "compile": request.compiled,
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
@@ -147,11 +158,26 @@ def drafter_name(request: Request) -> str:
     return request.drafter or ("model" if has_model else "ngram")
 
 
-def drafter_of(name: str, pair: Pair) -> ModelDrafter | NgramDrafter | NoDraft:
+def drafter_of(name: str, pair: Pair, *, compiled: bool = False) -> Drafter:
     """Return the drafter with a name."""
     if name == "model" and pair.draft is not None:
-        return ModelDrafter(draft_model(pair.draft))
+        return as_drafter(pair.draft, compile=compiled)
     return NoDraft() if name == "none" else NgramDrafter()
+
+
+@contextmanager
+def compiling(notes: Console) -> Iterator[None]:
+    """Say that passes are being compiled, and how long it took."""
+    begin = time.perf_counter()
+    with notes.status("Compiling the models' passes: seconds to a minute each, once ..."):
+        yield
+    notes.print(f"Compiled in {time.perf_counter() - begin:.0f} s.", highlight=False)
+
+
+def warm_up(run: Run) -> None:
+    """Take the steps after which every shape has been compiled, and drop their text."""
+    for _ in islice(run, WARM_UP_STEPS):
+        pass
 
 
 def planned_options(

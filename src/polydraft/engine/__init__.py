@@ -3,7 +3,7 @@
 from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, capacity_for, decode
-from polydraft.engine.defaults import default_policy, default_verifier
+from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
 from polydraft.engine.generate import GenerationOutput, generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.planner import Planner
@@ -30,6 +30,7 @@ __all__ = [
     "Slots",
     "Statistics",
     "TargetLaw",
+    "as_drafter",
     "capacity_for",
     "compare",
     "decode",

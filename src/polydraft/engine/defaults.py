@@ -3,7 +3,7 @@
 from torch import nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter
-from polydraft.models import LEVELS, CompiledModel, HuggingFaceModel, draft_model
+from polydraft.models import LEVELS, CompiledModel, FusedModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Given, Product, TopK
 from polydraft.trees import Chain, TreePolicy, Widths
@@ -41,6 +41,11 @@ def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) ->
     if not isinstance(drafter, nn.Module):
         return drafter
     cheapest = draft_model(drafter)
-    if compile and (isinstance(cheapest, HuggingFaceModel) or cheapest.device.type != "cpu"):
+    if compile and not (isinstance(cheapest, FusedModel) and cheapest.device.type == "cpu"):
         return ModelDrafter(CompiledModel(drafter, LEVELS))
     return ModelDrafter(cheapest)
+
+
+def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:
+    """Return the target as the engine runs it: the model's own code, compiled if asked."""
+    return CompiledModel(model) if compile else HuggingFaceModel(model)

@@ -10,12 +10,12 @@ from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Statistics
-from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
+from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
-from polydraft.models import CompiledModel, HuggingFaceModel, Prepared, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models import Prepared, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
@@ -159,7 +159,7 @@ def _run_prepared(
     )
     params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
     chosen = as_drafter(drafter, compile=compile)
-    target = CompiledModel(model) if compile else HuggingFaceModel(model)
+    target = target_model(model, compile=compile)
     setup = Setup(
         target=target,
         drafter=chosen,

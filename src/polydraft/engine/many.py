@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter
 from polydraft.engine.block import Emission, Statistics
 from polydraft.engine.decode import Method, check_drafting
-from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
+from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.planner import Planner
 from polydraft.engine.slots import Request, Slots
@@ -188,6 +188,7 @@ def generate_many(
     policy: TreePolicy | None = None,
     seed: int | None = None,
     per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
+    compile: bool = False,
     **options: Any,
 ) -> ManyRun:
     """Continue many prompts in one running batch, and return an iterator over the texts as they end.
@@ -206,6 +207,7 @@ def generate_many(
         policy: likewise.
         seed: fixes the texts.
         per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed.
+        compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
         **options: Hugging Face's generation arguments.
 
     Raises:
@@ -216,7 +218,7 @@ def generate_many(
     """
     if batch_size < 1:
         raise InvalidParameter(f"batch_size must be at least 1, but is {batch_size}.")
-    target, chosen = HuggingFaceModel(model), as_drafter(drafter)
+    target, chosen = target_model(model, compile=compile), as_drafter(drafter, compile=compile)
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     tried = [_checked(target, one) for one in _asked(target, prompts, start, per_prompt or {})]
     asked = tuple(one for one in tried if isinstance(one, Asked))

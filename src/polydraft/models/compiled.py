@@ -82,7 +82,7 @@ class CompiledPasses:
         """Leave compiled code behind when its model is copied: it belongs to the weights of the original."""
 
 
-class CompiledModel:
+class CompiledModel(HuggingFaceModel):
     """A `HuggingFaceModel` whose short passes run as compiled code; prompts and hidden states take the plain way.
 
     Every shape is compiled once per model and process, whoever asks for it. The numbers differ from the plain way's by
@@ -99,23 +99,16 @@ class CompiledModel:
     """
 
     def __init__(self, model: nn.Module, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
+        super().__init__(model)
         self.widths = widths
-        self.plain = HuggingFaceModel(model)
-        self.passes = _passes_of(self.plain.model, backend)
-        self.vocab_size = self.plain.vocab_size
-        self.context = self.plain.context
-
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return self.plain.device
+        self.passes = _passes_of(self.model, backend)
 
     def new_cache(self, batch: int, capacity: int) -> TreeCache:
         """Return an empty cache with at least `capacity` slots per row, of a size that passes are compiled for."""
         slots = SLOTS
         while slots < capacity + (self.widths[-1] if self.widths else 0):
             slots *= 2
-        return self.plain.new_cache(batch, slots)
+        return super().new_cache(batch, slots)
 
     @torch.no_grad()
     def forward(
@@ -134,7 +127,7 @@ class CompiledModel:
         short = isinstance(cache, TreeCache) and cache.store is not None and width <= MOST_TOKENS
         if not short or hidden_layers:
             options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
-            return self.plain.forward(tokens, positions, mask, cache, starts, **options)
+            return super().forward(tokens, positions, mask, cache, starts, **options)
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
         keys.place(starts, width, mask.shape[-1])
         filled = (0, full - width)
@@ -143,8 +136,8 @@ class CompiledModel:
             seen[:, width:, 0] = True  # attention to nothing is not defined
             tokens, positions = (torch.nn.functional.pad(one, filled) for one in (tokens, positions))
         slots = starts.unsqueeze(-1) + torch.arange(full, device=starts.device)
-        keep = logits_to_keep if self.plain.cuts_logits and full == width else 0
-        logits = self.passes(keep, keys, tokens, positions.contiguous(), self.plain.four_dimensional(seen), slots)
+        keep = logits_to_keep if self.cuts_logits and full == width else 0
+        logits = self.passes(keep, keys, tokens, positions.contiguous(), self.four_dimensional(seen), slots)
         return Forward(logits[:, :width][:, -logits_to_keep:], {})
 
 

@@ -25,7 +25,7 @@ TOLERANCE = 0.02
 """How far a trial pass may be from the model's own, relative to the largest logit; bfloat16 rounds by a percent."""
 
 
-class FusedModel:
+class FusedModel(HuggingFaceModel):
     """A `HuggingFaceModel` of the Llama anatomy whose passes run with joined weights and fused kernels.
 
     A small draft model's pass is mostly the cost of calling its modules and hundreds of little operations. This pass
@@ -42,19 +42,8 @@ class FusedModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.plain = HuggingFaceModel(model)
-        self.joined = _joined(self.plain)
-        self.vocab_size = self.plain.vocab_size
-        self.context = self.plain.context
-
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return self.plain.device
-
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
-        """Return an empty cache with `capacity` slots per row."""
-        return self.plain.new_cache(batch, capacity)
+        super().__init__(model)
+        self.joined = _joined(HuggingFaceModel(model))
 
     @torch.no_grad()
     def forward(
@@ -71,7 +60,7 @@ class FusedModel:
         """Score tokens under the mask; see `LanguageModel.forward`. Hidden states are left to the model's own pass."""
         if hidden_layers:
             options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
-            return self.plain.forward(tokens, positions, mask, cache, starts, **options)
+            return super().forward(tokens, positions, mask, cache, starts, **options)
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
         cache.place(starts, tokens.shape[1], mask.shape[-1])
@@ -161,7 +150,7 @@ class Joined:
         """Leave joined weights behind when their model is copied."""
 
 
-def draft_model(model: nn.Module) -> FusedModel | HuggingFaceModel:
+def draft_model(model: nn.Module) -> HuggingFaceModel:
     """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own.
 
     Raises:

@@ -16,8 +16,10 @@ from polydraft import __version__
 from polydraft.bench.prompts import read_text
 from polydraft.cli.generate import (
     INTERRUPTED,
+    WARM_UP_STEPS,
     Request,
     check_request,
+    compiling,
     drafter_name,
     drafter_of,
     encode,
@@ -154,7 +156,7 @@ class _Work:
         with self.notes.status("Loading the models ..."):
             pair = load_models(self.request)
         prompts = {row.id: encode(pair, row.prompt)[0] for row in rows}
-        options["drafter"] = drafter_of(drafter_name(self.request), pair)
+        options["drafter"] = drafter_of(drafter_name(self.request), pair, compiled=self.request.compiled)
         if plan:
             example = _typical(list(prompts.values()))
             options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
@@ -162,7 +164,13 @@ class _Work:
             options.update(stop_strings=list(self.request.stop), tokenizer=pair.tokenizer)
         options["seed"] = self.request.seed or 0
         own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
-        return pair, generate_many(pair.target, prompts, batch_size=self.job.batch_size, per_prompt=own, **options)
+        options |= {"batch_size": self.job.batch_size, "per_prompt": own}
+        if self.request.compiled:
+            with compiling(self.notes):
+                first = generate_many(pair.target, prompts, **options)
+                for _ in range(WARM_UP_STEPS):
+                    first.step()
+        return pair, generate_many(pair.target, prompts, **options)
 
     def write(self, started: tuple[Pair, ManyRun], rows: Sequence[Row]) -> None:
         """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
