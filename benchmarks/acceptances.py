@@ -12,74 +12,19 @@ one machine.
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from verifiers import encoded, rows_for
+from verifiers import RULES, encoded, rows_for
 
 import polydraft
 from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Product,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
+from polydraft.schemes import SpecHub
 from polydraft.theory import optimal_set
-from polydraft.verifiers import (
-    ImportanceWeighted,
-    KSeq,
-    NaiveMatch,
-    NodeVerifier,
-    Optimal,
-    Race,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    SpecHubRule,
-    SpeculativeSampling,
-    TopThenSampleRule,
-)
-
-RULES: dict[Scheme, tuple[NodeVerifier, ...]] = {
-    IID(): (
-        SpeculativeSampling(),
-        NaiveMatch(IID()),
-        RecursiveRejection(),
-        KSeq(),
-        ImportanceWeighted(),
-        Race(),
-        Optimal(IID()),
-    ),
-    WithoutReplacement(): (
-        NaiveMatch(WithoutReplacement()),
-        RecursiveRejectionWithoutReplacement(),
-        Optimal(WithoutReplacement()),
-    ),
-    ConditionalPoisson(): (NaiveMatch(ConditionalPoisson()), Optimal(ConditionalPoisson())),
-    TopThenSample(): (
-        NaiveMatch(TopThenSample()),
-        TopThenSampleRule(),
-        Race(TopThenSample()),
-        Optimal(TopThenSample()),
-    ),
-    SpecHub(): (NaiveMatch(SpecHub()), SpecHubRule(), Race(SpecHub()), Optimal(SpecHub())),
-    TopThenIID(1): (NaiveMatch(TopThenIID(1)), Race(TopThenIID(1)), Optimal(TopThenIID(1))),
-    TopK(): (NaiveMatch(TopK()),),
-    Product(): (
-        NaiveMatch(Product()),
-        RecursiveRejection(Product()),
-        ImportanceWeighted(Product()),
-        Race(Product()),
-    ),
-}
-"""Each scheme's rules; an n-gram's tokens (`Given`) have no rows here."""
+from polydraft.verifiers import NodeVerifier, Optimal, SpeculativeSampling
 
 
 def drafts_of(rule: NodeVerifier, drafts: Sequence[int]) -> list[int]:
@@ -116,7 +61,8 @@ def lines(draft: Tensor, target: Tensor, drafts: Sequence[int], console: Console
     """Return a line for each scheme's optimum and each of its rules: name, rule, a cell per number of drafts."""
     columns = sorted({1, *drafts})
     result: list[tuple[str, ...]] = []
-    for scheme, rules in track(RULES.items(), "schemes", transient=True, console=console):
+    schemes = [(scheme, list(rules)) for scheme, rules in groupby(RULES, lambda rule: rule.scheme)]
+    for scheme, rules in track(schemes, "schemes", transient=True, console=console):
         numbers = sorted({k for rule in rules for k in drafts_of(rule, drafts)})
         best = {k: optimum(rules[-1], draft, target, k) for k in numbers}
         result.append((scheme.name, "*optimum*", *(cell(best.get(k)) for k in columns)))

@@ -56,16 +56,35 @@ from polydraft.verifiers import (
 
 RULES: tuple[NodeVerifier, ...] = (
     SpeculativeSampling(),
-    NaiveMatch(TopK()),
-    TopThenSampleRule(),
-    SpecHubRule(),
+    NaiveMatch(IID()),
     RecursiveRejection(),
-    RecursiveRejectionWithoutReplacement(),
     KSeq(),
     ImportanceWeighted(),
-    *(Race(scheme) for scheme in (IID(), TopThenIID(1), Product())),
-    *(Optimal(one) for one in (IID(), TopThenIID(1), TopThenSample(), ConditionalPoisson(), WithoutReplacement())),
+    Race(),
+    Optimal(IID()),
+    NaiveMatch(WithoutReplacement()),
+    RecursiveRejectionWithoutReplacement(),
+    Optimal(WithoutReplacement()),
+    NaiveMatch(ConditionalPoisson()),
+    Optimal(ConditionalPoisson()),
+    NaiveMatch(TopThenSample()),
+    TopThenSampleRule(),
+    Race(TopThenSample()),
+    Optimal(TopThenSample()),
+    NaiveMatch(SpecHub()),
+    SpecHubRule(),
+    Race(SpecHub()),
+    Optimal(SpecHub()),
+    NaiveMatch(TopThenIID(1)),
+    Race(TopThenIID(1)),
+    Optimal(TopThenIID(1)),
+    NaiveMatch(TopK()),
+    NaiveMatch(Product()),
+    RecursiveRejection(Product()),
+    ImportanceWeighted(Product()),
+    Race(Product()),
 )
+"""All lossless rules that have rows here, which an n-gram's tokens (`Given`) have not; those of a scheme together."""
 NODES = 64
 DEFAULT_TREE = (3, 2)
 

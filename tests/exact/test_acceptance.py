@@ -221,12 +221,6 @@ def test_a_tournament_gains_with_every_draft_and_stays_below_the_optimum():
         assert bool((less <= more + 1e-7).all() and (less < more - 1e-3).any() and (more <= best + 1e-7).all())
 
 
-def test_a_program_without_iterations_is_an_error():
-    target, draft = random_rows(24, 1)
-    with pytest.raises(NotConverged, match="not solved"):
-        ImportanceWeighted(free=None, iterations=0).acceptance(draft, target, torch.tensor([2]))
-
-
 def test_spechub_accepts_what_top_then_sample_accepts():
     target, draft = random_rows(32, 50)
     counts = torch.arange(50) % 3

@@ -9,14 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.theory.ringing import fewer_rung, odds_of_ringing
+from polydraft.theory.ringing import odds_of_ringing, rung_exactly
 
 FAINT = 1e-15
 """What may happen before the first node and after the last one."""
-SOONEST = 4.0
-"""No clock has a feature before this time, in units of the mean time of the first ring."""
+SOONEST = 12.0
+"""An integrand of rings is smooth on the scale of this time, in units of the mean time of the first ring."""
 LONGEST = 24.0
 """The longest stretch of log time that one panel of nodes covers."""
+EVENED = 1e-14
+"""Nodes are as even as they may be for errors of this size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +37,10 @@ class TimeNodes:
 def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int, density: float = 1.0) -> TimeNodes:
     """Return nodes from where a third ring is impossible to where `counts` clocks have rung.
 
-    The nodes are Gauss-Legendre in y = log(1 + t / a): linear where nothing has a feature yet, logarithmic after it.
-    The scale a is 100 times the time before which a third ring has probability `FAINT`. An integrand of rings is
-    analytic for |Im log t| < pi / 2, so the error falls geometrically: about 5.5 nodes per unit of y reach 1e-13.
+    The nodes are Gauss-Legendre, evened out (`_unit_nodes`), in y = log(1 + t / a): linear where nothing has a feature
+    yet, logarithmic after it. The scale a is `SOONEST`, or 100 times the time before which a third ring has probability
+    `FAINT`. An integrand of rings is analytic for |Im log t| < pi / 2, so the error falls geometrically: about 3.6
+    nodes per unit of y leave less than 1e-13, with some for both ends and for the k-th ring, the steeper the larger k.
     Rows with fewer than three drafts need no nodes: they get arbitrary ones, or none if all rows are such. `most` is
     the largest count, and `density` multiplies the number of nodes, which is read back from the device once.
 
@@ -45,12 +48,14 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     """
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])
-    scale = _scale(rates)
-    length = (_end(rates, counts, most) / scale).log1p()
+    ascending = rates.sort(dim=-1).values
+    scale = _scale(ascending)
+    length = (_end(ascending, counts, most) / scale).log1p()
     length = length.where(counts >= 3, torch.zeros_like(length))
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
-    places, shares = _unit_nodes(panels, 4 * math.ceil(density * (16 + 5.5 * longest / panels) / 4))
+    each = density * (8 + 3.6 * (math.sqrt(most) + longest / panels))
+    places, shares = _unit_nodes(panels, 2 * math.ceil(each / 2))
     places, shares = places.to(rates.device), shares.to(rates.device)
     scale, length = scale.unsqueeze(-1), length.unsqueeze(-1)
     time = scale * (length * places).expm1()
@@ -60,21 +65,27 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
 
 @lru_cache(maxsize=128)
 def _unit_nodes(panels: int, each: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return Gauss-Legendre nodes and weights on [0, 1], cut into panels."""
-    places, shares = (
-        torch.tensor(table.tolist(), dtype=torch.float64) for table in np.polynomial.legendre.leggauss(each)
-    )
+    """Return nodes and weights on [0, 1], cut into panels.
+
+    Gauss-Legendre nodes crowd at the ends, though functions that are analytic in a strip are as hard in the middle. So
+    x becomes arcsin(c x) / arcsin(c) with c = 1 / cosh(|log EVENED| / n): a third of the nodes is spared (Kosloff and
+    Tal-Ezer, J. Comput. Phys. 104, 1993; Hale and Trefethen, SIAM J. Numer. Anal. 46, 2008).
+    """
+    legendre, weights = np.polynomial.legendre.leggauss(each)
+    bend = 1 / math.cosh(math.log(EVENED) / each)
+    bent = np.arcsin(bend * legendre) / math.asin(bend)
+    slope = bend / math.asin(bend) / np.sqrt(1 - (bend * legendre) ** 2)
+    places, shares = (torch.tensor(table.tolist(), dtype=torch.float64) for table in (bent, weights * slope))
     starts = torch.arange(panels, dtype=torch.float64).unsqueeze(-1)
     return ((starts + (places + 1) / 2) / panels).flatten(), (shares / 2 / panels).repeat(panels)
 
 
-def _scale(rates: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+def _scale(ascending: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
     """Return a time so early that what is not smooth before it has negligible weight.
 
     Pr[three rings by t] is at most e_3 t^3, e_2 t^2 without the fastest clock, and e_1 t without the fastest two.
     """
     least = 1e-300
-    ascending = rates.sort(dim=-1).values
     total = ascending.sum(dim=-1)
     soonest = torch.full_like(total, SOONEST) / total.clamp_min(least)
     sums = torch.ones_like(ascending)
@@ -87,17 +98,17 @@ def _scale(rates: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
     return soonest
 
 
-def _end(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
+def _end(ascending: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
     """Return a time by which `counts` clocks have rung but for probability `FAINT`: the first such one of eight.
 
     With R the rate of all clocks but the fastest counts - 1, the probability that fewer have rung is at least
     exp(-R t); and it is negligible at 2 k (36 + log k) / R, because the clocks form k groups of rate R / 2k.
     """
-    fastest = rates.sort(dim=-1, descending=True).values
-    rest = fastest.flip(-1).cumsum(dim=-1).flip(-1).gather(-1, (counts - 1).clamp_min(0).unsqueeze(-1))
+    rest = ascending.cumsum(dim=-1).gather(-1, (ascending.shape[-1] - counts.clamp_min(1)).unsqueeze(-1))
     high = 2 * max(1, most) * (36 + math.log(max(1, most)))
-    trials = torch.logspace(math.log10(35), math.log10(high), 8, dtype=torch.float64, device=rates.device)
+    trials = torch.logspace(math.log10(35), math.log10(high), 8, dtype=torch.float64, device=ascending.device)
     trials = trials / rest.clamp_min(1e-300)
-    odds, silence = odds_of_ringing(rates, trials)
-    late = fewer_rung(odds, silence, counts, most)[..., -1] > FAINT
+    exactly = torch.stack([table[..., -1] for table in rung_exactly(*odds_of_ringing(ascending, trials), most)], dim=-1)
+    fewer = torch.arange(exactly.shape[-1], device=counts.device) < counts[..., None, None]
+    late = (exactly * fewer).sum(dim=-1) > FAINT
     return trials.gather(-1, late[..., :-1].sum(dim=-1, keepdim=True)).squeeze(-1)

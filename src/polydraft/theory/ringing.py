@@ -1,6 +1,6 @@
 """Exponential clocks: how many of the first tokens of an order have rung at a time when no other has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,10 +12,10 @@ MOST_LINEAR = 16
 
 
 def odds_of_ringing(
-    rates: Float[Tensor, "*b A"], time: Float[Tensor, "*b n"]
+    rates: Float[Tensor, "*b A"], time: Float[Tensor, "*b n"], clip: float = CLIP
 ) -> tuple[Float[Tensor, "*b n A"], Float[Tensor, "*b n"]]:
     """Return each clock's odds exp(r t) - 1 of having rung, and the logarithm of the chance that none has."""
-    ripe = (time.unsqueeze(-1) * rates.unsqueeze(-2)).clamp_max_(CLIP)
+    ripe = (time.unsqueeze(-1) * rates.unsqueeze(-2)).clamp_max_(clip)
     silence = -ripe.sum(dim=-1)
     return ripe.expm1_(), silence
 
@@ -27,8 +27,15 @@ def fewer_rung(
 
     `most` is the largest count.
     """
+    return added(rung_exactly(odds, silence, most), odds, counts, least)
+
+
+def added(
+    tables: Iterable[Tensor], odds: Float[Tensor, "*b n A"], counts: Int[Tensor, "*b"], least: int
+) -> Float[Tensor, "*b n A+1"]:
+    """Add tables of `rung_exactly` up, from the one of `least` to that below `counts`."""
     result = odds.new_zeros(*odds.shape[:-1], odds.shape[-1] + 1)
-    for j, exactly in enumerate(rung_exactly(odds, silence, most)):
+    for j, exactly in enumerate(tables):
         if j >= least:
             result[..., j:].addcmul_(exactly, (j < counts)[..., None, None].to(odds.dtype))
     return result

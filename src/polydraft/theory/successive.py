@@ -9,13 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.theory.quadrature import TimeNodes, time_nodes
-from polydraft.theory.ringing import CLIP, MOST_LINEAR, fewer_rung, odds_of_ringing, rung_exactly
+from polydraft.theory.ringing import CLIP, MOST_LINEAR, added, fewer_rung, odds_of_ringing, rung_exactly
 from polydraft.theory.rows import of_others, prefix_sums, suffix_sums, support_size
 
 SCALE = 2.0**60
 """Rates are draft probabilities times this power of two, so that the clock of a subnormal rate rings in finite time."""
 CHUNK = 1 << 18
 """The most entries of a table of rows, nodes and tokens that are held at once."""
+SURE = 600.0
+"""No product of the odds of all drafts leaves the range of float64 where this bounds the sum of their logarithms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,25 +56,31 @@ class SuccessiveLaw:
         most = int(counts.max()) if counts.numel() else 0
         return cls(rates, counts, most, time_nodes(rates, counts, most))
 
-    def chain(self, order: Int[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
-        """Return Q of the first j tokens of `order` for j = 0..A."""
-        outside = suffix_sums(self.rates.gather(-1, order))
-        lone = prefix_sums(self._lone.gather(-1, order))
-        missed = self._missed(outside, lone)
+    def chain(self, order: Int[Tensor, "*b A"] | None = None) -> Float[Tensor, "*b C"]:
+        """Return Q of the first j tokens of `order`, or of the tokens as they stand, for j = 0..A."""
+        rates, lone = (_in_order(row, order) for row in (self.rates, self.lone))
+        outside = suffix_sums(rates)
+        missed = self._missed(outside, prefix_sums(lone))
         if self.most > 2:
-            for time, weight, odds, silence in self._ordered(order):
+            for time, weight, fewer in self._fewer(order):
                 hazard = (time.unsqueeze(-1) * outside.unsqueeze(-2)).clamp_max_(CLIP).mul_(weight.unsqueeze(-1))
-                missed = missed + hazard.mul_(fewer_rung(odds, silence, self.counts, self.most, 2)).sum(dim=-2)
+                missed = missed + hazard.mul_(fewer).sum(dim=-2)
         counts = self.counts.unsqueeze(-1)
-        room = prefix_sums((self.rates > 0).double().gather(-1, order)) >= counts
+        room = prefix_sums((rates > 0).double()) >= counts
         inside = (1 - missed).clamp(0, 1) * room  # exactly zero where so many drafts cannot lie inside
         return inside.where((outside > 0) & (counts > 0), 1.0)
+
+    @cached_property
+    def rung(self) -> tuple[Float[Tensor, "*b n A"], list[Tensor]]:
+        """Odds at every node, and Pr[exactly j clocks have rung, all in a prefix] as `rung_exactly` gives it."""
+        odds, silence = odds_of_ringing(self.rates, self.nodes.time, SURE / max(self.most, 1))
+        return odds, list(rung_exactly(odds, silence, self.most))
 
     def inclusion(self) -> Float[Tensor, "*b A"]:
         """Return the probability that each token is drawn."""
         if self.most > MOST_LINEAR:
             return self._inclusion_one_by_one()
-        drawn = self._missed(self.rates, of_others(self._lone))
+        drawn = self._missed(self.rates, of_others(self.lone))
         if self.most > 2:
             for time, weight, odds, silence in self._ordered(None):
                 hazard = (time.unsqueeze(-1) * self.rates.unsqueeze(-2)).clamp_max_(CLIP).mul_(weight.unsqueeze(-1))
@@ -93,7 +101,7 @@ class SuccessiveLaw:
         return outside / total + second.where((self.counts > 1).unsqueeze(-1), 0.0)
 
     @cached_property
-    def _lone(self) -> Float[Tensor, "*b A"]:
+    def lone(self) -> Float[Tensor, "*b A"]:
         """What each token adds as the only ring in H: q(i) / (the rate of all others), 0 where there are no others."""
         others = of_others(self.rates)
         return (self.rates / SCALE / others.where(others > 0, 1.0)).where(others > 0, 0.0)
@@ -102,16 +110,29 @@ class SuccessiveLaw:
     def _table(self) -> tuple[Float[Tensor, "*b n A"], Float[Tensor, "*b n"]]:
         return odds_of_ringing(self.rates, self.nodes.time)
 
+    def _fewer(self, order: Int[Tensor, "*b A"] | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield times, weights and Pr[two to counts - 1 clocks have rung, all in a prefix], in chunks of nodes."""
+        if order is None and self.most <= MOST_LINEAR and self._small:
+            odds, tables = self.rung
+            yield self.nodes.time, self.nodes.weight, added(tables, odds, self.counts, 2)
+            return
+        for time, weight, odds, silence in self._ordered(order):
+            yield time, weight, fewer_rung(odds, silence, self.counts, self.most, 2)
+
+    @property
+    def _small(self) -> bool:
+        return self.nodes.time.numel() * self.rates.shape[-1] <= CHUNK
+
     def _ordered(self, order: Int[Tensor, "*b A"] | None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield times, weights, odds in the order asked for and silences, in chunks of nodes; small tables are kept."""
         time, weight = self.nodes.time, self.nodes.weight
-        if time.numel() * self.rates.shape[-1] <= CHUNK:
+        if self._small:
             odds, silence = self._table
             if order is not None:
                 odds = odds.gather(-1, order.unsqueeze(-2).expand_as(odds))
             yield time, weight, odds, silence
             return
-        rates = self.rates if order is None else self.rates.gather(-1, order)
+        rates = _in_order(self.rates, order)
         width = max(1, CHUNK // rates.numel())
         for start in range(0, time.shape[-1], width):
             some = time[..., start : start + width]
@@ -128,6 +149,10 @@ class SuccessiveLaw:
             apart = sum((before[i] * after[j - i] for i in range(j + 1)), torch.zeros_like(odds))
             result = result + apart * (j < self.counts)[..., None, None]
         return result
+
+
+def _in_order(row: Float[Tensor, "*b A"], order: Int[Tensor, "*b A"] | None) -> Float[Tensor, "*b A"]:
+    return row if order is None else row.gather(-1, order)
 
 
 def _widened(table: Float[Tensor, "*b i"], start: int) -> Float[Tensor, "*b A"]:

@@ -40,8 +40,8 @@ class Optimal:
     iterated to convergence.
     Cost: the containment of all prefixes once, then O(K) per round and node, without replacement O(k K) per round and
     node of the quadrature. The rounds, at most one per token, run on the host, all nodes together. At 64 nodes of a
-    pair at temperature 1 (K = 64) they were 2 on average for two independent drafts, 4 for four, 4 and 10 without
-    replacement, and 8 for four conditional Poisson drafts.
+    pair at temperature 1 (K = 64) they were 2 on average for two independent drafts, 3 for four, 3 and 7 without
+    replacement, and 6 for four conditional Poisson drafts.
     Acceptance: 1 + min_H [m(H) - Q(H)], the optimum (`optimal_set`). With one draft it is speculative sampling.
     Source: acceptance and H: arXiv 2502.18779; clipped target and selection: our own. For independent drafts
     arXiv 2511.15898 approaches the same optimum numerically.

@@ -23,10 +23,15 @@ from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
 SCHEMES = (IID, Product, TopThenIID, TopThenSample, SpecHub, TopK, Given)
 FITTING_NODES = 48
 """Nodes of the integrals while rates are fitted; what is wrong with the rates costs acceptance, not exactness."""
-MOST_ROUNDS = 60
-STEP = 1.4
+MOST_ROUNDS = 40
+STEP = 1.8
+MOMENTUM = 0.2
 LONGEST_STEP = 4.0
-PATIENCE = 4
+LEAD = 6.0
+"""The logarithm by which rates off the set that limits the acceptance are raised at first."""
+NEAR = 1e-5
+"""A row is done when its acceptance is as near as this to what no rule can exceed."""
+PATIENCE = 3
 WORTHWHILE = 1e-5
 """A row's rates are kept once `PATIENCE` rounds have not raised its acceptance by this much."""
 
@@ -42,12 +47,14 @@ class Race:
     Scheme: independent drafts: `IID`, `Product`, and those with tokens drafted for certain, `TopThenIID`,
     `TopThenSample`, `SpecHub`, `TopK`, `Given`. Any number of drafts; their order does not matter.
     Exactness: for any positive rates that do not depend on the drafts, because r is computed for the rates at hand; the
-    integrals have an error below 1e-12. The rates are a function of the draft row, the mass and the number of drafts.
+    integrals have an error near 1e-12. The rates are a function of the draft row, the mass and the number of drafts.
     Cost: O(K) per node of the quadrature and round, at most `MOST_ROUNDS` rounds, all rows at once; a few tensor
     operations per round, so it suits a GPU, where `Optimal` walks on the host.
-    Acceptance: sum min(m, r), close to the optimum: rates are raised where m > r and lowered where m < r,
-    log a += 1.4 (log m - log r), and the best are kept. Races come as near as one likes to every selection law, but a
-    priority of one token over another takes an infinite ratio of rates, and ratios are bounded.
+    Acceptance: sum min(m, r), close to the optimum. Rates start with a lead of e^6 for tokens off the set H that limits
+    the acceptance, 1 + m(H) - Q(H); they are raised where m > r and lowered where m < r, by 1.8 (log m - log r) and a
+    fifth of the last change, until the limit is nearly reached; the best are kept. Races come as near as one likes to
+    every selection law, but a priority of one token over another takes an infinite ratio of rates, and ratios are
+    bounded.
     Source: our own; the choice among the drafts is Luce's (Individual Choice Behavior, 1959).
 
     Raises:
@@ -112,36 +119,82 @@ def fitted_rates(law: RaceLaw, target_mass: Float[Tensor, "n A"]) -> Float[Tenso
     Rows stop on their own, so that a row's rates do not depend on its neighbours.
     """
     expected = law.expected
-    rates = _centred((target_mass.log() - expected.log()).where(expected > 0, 0.0), expected, target_mass)
-    best, reached = rates.clone(), torch.full_like(rates[..., 0], -1.0)
-    since = torch.zeros_like(reached, dtype=torch.int64)
-    rows = torch.arange(len(rates), device=rates.device)
+    limit, inside = _limit(law, expected, target_mass)
+    state = _Fit(law, target_mass, target_mass.log(), _common(expected, target_mass), limit)
+    rates = state.centred((state.wanted - expected.log()).where(expected > 0, 0.0) - LEAD * inside)
+    best, reached = rates.clone(), torch.full_like(limit, -1.0)
+    rows, since, velocity = torch.arange(len(rates), device=rates.device), torch.zeros_like(limit), 0.0
     for _ in range(MOST_ROUNDS):
-        mass, part = target_mass[rows], law.rows_at(rows)
-        taken = part.taken(rates, FITTING_NODES)
-        accepted = torch.minimum(mass, taken).sum(dim=-1)
+        taken = state.law.taken(rates, FITTING_NODES)
+        accepted = torch.minimum(state.mass, taken).sum(dim=-1)
         better = accepted > reached[rows] + WORTHWHILE
-        improved = rows[better]
-        best[improved], reached[improved] = rates[better], accepted[better]
-        since[rows] = torch.where(better, 0, since[rows] + 1)
-        (going,) = (since[rows] < PATIENCE).nonzero(as_tuple=True)
-        if going.numel() == 0:
-            break
-        raised = rates + STEP * (mass.log() - taken.log()).nan_to_num(0.0).clamp(-LONGEST_STEP, LONGEST_STEP)
-        rows = rows[going]
-        rates = _centred(raised[going], expected[rows], target_mass[rows])
+        best[rows[better]], reached[rows[better]] = rates[better], accepted[better]
+        since = torch.where(better, 0.0, since + 1)
+        going = (since < PATIENCE) & (accepted < state.limit - NEAR)
+        wrong = (state.wanted - taken.log()).nan_to_num(0.0).clamp(-LONGEST_STEP, LONGEST_STEP)
+        velocity = STEP * wrong + MOMENTUM * velocity
+        moved = state.centred(rates + velocity)
+        if not bool(going.all()):
+            (kept,) = going.nonzero(as_tuple=True)
+            if kept.numel() == 0:
+                break
+            state, rows, since, velocity, moved = state.at(kept), rows[kept], since[kept], velocity[kept], moved[kept]
+        rates = moved
     return best
 
 
-def _centred(
-    log_rates: Float[Tensor, "n A"], expected: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"]
-) -> Float[Tensor, "n A"]:
-    """Cut the logarithms to a range around their mean over tokens that are likely under both laws."""
-    common = torch.minimum(expected, target_mass)
-    total = common.sum(dim=-1, keepdim=True)
-    finite = log_rates.clamp(-4 * WIDEST, 4 * WIDEST)
-    centre = (finite * common).sum(dim=-1, keepdim=True) / total.where(total > 0, 1.0)
-    return ((finite - centre).clamp(-WIDEST / 2, WIDEST / 2) - WIDEST / 2).where(expected > 0, -WIDEST / 2)
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """What stays fixed while the rates of some rows are fitted.
+
+    Args:
+        law: the drafts' law.
+        mass: the target mass.
+        wanted: its logarithm.
+        common: the law over which rates are centred, of the tokens that are likely among drafts and target; or zero.
+        limit: what no rule can exceed.
+    """
+
+    law: RaceLaw
+    mass: Float[Tensor, "n A"]
+    wanted: Float[Tensor, "n A"]
+    common: Float[Tensor, "n A"]
+    limit: Float[Tensor, " n"]
+
+    def centred(self, log_rates: Float[Tensor, "n A"]) -> Float[Tensor, "n A"]:
+        """Cut the logarithms to a range around their mean."""
+        finite = log_rates.clamp(-4 * WIDEST, 4 * WIDEST)
+        centre = (finite * self.common).sum(dim=-1, keepdim=True)
+        return (finite - centre).clamp(-WIDEST / 2, WIDEST / 2) - WIDEST / 2
+
+    def at(self, rows: Int[Tensor, " m"]) -> "_Fit":
+        """Return what belongs to some rows."""
+        fixed = (one[rows] for one in (self.mass, self.wanted, self.common, self.limit))
+        return _Fit(self.law.rows_at(rows), *fixed)
+
+
+def _common(expected: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"]) -> Float[Tensor, "n A"]:
+    both = torch.minimum(expected, target_mass)
+    total = both.sum(dim=-1, keepdim=True)
+    return both / total.where(total > 0, 1.0)
+
+
+def _limit(
+    law: RaceLaw, expected: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n A"]]:
+    """Return what no rule can exceed, 1 + m(H) - Q(H), the least over prefixes H of an order, and 1 on H.
+
+    Drafts in H can only become tokens of H. The order is that of m / (how often a token is drafted), after the tokens
+    drafted for certain: for drafts of one row the least is the optimum (`optimal_set`), for others it is a bound.
+    """
+    need = (target_mass / expected).where(expected > 0, torch.inf)
+    if law.certain is not None:
+        need = need.masked_fill(law.certain, -torch.inf)
+    order = need.argsort(dim=-1)
+    room, last = (target_mass.gather(-1, order).cumsum(dim=-1) - law.contained(order)).min(dim=-1)
+    place = torch.arange(need.shape[-1], device=need.device)
+    inside = torch.empty_like(law.rows[:, 0]).scatter(-1, order, (place <= last.unsqueeze(-1)).double())
+    return room + 1, inside
 
 
 def race_shares(

@@ -1,5 +1,6 @@
 """Draft laws over tokens in an order: the containment of prefixes, and a simple rule for every run of tokens."""
 
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -72,9 +73,11 @@ def integers(table: Tensor) -> Places:
     return table.detach().cpu().numpy()
 
 
+@lru_cache(maxsize=1024)
 def counted(number: int) -> Places:
-    """Return 0..number - 1."""
+    """Return 0..number - 1, not to be written to."""
     places: Places = np.arange(number, dtype=np.int64)
+    places.flags.writeable = False
     return places
 
 

@@ -12,10 +12,10 @@ from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, P
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
-FREE = 0.7
+FREE = 0.8
 """A prefix cuts its block where its slack is below this fraction of that of all shorter ones."""
-SPARED = 0.3
-"""The fraction of its slack, at most of its block's, that a step leaves to a prefix."""
+SPARED = 0.9
+"""The fraction of its slack, at most of its block's, that a step leaves to a short prefix; less to longer ones."""
 
 
 def accepted_shares(clipped: Clipped, places: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -36,9 +36,10 @@ def accepted_shares(clipped: Clipped, places: Int[Tensor, "n k"]) -> Float[Tenso
 
     A block may be cut at any j where D_j <= D_i for all i < j: from then on a token of the lower part is taken only if
     all drafts are there. The lower part has the slacks D_i - D_j, the upper the slacks D_i: all >= 0. A step ends where
-    the least D allows such a cut; it spares some slack, so that what follows is not tight. The walk goes on in the part
-    with the last draft. Blocks shrink, so there are at most A rounds, and in a block of one token the simple rule is
-    the only one: nothing is left over and nothing has to converge. Rounding errors enter with their own size.
+    the least D allows such a cut; it spares some slack, so that what follows is not tight, and least near the block's
+    end, or token after token would be cut off there. The walk goes on in the part with the last draft. Blocks shrink,
+    so there are at most A rounds, and in a block of one token the simple rule is the only one: nothing is left over and
+    nothing has to converge. Rounding errors enter with their own size.
 
     Why the inequality, for successive drafts: compare sets in which i or j is drafted, given all other clocks, and let
     T be the time at which k - 1 others have rung. The left side gains (1 - e^{-q_i T}) / q_i, the right side
@@ -177,8 +178,10 @@ def _mixture(short: Numbers, more: Numbers) -> Numbers:
 def _step(state: _State, slack: Numbers, gain: Numbers, rule: Numbers) -> tuple[Numbers, Places]:
     """Return how often the simple rule decides, at most what is left, and the prefix to cut at."""
     slack, gain = slack[:, :-1], gain[:, :-1]
-    tight = (gain > NOISE) & (counted(slack.shape[1]) > state.low[:, None])
-    spared = SPARED * np.minimum(slack, slack[counted(len(slack)), state.low][:, None])
+    prefix, low, high = counted(slack.shape[1]), state.low[:, None], state.high[:, None]
+    tight = (gain > NOISE) & (prefix > low)
+    share = (high - prefix) * (SPARED / (high - low))
+    spared = share * np.minimum(slack, slack[counted(len(slack)), state.low][:, None])
     bound = np.maximum((slack - spared) / gain, 0)
     bound = np.where(tight & (bound * rule < state.need), bound, np.inf)
     step = np.minimum(bound.min(axis=1), state.left)

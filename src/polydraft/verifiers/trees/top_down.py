@@ -12,11 +12,12 @@ from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, plain
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
-AT_ONCE: dict[type[object], int] = {ImportanceWeighted: 0, Optimal: 12}
-"""How many nodes of a dear rule a CPU computes at once: some rules work node by node."""
+AT_ONCE: dict[type[object], int] = {ImportanceWeighted: 0, Race: 0, Optimal: 12}
+"""How many nodes of a dear rule a CPU computes at once: some work node by node, some until their last node is done."""
 AT_ONCE_OTHERWISE = 64
 """The same for any other rule: small tensor operations take as long for many nodes as for one."""
 

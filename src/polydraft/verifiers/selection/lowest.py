@@ -1,0 +1,101 @@
+"""The lowest of successive drafts in a block: how often it is at each place, by products of tables over time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polydraft.theory import SuccessiveLaw
+from polydraft.theory.successive import SCALE
+from polydraft.verifiers.selection.ordered import Numbers, Places, counted, integers, numbers
+
+
+@dataclass(frozen=True, eq=False)
+class LowestFirst:
+    """Rows of successive drafts and the rule that takes a block's lowest draft.
+
+    With X_j = (places below low and places j..high - 1), the chance that all drafts lie in X_j falls as j grows by the
+    chance that the rule takes the token at j. By `SuccessiveLaw`,
+
+        1 - Q(X_j) = s (1 + sum_{i in X_j} q_i / (1 - q_i)
+                        + integral e^{-t} sum_{2 <= a + b < k} e_a(w_i: i < low) e_b(w_i: j <= i < high) dt)
+
+    with s = 1 - q(X_j) and w_i = e^{q_i t} - 1. The tables of e_a are those of the containment of prefixes. As j falls,
+    e_b grows by w_j e_{b-1}(w_i: j < i < high); tables of these steps depend on `high` alone and are kept, one for each
+    row. So the integral is a running sum of products of two tables: positive terms, no cancellation.
+
+    Args:
+        weights: the draft rows.
+        lone: q_i / (1 - q_i) over `SCALE`, zero where there is one draft.
+        lone_below: the sums of the first of them.
+        wanted: one for the degrees a and b of tables that go together.
+        measure: the nodes' weights over `SCALE`, for integration over time in units of the mean time of the first ring.
+        odds: w_i at every node, the last token first.
+        before: e^{-t} e_a of every prefix of at least a tokens at every node, for every a below the largest count.
+        stacked: for some rows, those tables in one.
+        kept: for some rows, the block and its steps of e_1, e_2, ... at every node, the last token first.
+    """
+
+    weights: Numbers
+    lone: Numbers
+    lone_below: Numbers
+    wanted: Numbers
+    measure: Numbers
+    odds: Numbers
+    before: list[Numbers]
+    stacked: dict[int, Numbers]
+    kept: dict[int, tuple[int, int, Numbers]]
+
+    @classmethod
+    def of(cls, law: SuccessiveLaw, weights: Numbers) -> "LowestFirst":
+        """Read the tables of a law, whose rows are `weights` up to a constant."""
+        odds, tables = law.rung if law.most > 2 else (law.rates[:, None], [])
+        before = [numbers(table) for table in tables]
+        measure = numbers(law.nodes.time * law.nodes.weight * (law.rates.sum(dim=-1, keepdim=True) / SCALE))
+        counts, degree = integers(law.counts)[:, None, None], counted(len(before))
+        both = np.add.outer(degree, degree)
+        wanted = ((both >= 2) & (both < counts)).astype(np.float64)
+        lone = numbers(law.lone) * (counts[:, 0] > 1)
+        lone_below = np.zeros((len(lone), lone.shape[1] + 1))
+        lone.cumsum(axis=1, out=lone_below[:, 1:])
+        return cls(weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {}, {})
+
+    def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
+        """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
+        size = self.weights.shape[1]
+        outside, sums = np.zeros((2, len(row), size + 1))
+        sums[counted(len(row)), size - high] = self.lone_below[row, low]
+        blocks = zip(row.tolist(), low.tolist(), high.tolist(), outside, sums, strict=True)
+        for number, start, stop, mass, line in blocks:
+            step = line[size - stop + 1 : size - start + 1]
+            step += self.lone[number, start:stop][::-1]
+            if self.before:
+                factor = self._factors(number, start)
+                step += factor[1:].ravel() @ self._steps(number, start, stop)[:, : stop - start]
+                line[size - stop] += factor[0].sum()
+            self.weights[number, start:stop].cumsum(out=mass[start + 1 : stop + 1])
+        outside += above[:, None]
+        return outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1]
+
+    def _factors(self, row: int, low: int) -> Numbers:
+        """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
+        if row not in self.stacked:
+            stack = np.zeros((len(self.before), *self.before[0].shape[1:]))
+            for a, table in enumerate(self.before):
+                stack[a, :, a:] = table[row]
+            self.stacked[row] = stack
+        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row]
+
+    def _steps(self, row: int, low: int, high: int) -> Numbers:
+        """Return the steps of all e_b at all nodes for a row's block, one below the other."""
+        if row in self.kept:
+            start, stop, flat = self.kept[row]
+            if stop == high and start <= low:
+                return flat
+        odds = self.odds[row, :, self.weights.shape[1] - high : self.weights.shape[1] - low]
+        steps = np.empty((len(self.before) - 1, *odds.shape))
+        steps[0], steps[1:, :, 0] = odds, 0
+        for b in range(1, len(steps)):
+            np.multiply(odds[:, 1:], steps[b - 1, :, :-1].cumsum(axis=1), out=steps[b, :, 1:])
+        flat = steps.reshape(-1, high - low)
+        self.kept[row] = (low, high, flat)
+        return flat

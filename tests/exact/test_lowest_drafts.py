@@ -1,0 +1,60 @@
+"""The lowest of successive drafts in a block, and the quadrature behind it, against enumeration and denser nodes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polydraft.schemes import WithoutReplacement, enumerate_drafts
+from polydraft.theory import SuccessiveLaw, time_nodes
+from polydraft.verifiers.selection.lowest import LowestFirst
+
+
+def draft_row(size: int, spread: float, seed: int) -> Tensor:
+    normal = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (spread * normal).softmax(dim=-1)
+
+
+def all_inside(draft: Tensor, k: int, members: list[int]) -> float:
+    drafts, chance = enumerate_drafts(WithoutReplacement(), draft, k)
+    return float(chance[torch.isin(drafts, torch.tensor(members)).all(dim=-1)].sum())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_the_chance_that_no_low_draft_is_in_a_block_agrees_with_the_enumeration(k: int):
+    """Two rows at once, blocks in turn: tables kept for one block must not serve another."""
+    drafts = torch.stack([draft_row(6, 1.0, k), draft_row(6, 3.0, k + 10)])
+    law = SuccessiveLaw.of(drafts, torch.tensor([k, max(k - 1, 1)]))
+    blocks = LowestFirst.of(law, drafts.numpy())
+    for low, high in ((0, 5), (1, 5), (3, 5), (0, 4), (2, 4), (1, 4), (0, 5)):
+        above = drafts[:, high:].sum(dim=-1).numpy()
+        found = blocks.missed(np.arange(2), np.full(2, low), np.full(2, high), above)
+        for row, count in enumerate(law.counts.tolist()):
+            for j in range(low, high + 1):
+                members = [*range(low), *range(j, high)]
+                expected = 1 - all_inside(drafts[row], count, members)
+                assert found[row, j] == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("k", [3, 4, 8, 16, 24])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 6.0])
+def test_denser_nodes_change_containment_by_less_than_one_in_1e13(k: int, spread: float):
+    draft, counts = draft_row(64, spread, k).expand(1, -1), torch.tensor([k])
+    law = SuccessiveLaw.of(draft, counts)
+    dense = SuccessiveLaw(law.rates, law.counts, law.most, time_nodes(law.rates, law.counts, law.most, 4.0))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(k)).expand(1, -1)
+    torch.testing.assert_close(law.chain(order), dense.chain(order), rtol=0, atol=1e-13)
+
+
+def test_nodes_are_few_and_fewer_would_not_do():
+    draft, counts = draft_row(64, 1.0, 0).expand(1, -1), torch.tensor([4])
+    law = SuccessiveLaw.of(draft, counts)
+    assert law.nodes.time.shape[-1] <= 24
+    half = SuccessiveLaw(law.rates, law.counts, law.most, time_nodes(law.rates, law.counts, law.most, 0.5))
+    assert float((half.chain() - law.chain()).abs().max()) > 1e-13
+
+
+def test_tokens_as_they_stand_need_no_order():
+    draft = torch.stack([draft_row(9, 2.0, seed) for seed in range(5)])
+    law = SuccessiveLaw.of(draft, torch.tensor([1, 2, 3, 4, 5]))
+    torch.testing.assert_close(law.chain(), law.chain(torch.arange(9).expand(5, -1)), rtol=0, atol=1e-15)
