@@ -1,21 +1,23 @@
 """Show that the planner is never much slower than plain decoding, and near the best tree where drafts pay.
 
-    python benchmarks/planner.py
-    python benchmarks/planner.py --settings good useless --tokens 96 --repeats 2
+    python benchmarks/planner.py --tokens 96 --repeats 2
+    python benchmarks/planner.py --settings good useless --tokens 96 --fresh
 
-Every setting pairs plain decoding with the planner on the same prompts, alternating which goes first; the good pair
-also with every fixed tree the planner knows. One planner serves all texts of a setting, as it would in a program.
+Every text is written by plain decoding and by the planner in turn, in an order that rotates; the good pair also writes
+it with every fixed tree that the planner knows. One planner serves all texts of a setting, as it would in a program;
+with --fresh every text gets one that knows nothing. Before anything counts, each arm writes a few tokens, since the
+first pass of a new shape takes longer.
 """
 
 import argparse
 import copy
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -27,6 +29,8 @@ from polydraft.engine.planner import ARMS
 from polydraft.trees import TreePolicy
 
 Settings = dict[str, Any]
+Arm = Callable[[], TreePolicy]
+PLAIN, PLANNER = "plain decoding", "planner"
 
 
 def shuffled(model: nn.Module) -> nn.Module:
@@ -83,54 +87,74 @@ def speed(pair: polydraft.Pair, inputs: Settings, options: Settings) -> float:
     return run.statistics.new_tokens / (time.perf_counter() - begin)
 
 
-def ratios(
-    pair: polydraft.Pair, options: Settings, batch: int, arms: dict[str, TreePolicy], repeats: int
+def speeds(
+    pair: polydraft.Pair, options: Settings, batch: int, arms: dict[str, Arm], repeats: int
 ) -> dict[str, list[float]]:
-    """Return the arms' speeds over that of plain decoding, a value for each pair of runs."""
-    plain = {**options, "drafter": polydraft.NoDraft()}
-    found: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(repeats):
-        for inputs in batches(pair, batch):
-            for name, policy in arms.items():
-                sides = [plain, {**options, "policy": policy}]
-                speeds = {side: speed(pair, inputs, sides[side]) for side in ((0, 1) if number % 2 else (1, 0))}
-                found[name].append(speeds[1] / speeds[0])
+    """Return each arm's tokens per second, a value for each text and repeat; arms take turns with every text."""
+    sides = {PLAIN: lambda: {"drafter": polydraft.NoDraft()}} | {
+        name: lambda make=make: {"policy": make()} for name, make in arms.items()
+    }
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    texts = batches(pair, batch)
+    for tree in (None, *ARMS):
+        speed(pair, texts[0], {**options, "max_new_tokens": 8, **({"policy": tree} if tree else sides[PLAIN]())})
+    for number, inputs in enumerate(texts * repeats):
+        order = list(sides)
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            found[name].append(speed(pair, inputs, {**options, **sides[name]()}))
     return found
 
 
 def table_of(title: str, found: dict[str, list[float]]) -> Table:
+    """Compare every arm with plain decoding and with the best of the fixed trees, text by text."""
+    trees = [name for name in found if name not in (PLAIN, PLANNER)]
+    best = max(trees, key=lambda name: sum(1 / speed for speed in found[name]) ** -1, default=None)
     table = Table(title=title)
-    for column in ("arm", "against plain decoding, median of pairs", "smallest", "largest", "pairs"):
+    columns = ("arm", "tokens/s", "against plain, median", "smallest", "largest", "against the best tree", "texts")
+    for column in columns:
         table.add_column(column, justify="left" if column == "arm" else "right")
     for name, values in found.items():
-        table.add_row(name, f"{median(values):.3f}x", f"{min(values):.2f}", f"{max(values):.2f}", str(len(values)))
+        ratios = [value / plain for value, plain in zip(values, found[PLAIN], strict=True)]
+        beside = [value / other for value, other in zip(values, found[best], strict=True)] if best else []
+        table.add_row(
+            name,
+            f"{len(values) / sum(1 / value for value in values):.1f}",
+            f"{median(ratios):.3f}x",
+            f"{min(ratios):.2f}",
+            f"{max(ratios):.2f}",
+            f"{median(beside):.3f}x" if beside else "",
+            str(len(values)),
+        )
     return table
 
 
 def words(tree: TreePolicy) -> str:
+    """Name a tree by the numbers of its nodes at each depth."""
     return f"tree {', '.join(str(sum(level)) for level in tree.shape.counts)} by depth"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="*", default=[], help="only settings whose name contains one of these")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="a new planner for every text")
     given = parser.parse_args()
     pair, console = polydraft.load_pair(), Console(highlight=False)
-    console.print(f"{given.tokens} new tokens, {describe_machine()}")
-    chosen = {
-        name: one
-        for name, one in settings_of(pair).items()
-        if not given.settings or any(word in name for word in given.settings)
-    }
-    for name, one in track(chosen.items(), "settings", transient=True):
-        arms: dict[str, TreePolicy] = {"planner": Planner()}
+    console.print(
+        f"{given.tokens} new tokens, {'fresh planners' if given.fresh else 'one planner'}, {describe_machine()}"
+    )
+    for name, one in settings_of(pair).items():
+        if given.settings and not any(word in name for word in given.settings):
+            continue
+        shared = Planner()
+        arms: dict[str, Arm] = {PLANNER: Planner if given.fresh else lambda planner=shared: planner}
         if name.startswith("good"):
-            arms |= {words(tree): tree for tree in ARMS}
+            arms |= {words(tree): lambda tree=tree: tree for tree in ARMS}
         options = {"max_new_tokens": given.tokens, **one}
-        found = ratios(pair, options, options.pop("batch", 1), arms, given.repeats)
-        console.print(table_of(name, found))
+        batch = options.pop("batch", 1)
+        found = speeds(pair, options, batch, arms, given.repeats * (1 if batch == 1 else 8))
+        console.print(table_of(f"{name}, {len(found[PLAIN])} texts or batches", found))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ decoding needs no second code path anywhere.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -69,7 +70,7 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
 
 
 def _check_peaks(peak: Float[Tensor, "*b 1"]) -> None:
-    if not bool((peak - peak == 0).all()):  # false for NaN and infinities; `isfinite` is five times slower
+    if not isfinite(peak.sum(dtype=torch.float64)):  # a sum is NaN or infinite if a summand is
         raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
 
 

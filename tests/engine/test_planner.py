@@ -8,8 +8,12 @@ import torch
 from doubles import perturbed, tiny_model
 
 import polydraft
+from polydraft.drafters import EnsembleDrafter, ModelDrafter
 from polydraft.engine import Planner
+from polydraft.engine.planner import relative_cost
 from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Fixed, TreeShape, Widths
 
 TREES = (Widths((3, 2)), Widths((3, 2, 1)), Chain(1))
@@ -76,9 +80,9 @@ def test_trials_lose_no_more_than_their_share() -> None:
 def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() -> None:
     target = tiny_model(seed=1)
     prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    settings = {"attention_mask": torch.ones_like(prompt), "temperature": 0.0, "max_new_tokens": 60}
+    settings = {"attention_mask": torch.ones_like(prompt), "temperature": 0.0, "max_new_tokens": 120}
     plain = polydraft.stream(target, prompt, drafter=polydraft.NoDraft(), **settings).exhaust()
-    planner = Planner((Widths((2, 1)), Chain(3), Widths((1,))))
+    planner = Planner((Widths((1,)), Chain(3), Widths((2, 1))))
     for _ in range(3):
         run = polydraft.stream(target, prompt, drafter=perturbed(target, 0.02), policy=planner, **settings).exhaust()
         assert run.new_tokens == plain.new_tokens
@@ -91,13 +95,40 @@ def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
     planner = Planner((Chain(2),))
     run = polydraft.stream(
-        target, torch.tensor([[1, 2, 3]]), drafter=draft, policy=planner, temperature=0.0, max_new_tokens=30
+        target, torch.tensor([[1, 2, 3]]), drafter=draft, policy=planner, temperature=0.0, max_new_tokens=120
     )
     next(run)
     assert planner.current == 0, "the second step drafts nothing"
     before = len(calls)
     next(run)
     assert len(calls) == before
+
+
+def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
+    target, twin = tiny_model(seed=1), tiny_model(seed=1)
+    calls: list[int] = []
+    twin.register_forward_pre_hook(lambda *_: calls.append(1))
+    settings = {"temperature": 0.0, "max_new_tokens": 30, "policy": Planner((Chain(3),))}
+    run = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=ModelDrafter(HuggingFaceModel(twin)), **settings)
+    assert not calls and run.exhaust().statistics.drafted == 0
+
+
+def test_what_was_learnt_decides_how_the_next_text_begins() -> None:
+    planner = Planner(TREES)
+    speed(world(0.0, 0.4), planner, 200, 1)
+    planner.opens(length=50, left=100, rows=1, relative=0.1)
+    assert planner.current == 0
+    speed(world(0.9, 0.1), planner := Planner(TREES), 200, 1)
+    planner.opens(length=50, left=100, rows=1, relative=0.1)
+    assert planner.current > 0
+
+
+def test_relative_cost_is_that_of_the_weights() -> None:
+    target, draft = HuggingFaceModel(tiny_model(seed=1)), HuggingFaceModel(tiny_model(seed=2, num_hidden_layers=1))
+    assert 0 < relative_cost(target, ModelDrafter(draft)) < relative_cost(target, ModelDrafter(target)) == 1.5
+    both = EnsembleDrafter(((draft, None), (draft, SamplingParams(temperature=2.0))))
+    assert relative_cost(target, both) == relative_cost(target, ModelDrafter(draft)), "one model, read once"
+    assert relative_cost(target, polydraft.NgramDrafter()) == 0
 
 
 @pytest.mark.parametrize("trees", [(), (Fixed(TreeShape(())),)])

@@ -130,6 +130,7 @@ def test_acceptance_of_a_node_rule_is_computed_not_counted() -> None:
     assert counts.accepted[0].tolist() == [[0, 0, 0], [0, 4, 0], [0, 4, 0]]  # the second would have been right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_predicted_tokens_per_call_are_those_of_a_run(pair: Pair, plan: PairPlan, temperature: float) -> None:
     tree = next(one for one in plan.trees if one.temperature == temperature)

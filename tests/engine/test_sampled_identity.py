@@ -44,8 +44,9 @@ from polydraft import (
     TopThenSampleRule,
     Widths,
 )
-from polydraft.drafters import Drafter
-from polydraft.trees import TreePolicy
+from polydraft.drafters import Drafter, EnsembleDrafter
+from polydraft.schemes import Product
+from polydraft.trees import Merged, TreePolicy, parse_policy
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
 
 FALSE_ALARM_RATE = 1e-6
@@ -67,6 +68,7 @@ def drafter_named(name: str) -> Drafter:
         "model": ModelDrafter(draft),
         "short": ModelDrafter(draft, shortlist_size=3),
         "cold": ModelDrafter(draft, params=SamplingParams(temperature=0.5)),
+        "ensemble": EnsembleDrafter(((draft, None), (draft, SamplingParams(temperature=1.4)))),
     }[name]
 
 
@@ -150,6 +152,12 @@ TRIPLES: list[tuple[str, NodeVerifier, TreePolicy]] = [
     ("short", RecursiveRejection(), Widths((2, 2))),
     ("short", RecursiveRejectionWithoutReplacement(), Widths((3, 2, 1))),
     ("cold", TopThenSampleRule(), Widths((2, 2))),
+    ("model", RecursiveRejectionWithoutReplacement(), parse_policy("best-first:6x3:3")),
+    ("model", SpeculativeSampling(), parse_policy("confident:3:0.3")),
+    ("model", TopThenSampleRule(), parse_policy("confident-path:3,2,1:0.1")),
+    ("model", SpeculativeSampling(), parse_policy("adaptive:3:0.4")),
+    ("model", NaiveMatch(TopK()), parse_policy("eagle-2:2x3:6")),
+    ("ensemble", RecursiveRejection(Product()), Merged((2, 1))),
 ]
 
 

@@ -105,6 +105,23 @@ def test_after_keeping_a_path_the_cache_is_that_of_the_text(
             assert (logits[row, place] - expected).abs().max() <= tolerance
 
 
+@pytest.mark.parametrize(("kind", "dtype", "attention"), COMBINATIONS)
+def test_a_lone_token_sees_the_whole_text(kind: str, dtype: torch.dtype, attention: str) -> None:
+    scored = Scored(kind, dtype, attention, EAGLE_25, 1)
+    text = scored.prompts[0]
+    start = scored.base
+    logits = scored.door.forward(
+        torch.tensor([[text[-1]]]),
+        start.unsqueeze(-1),
+        torch.ones(1, 1, len(text), dtype=torch.bool),
+        scored.cache,
+        start,
+    ).logits
+    expected = plain_logits(scored.model, text)
+    tolerance = TOLERANCES[dtype, attention] * float(expected.abs().max().clamp_min(1))
+    assert (logits[0, 0] - expected).abs().max() <= tolerance
+
+
 @pytest.mark.parametrize("kind", TREE_KINDS)
 def test_ragged_prefill(kind: str) -> None:
     scored = Scored(kind, torch.float64, "sdpa", EAGLE_25, 3)

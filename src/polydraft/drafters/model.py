@@ -23,7 +23,7 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Draft, DynamicPolicy, Frontier, TreePolicy, Verdict, grow
+from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow, is_dynamic
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -72,8 +72,10 @@ class ModelDrafter:
 
     def draft(self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
+        if not policy.shape.counts:
+            return Draft.nothing(text.last())
         size = self.shortlist_size
-        if scheme.deterministic and not isinstance(policy, DynamicPolicy):
+        if scheme.deterministic and not is_dynamic(policy):
             size = min(size, max(policy.shape.max_children, 1))
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
         TreeScorer(self.model).settle(state.cache, text, draft)

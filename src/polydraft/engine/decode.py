@@ -206,6 +206,8 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emiss
 
 def _has_drafts(tree: TokenTree, verdict: Verdict) -> Tensor:
     """Tell for each row whether the node at which the path ends had drafts."""
+    if tree.tokens.shape[-1] == 1:
+        return torch.zeros_like(verdict.length, dtype=torch.bool)
     ends = torch.cat([torch.zeros_like(verdict.length).unsqueeze(-1), verdict.path], dim=-1)
     last = ends.gather(-1, verdict.length.unsqueeze(-1))
     return ((tree.parents == last) & tree.valid).any(dim=-1)

@@ -15,7 +15,7 @@ from polydraft.engine.block import Emission, Statistics
 from polydraft.engine.decode import Method, check_drafting
 from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits
-from polydraft.engine.planner import Planner
+from polydraft.engine.planner import Planner, relative_cost
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
@@ -119,6 +119,10 @@ class ManyRun:
             TimedVerifier(setup.verifier, self._watch),
             setup.policy,
         )
+        if isinstance(setup.policy, Planner) and setup.asked:
+            longest = max(len(one.tokens) for one in setup.asked)
+            left = setup.capacity - longest
+            setup.policy.opens(longest, left, setup.size, relative_cost(setup.target, setup.drafter))
         self._slots = Slots(method, setup.size, setup.capacity, setup.params) if setup.asked else None
 
     @property

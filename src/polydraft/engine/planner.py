@@ -3,21 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine.block import Block
 from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.trees import TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
 MEMORY = 0.98
 """How much of an arm's experience is left after each further step of it."""
-PRIOR = 3.0
+PRIOR = 1.5
 """How many steps' worth of experience an arm is given in advance."""
 HOPE = 0.55
 """How likely a level of drafts has an accepted one, before any was seen; counts as much as `PRIOR` levels."""
-BUDGET = 0.015
-"""The share of all time that may be lost to trying arms that are not the best."""
+STAKE = 0.02
+"""The share of a text's plain steps that a first trial may lose."""
+BUDGET = 0.008
+"""The share of all time that may be lost to later trials of arms that are not the best."""
 PAUSE = 8
 """The least number of steps between two such trials."""
+READING = 1 / 40
+"""What reading a token with others takes, in passes over one token."""
+WIDENING = 1 / 64
+"""What another row or node adds to a pass, in passes over one token, before any was timed."""
 ARMS: tuple[TreePolicy, ...] = (Widths((3, 2)), Widths((3, 2, 1)), Widths((2, 1)), Widths((1,)), Widths((2, 2, 1, 1)))
 
 
@@ -48,14 +56,15 @@ class Planner:
     """A tree policy that learns as it goes: before each step it takes the tree with the most tokens per second.
 
     Problem: arms with unknown, drifting rewards, where also trying costs: lose little on what turns out slow.
-    Rule: the first step drafts the first tree, the second drafts nothing; after that the arm of the best rate
+    Rule: if the size of the draft model lets expect that a step with the first tree loses little of the text's time,
+    the first step takes that tree and the second drafts nothing. After that the arm of the best rate
 
-        (tokens + 3 hoped) / (steps + 3) / mean seconds
+        (tokens + 1.5 hoped) / (steps + 1.5) / mean seconds
 
     is taken; plain decoding with its one token is an arm. Hoped for are 1 + p + ... + p^depth tokens, p being the share
-    of levels won in all trees so far. Another arm is tried only if what this is expected to lose, with all
-    that trials lost before, stays below 1.5 % of the time spent. Plain steps cost nothing but themselves: the draft
-    model is not run, and reads what it missed when it is asked again.
+    of levels won in all trees so far. Another arm is tried only if what this is expected to lose, with all that trials
+    lost before, stays below 0.8 % of the time spent. Plain steps cost nothing but themselves: the draft model is not
+    run, not even over the prompt, and reads what it missed when it is asked again, which counts as part of the risk.
     Exactness: the tree of a step depends on steps that are over, so every output law is the target's; with sampling,
     which text is written depends on the times measured, so that a seed alone does not fix it.
 
@@ -78,6 +87,7 @@ class Planner:
         self.steps = 0
         self.spent = 0.0
         self.lost = 0.0
+        self._relative, self._rows, self._unread = 0.0, 1, 0
         self._tried = 0
         self._won, self._faced = PRIOR * HOPE, PRIOR
 
@@ -91,6 +101,21 @@ class Planner:
         """The largest of the shapes."""
         return max(self.shapes, key=lambda shape: shape.size)
 
+    def opens(self, length: int, left: int, rows: int, relative: float) -> None:
+        """Learn that texts begin, before their prompts are read, and choose their first tree.
+
+        Args:
+            length: the tokens of the longest prompt, which a drafter that is asked later must read then.
+            left: the most tokens that are to come.
+            rows: the texts of a batch.
+            relative: what a pass of the drafter should cost beside one of the target.
+        """
+        self._relative, self._rows = relative, rows
+        best = max(self._tried_arms(), key=self.rate, default=1)
+        known = self.known[0].steps > 0 or self.known[best].steps > 1
+        self.current = best if known or self._first_cost(length) <= STAKE * left else 0
+        self._unread = 0 if self.current else length
+
     def note(self, block: Block, seconds: float) -> None:
         """Learn from a step and choose the next tree."""
         if not block.rows:
@@ -100,16 +125,19 @@ class Planner:
 
     def learn(self, tokens: float, seconds: float) -> None:
         """Learn that the current tree brought so many tokens per row in so much time; choose the next."""
-        self.known[self.current] = self.known[self.current].after(tokens, seconds, self.steps)
+        reading = self._reading() if self.current else 0.0
+        own = max(seconds - reading, 0.5 * seconds)
+        self.known[self.current] = self.known[self.current].after(tokens, own, self.steps)
         self.steps += 1
         self.spent += seconds
-        if self.shape.depth:
+        if self.current:
             self._won = MEMORY * self._won + tokens - 1
             self._faced = MEMORY * self._faced + min(tokens, self.shape.depth)
         best = max(self._tried_arms(), key=self.rate)
         if self.current != best:
-            self.lost += max(0.0, seconds * (1 - self.rate(self.current) / self.rate(best)))
-        self.current = 0 if self.steps == 1 else self._trial(best)
+            self.lost += max(0.0, seconds - own * self.rate(self.current) / self.rate(best))
+        self._unread = 0 if self.current else self._unread + 1
+        self.current = 0 if not self.known[0].steps else self._trial(best)
 
     def rate(self, arm: int) -> float:
         """Return the tokens per second that an arm promises; it must have been tried."""
@@ -139,10 +167,56 @@ class Planner:
         return arm
 
     def _risk(self, arm: int, best: int) -> float:
-        """Return the time that a step of an arm is expected to lose; an untried level costs what the first's did."""
-        found = self.known[arm]
+        """Return the time that a step of an arm is expected to lose."""
+        reading = self._reading() if arm else 0.0
+        return reading + max(0.0, self._seconds(arm) - self._hoped(arm) / self.rate(best))
+
+    def _seconds(self, arm: int) -> float:
+        """Return what a step takes, or should take: an untried tree costs as much a level as one that was tried."""
+        found, plain = self.known[arm], self.known[0].seconds / self.known[0].steps
         if found.steps:
-            return max(0.0, found.seconds / found.steps * (1 - self.rate(arm) / self.rate(best)))
-        plain, first = (self.known[one].seconds / self.known[one].steps for one in (0, 1))
-        level = max(0.0, first - plain) / self.shapes[1].depth
-        return max(0.0, plain + level * self.shapes[arm].depth - self._hoped(arm) / self.rate(best))
+            return found.seconds / found.steps
+        tried = [one for one in self._tried_arms() if one]
+        if not tried:
+            return plain * (1 + self._extra(arm))
+        near = min(tried, key=lambda one: abs(self.shapes[one].depth - self.shapes[arm].depth))
+        more = max(0.0, self.known[near].seconds / self.known[near].steps - plain)
+        return plain + more * self.shapes[arm].depth / self.shapes[near].depth
+
+    def _extra(self, arm: int) -> float:
+        """Return what a tree should cost, in plain steps, by its size and that of the drafter."""
+        shape = self.shapes[arm]
+        return self._relative * shape.depth + WIDENING * self._rows * (shape.size - 1)
+
+    def _first_cost(self, length: int) -> float:
+        """Return what a first step with a tree may lose, in plain steps, with the drafter's reading of the prompts."""
+        return self._extra(1) + READING * self._relative * length * self._rows
+
+    def _reading(self) -> float:
+        """Return the seconds that the drafter should take for what it has not read, before any was timed nothing."""
+        plain = self.known[0]
+        unread = max(0, self._unread - 2)
+        return READING * self._relative * unread * self._rows * plain.seconds / plain.steps if plain.steps else 0.0
+
+
+def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
+    """Return what a pass of the drafter should cost beside one of the target, by the bytes of their weights.
+
+    A draft model that is not small pushes the target's weights out of the processor's caches, so that half of its size
+    is charged once more. Of a drafter that cannot be looked into a quarter is expected.
+    """
+    if isinstance(drafter, NgramDrafter | NoDraft):
+        return 0.0
+    models: list[LanguageModel] = [drafter.model] if isinstance(drafter, ModelDrafter) else []
+    if isinstance(drafter, EnsembleDrafter):
+        models = [*{id(model): model for model, _ in drafter.members}.values()]
+    sizes, whole = [_weight_bytes(model) for model in models], _weight_bytes(target)
+    size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
+    return size * (1 + size / 2)
+
+
+def _weight_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a model's weights; 0 if it is none of Hugging Face's."""
+    if not isinstance(model, HuggingFaceModel):
+        return 0
+    return sum(weight.numel() * weight.element_size() for weight in model.model.parameters())

@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.decode import Method, check_drafting, check_room, decode
-from polydraft.engine.planner import Planner
+from polydraft.engine.planner import Planner, relative_cost
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
@@ -57,6 +57,8 @@ class Run:
             setup.policy,
         )
         self._blocks = decode(method, setup.prompt, setup.laws, setup.limits, noise)
+        if isinstance(setup.policy, Planner):
+            self._open(setup.policy)
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -74,6 +76,12 @@ class Run:
             self.new_tokens[row].extend(gained.tokens)
             self.finish[row] = gained.finish
         return block
+
+    def _open(self, planner: Planner) -> None:
+        """Tell a planner what begins."""
+        lengths = self.setup.prompt.lengths.tolist()
+        left = max(limit.max_length - length for limit, length in zip(self.setup.limits, lengths, strict=True))
+        planner.opens(max(lengths), left, len(lengths), relative_cost(self.setup.target, self.setup.drafter))
 
     def exhaust(self) -> "Run":
         """Generate to the end."""

@@ -26,15 +26,19 @@ class TreeCache(TransformersCache):
         self.rows: Int[Tensor, "b 1"] | None = None
         self.slots: Int[Tensor, "b n"] | None = None
         self.first = 0
+        self.width = 0
         self.used = 0
+        self.written: tuple[Tensor, ...] = ()
+        self.read: tuple[Tensor, ...] = ()
 
     def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
         """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read."""
         if used > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
-        self.used = used
+        self.used, self.width = used, width
         if len(starts) == 1:
             self.first = int(starts[0])
+            self._cut()
         else:
             self.rows = torch.arange(len(starts), device=starts.device).unsqueeze(-1)
             self.slots = starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
@@ -44,15 +48,21 @@ class TreeCache(TransformersCache):
     ) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values and return the slots in use; called by the model's attention."""
         store = self._allocated(key_states, value_states)
-        keys, values = store[2 * layer_idx], store[2 * layer_idx + 1]
-        if len(keys) == 1:
-            stop = self.first + key_states.shape[2]
-            keys[:, :, self.first : stop] = key_states
-            values[:, :, self.first : stop] = value_states
-        else:
-            keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
-            values[self.rows, :, self.slots] = value_states.transpose(1, 2)
+        layer = 2 * layer_idx
+        if self.shape[1] == 1:
+            self.written[layer].copy_(key_states)
+            self.written[layer + 1].copy_(value_states)
+            return self.read[layer], self.read[layer + 1]
+        keys, values = store[layer], store[layer + 1]
+        keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
+        values[self.rows, :, self.slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.used], values[:, :, : self.used]
+
+    def _cut(self) -> None:
+        """Cut out what the next pass writes and reads, for all layers at once: less to do in every layer."""
+        if self.store is not None:
+            self.written = self.store.narrow(3, self.first, self.width).unbind()
+            self.read = self.store.narrow(3, 0, self.used).unbind()
 
     def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
         if key_states.shape != value_states.shape:
@@ -64,6 +74,8 @@ class TreeCache(TransformersCache):
             layers, batch, capacity = self.shape
             heads, width = key_states.shape[1], key_states.shape[3]
             self.store = key_states.new_zeros(2 * layers, batch, heads, capacity, width)
+            if batch == 1:
+                self._cut()
         return self.store
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:

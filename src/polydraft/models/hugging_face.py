@@ -4,7 +4,7 @@ import inspect
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -38,7 +38,6 @@ class HuggingFaceModel:
         self.vocab_size: int = config.vocab_size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
-        self.additive_mask = self.model.config._attn_implementation == "eager"
         self.cuts_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -76,19 +75,22 @@ class HuggingFaceModel:
         outputs = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self.four_dimensional(mask),
+            attention_mask=None if _sees_all(mask) else self.four_dimensional(mask),
             past_key_values=cache,
             use_cache=True,
             **extra,
         )
         return Forward(outputs.logits, {layer: outputs.hidden_states[layer] for layer in hidden_layers})
 
-    def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Tensor:
-        """Return the mask as the model's attention takes it."""
-        if not self.additive_mask:
-            return mask.unsqueeze(1)
+    def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Float[Tensor, "b 1 n m"]:
+        """Return the mask as numbers to be added to the attention's scores; torch would else convert it every layer."""
         open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
-        return open_everywhere.masked_fill(~mask, torch.finfo(self.model.dtype).min).unsqueeze(1)
+        return open_everywhere.masked_fill_(~mask, torch.finfo(self.model.dtype).min).unsqueeze(1)
+
+
+def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
+    """Tell whether this is one token that sees all slots: without a mask attention is faster. GPUs are not asked."""
+    return mask.shape[:2] == (1, 1) and mask.device.type == "cpu" and bool(mask.all())
 
 
 def check_supported(model: PreTrainedModel) -> None:

@@ -15,6 +15,7 @@ from polydraft.trees.dynamic import (
     check_policy,
     examples,
     fit_classifier,
+    is_dynamic,
     policy_after,
     policy_joined,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "fastest_shape",
     "fit_classifier",
     "grow",
+    "is_dynamic",
     "largest_shape",
     "parse_policy",
     "policy_after",

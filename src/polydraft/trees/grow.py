@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.dynamic.growth import grow_dynamic
-from polydraft.trees.dynamic.policy import DynamicPolicy
+from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import Frontier, Propose
 from polydraft.trees.policies import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
@@ -31,7 +31,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
     Raises:
         UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
     """
-    if isinstance(policy, DynamicPolicy):
+    if is_dynamic(policy):
         return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
     if not shape.counts:

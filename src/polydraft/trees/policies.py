@@ -89,6 +89,10 @@ class Fixed:
     shape: TreeShape
 
 
+FIXED_SHAPES = (Chain, Widths, TrunkThenBranch, Fixed)
+"""The policies whose every tree has one shape. Asking for these classes is quick; asking for a protocol is not."""
+
+
 @lru_cache(maxsize=256)
 def _chain(length: int) -> TreeShape:
     if length >= MOST_NODES:

@@ -6,7 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.trees.shape import Topology
+from polydraft.trees.shape import Topology, TreeShape, topology
+
+ROOT_ONLY = TreeShape(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class TokenTree:
     def root_only(cls, root: Int[Tensor, "b"]) -> "TokenTree":
         """Return trees without drafts: one decoding step without speculation."""
         tokens = root.unsqueeze(-1)
-        return cls(tokens, Topology(torch.full_like(tokens, -1)), torch.ones_like(tokens, dtype=torch.bool))
+        return cls(tokens, topology(ROOT_ONLY, len(root), root.device), torch.ones_like(tokens, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,8 @@ class Verdict:
 
     def tokens(self, tree: TokenTree) -> Int[Tensor, "b E"]:
         """Return the emitted tokens: accepted drafts, then `next_token`, padded with -1."""
+        if self.path.shape[-1] == 0:
+            return self.next_token.unsqueeze(-1)
         drafts = tree.tokens.gather(-1, self.path.clamp_min(0)).where(self.path >= 0, self.path)
         padded = torch.nn.functional.pad(drafts, (0, 1), value=-1)
         return padded.scatter(-1, self.length.unsqueeze(-1), self.next_token.unsqueeze(-1))

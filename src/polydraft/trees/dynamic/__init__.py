@@ -7,7 +7,15 @@ from polydraft.trees.dynamic.confidence import Confidence, EntropyBound, PathPro
 from polydraft.trees.dynamic.confident import Confident
 from polydraft.trees.dynamic.eagle_2 import Eagle2
 from polydraft.trees.dynamic.merged import Merged
-from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
+from polydraft.trees.dynamic.policy import (
+    Drawn,
+    DynamicPolicy,
+    MergingPolicy,
+    Opened,
+    PruningPolicy,
+    check_policy,
+    is_dynamic,
+)
 
 __all__ = [
     "AdaptiveThreshold",
@@ -29,6 +37,7 @@ __all__ = [
     "check_policy",
     "examples",
     "fit_classifier",
+    "is_dynamic",
     "policy_after",
     "policy_joined",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polydraft.trees.dynamic.bounds import require_positive, require_share
 from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.policies import Chain, TreePolicy
+from polydraft.trees.policies import FIXED_SHAPES, Chain, TreePolicy
 from polydraft.trees.shape import TreeShape
 from polydraft.trees.tree import TokenTree, Verdict
 
@@ -29,7 +29,11 @@ class LearningPolicy(TreePolicy, Protocol):
 
 def policy_after(policy: TreePolicy, tree: TokenTree, verdict: Verdict) -> TreePolicy:
     """Return the policy for the next step: itself, unless it learns."""
-    return policy.after(tree, verdict) if isinstance(policy, LearningPolicy) else policy
+    return (
+        policy
+        if isinstance(policy, FIXED_SHAPES) or not isinstance(policy, LearningPolicy)
+        else policy.after(tree, verdict)
+    )
 
 
 def policy_joined(policy: TreePolicy, row: int) -> TreePolicy:

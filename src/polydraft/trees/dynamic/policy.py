@@ -23,7 +23,7 @@ they are not a draw of the scheme. Only a deterministic scheme, whose children a
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme, require_scheme
+from polydraft.trees.policies import FIXED_SHAPES
 from polydraft.trees.shape import TreeShape
 
 
@@ -119,6 +120,11 @@ class DynamicPolicy(Protocol):
     def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
         """Return the number of children of each open node."""
         ...
+
+
+def is_dynamic(policy: object) -> TypeGuard[DynamicPolicy]:
+    """Tell whether a policy shapes each tree as it grows; quick for the common ones, unlike a protocol's check."""
+    return not isinstance(policy, FIXED_SHAPES) and isinstance(policy, DynamicPolicy)
 
 
 @runtime_checkable
