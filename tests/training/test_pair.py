@@ -27,6 +27,7 @@ RECIPE = PairRecipe(
     extend=STAGE,
     draft=STAGE,
     distil=STAGE,
+    refine=STAGE,
 )
 
 
@@ -59,7 +60,7 @@ def test_an_interrupted_stage_goes_on_from_its_checkpoint_to_the_same_weights(
     copy = tmp_path / "work"
     copy.mkdir()
     for item in work.iterdir():
-        (copy / item.name).symlink_to(item) if item.name != "distil" else None
+        (copy / item.name).symlink_to(item) if item.name not in ("distil", "refine") else None
     checkpoint = copy / "distil" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
     for item in (work / "distil" / "checkpoint-2").iterdir():

@@ -54,6 +54,7 @@ class Stage:
         other_rate: peak learning rate of embeddings and norms (AdamW).
         warmup_steps: steps of linear warm-up.
         decay_steps: last steps, over which the rates fall linearly to zero.
+        data_offset: another number shuffles the windows in another order.
     """
 
     steps: int
@@ -63,6 +64,7 @@ class Stage:
     other_rate: float
     warmup_steps: int = 0
     decay_steps: int = 0
+    data_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class PairRecipe:
     """Everything that determines the embedded pair, apart from what is installed beside the interpreter.
 
     The target learns on short windows, which are cheaper, then on windows as long as its context while its learning
-    rate falls. The draft learns from text first and from the target's distributions afterwards.
+    rate falls. The draft learns from text first and from the target's distributions afterwards, and again from the full
+    rate on, which gained most of its overlap (docs/log.md).
     """
 
     vocab_size: int = 8192
@@ -84,6 +87,7 @@ class PairRecipe:
     extend: Stage = Stage(150, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=150)
     draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
     distil: Stage = Stage(1600, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=800)
+    refine: Stage = Stage(1100, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, decay_steps=400, data_offset=1)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -150,8 +154,8 @@ def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> Traini
         save_total_limit=2,
         report_to=[],
         remove_unused_columns=False,
-        seed=recipe.seed + stage.tokens,
-        data_seed=recipe.seed + stage.tokens,
+        seed=recipe.seed + stage.tokens + stage.data_offset,
+        data_seed=recipe.seed + stage.tokens + stage.data_offset,
     )
 
 
@@ -212,7 +216,8 @@ def train_pair(work: Path, recipe: PairRecipe = PairRecipe(), collect: Collect =
     extended = train_stage(work, "extend", recipe, recipe.extend, lambda: _load(target))
     draft = train_stage(work, "draft", recipe, recipe.draft, lambda: build_model(recipe.draft_shape, recipe, end_id))
     distilled = train_stage(work, "distil", recipe, recipe.distil, lambda: _load(draft), teacher=extended)
-    return extended, distilled
+    refined = train_stage(work, "refine", recipe, recipe.refine, lambda: _load(distilled), teacher=extended)
+    return extended, refined
 
 
 def train_stage(
