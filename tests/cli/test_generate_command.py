@@ -231,3 +231,28 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
 ) -> None:
     assert run(monkeypatch, "generate", "def add", *models(folders), "--compile", "--plan", "auto") == 2
     assert "--compile is for one tree" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "planned"),
+    [
+        ([], True),
+        (["--temperature", "0.9"], True),
+        (["--seed", "1"], True),
+        (["--temperature", "0.9", "--seed", "1"], False),
+        (["--tree", "2,1"], False),
+        (["--temperature", "0.9", "--verifier", "recursive"], False),
+        (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], True),
+    ],
+)
+def test_a_planner_is_the_default_where_nothing_asks_for_one_tree(
+    arguments: list[str],
+    planned: bool,
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ["generate", "def add", *models(folders), "--json", "--max-new-tokens", "4"]
+    assert run(monkeypatch, *common, *arguments) == 0
+    tree = json.loads(capsys.readouterr().out)["settings"]["tree"]
+    assert ("chosen for every step" in tree) is planned

@@ -119,13 +119,26 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
-        "policy": planner_for(drafter)
-        if request.plan == AUTO
-        else parse_policy(request.tree)
+        "policy": parse_policy(request.tree)
         if request.tree
+        else planner_for(drafter)
+        if plans(request, drafter)
         else None,
     }
     return options
+
+
+def plans(request: Request, drafter: str) -> bool:
+    """Tell whether a planner chooses the trees: if asked to, and by default where nothing speaks for one tree.
+
+    Above temperature 0 a seed fixes the text only together with the trees, which a planner chooses by the clock; some
+    rules know trees of one kind only; and passes are compiled for one tree.
+    """
+    if request.plan or drafter == "none":
+        return request.plan == AUTO
+    seeded = request.seed is not None and request.sampling.get("temperature", 0.0) > 0
+    own_rule = request.verifier != "auto" or request.scheme or request.bottom_up
+    return not (request.tree or request.compiled or seeded or own_rule)
 
 
 def planner_for(drafter: str) -> Planner:

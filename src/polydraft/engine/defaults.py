@@ -6,8 +6,13 @@ from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDraf
 from polydraft.models import LEVELS, CompiledModel, FusedModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Given, Product, TopK
-from polydraft.trees import Chain, TreePolicy, Widths
+from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape
 from polydraft.verifiers import NaiveMatch, RecursiveRejection, TopDown, TopThenSampleRule, TreeVerifier
+
+GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))))
+COOL = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (2, 1))))
+WARM = Fixed(TreeShape(((2,), (1, 1), (1, 1), (2, 1))))
+COOL_UNTIL = 0.8
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
@@ -25,10 +30,13 @@ def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
 
 
 def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
-    """Return a tree that was measured to be good for the embedded pair on two CPU cores (docs/performance.md)."""
+    """Return a tree that was measured to be good for the embedded pair on two CPU cores (docs/performance.md).
+
+    The colder the text, the deeper; `polydraft tune` finds a better one for other models and machines.
+    """
     if isinstance(drafter, NgramDrafter):
         return Chain(8)
-    return Widths((3, 2)) if params.temperature else Widths((3, 2, 1))
+    return GREEDY if params.temperature == 0 else COOL if params.temperature <= COOL_UNTIL else WARM
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:

@@ -20,13 +20,16 @@ STAKE = 0.02
 """The share of a text's plain steps that a first trial may lose."""
 BUDGET = 0.008
 """The share of all time that may be lost to later trials of arms that are not the best."""
+HICCUP = 1.5
+"""A step counts as at most so many times as long as expected, since a machine is busy now and then, and a tree's first
+as long as expected if it took longer, since a new shape is slow."""
 PAUSE = 8
 """The least number of steps between two such trials."""
 READING = 1 / 40
 """What reading a token with others takes, in passes over one token."""
 WIDENING = 1 / 64
 """What another row or node adds to a pass, in passes over one token, before any was timed."""
-ARMS: tuple[TreePolicy, ...] = (Widths((3, 2)), Widths((3, 2, 1)), Widths((2, 1)), Widths((1,)), Widths((2, 2, 1, 1)))
+ARMS: tuple[TreePolicy, ...] = tuple(map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2))))
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Planner:
         (tokens + 1.5 hoped) / (steps + 1.5) / mean seconds
 
     is taken; plain decoding with its one token is an arm. Hoped for are 1 + p + ... + p^depth tokens, p being the share
-    of levels won in all trees so far. Another arm is tried only if what this is expected to lose, with all that trials
+    of levels won in all trees so far. While a tree is best, untried ones are taken on what is hoped of them and what
+    their levels should take. Any other arm is tried only if what this is expected to lose, with all that trials
     lost before, stays below 0.8 % of the time spent. Plain steps cost nothing but themselves: the draft model is not
     run, not even over the prompt, and reads what it missed when it is asked again, which counts as part of the risk.
     Exactness: the tree of a step depends on steps that are over, so every output law is the target's; with sampling,
@@ -127,6 +131,8 @@ class Planner:
         """Learn that the current tree brought so many tokens per row in so much time; choose the next."""
         reading = self._reading() if self.current else 0.0
         own = max(seconds - reading, 0.5 * seconds)
+        if self.known[0].steps and own > HICCUP * (expected := self._seconds(self.current)):
+            own = (HICCUP if self.known[self.current].steps else 1.0) * expected
         self.known[self.current] = self.known[self.current].after(tokens, own, self.steps)
         self.steps += 1
         self.spent += seconds
@@ -135,9 +141,9 @@ class Planner:
             self._faced = MEMORY * self._faced + min(tokens, self.shape.depth)
         best = max(self._tried_arms(), key=self.rate)
         if self.current != best:
-            self.lost += max(0.0, seconds - own * self.rate(self.current) / self.rate(best))
+            self.lost += max(0.0, own + reading - own * self.rate(self.current) / self.rate(best))
         self._unread = 0 if self.current else self._unread + 1
-        self.current = 0 if not self.known[0].steps else self._trial(best)
+        self.current = 0 if not self.known[0].steps else self._trial(best) if not best else self._promising(best)
 
     def rate(self, arm: int) -> float:
         """Return the tokens per second that an arm promises; it must have been tried."""
@@ -146,6 +152,13 @@ class Planner:
             return float("inf")
         tokens = (found.tokens + PRIOR * self._hoped(arm)) / (found.steps + PRIOR)
         return tokens * found.steps / found.seconds
+
+    def _promising(self, best: int) -> int:
+        """Return an untried tree that should beat the best, which is a tree; else what `_trial` says."""
+        untried = [arm for arm, found in enumerate(self.known) if not found.steps]
+        promises = {arm: self._hoped(arm) / self._seconds(arm) for arm in untried}
+        arm = max(promises, key=lambda one: promises[one], default=best)
+        return arm if promises.get(arm, 0.0) > self.rate(best) else self._trial(best)
 
     def _hoped(self, arm: int) -> float:
         """Return the tokens that an arm is expected to bring by what levels of any tree brought."""
@@ -156,15 +169,16 @@ class Planner:
         return [arm for arm, found in enumerate(self.known) if found.steps]
 
     def _trial(self, best: int) -> int:
-        """Return the arm to try if one is due and affordable, else the best."""
-        others = [arm for arm in range(len(self.shapes)) if arm != best]
-        if self.steps - self._tried < PAUSE or not others:
+        """Return the arm to try if one is due and affordable, by risk and the time since; else the best."""
+        if self.steps - self._tried < PAUSE:
             return best
-        arm = min(others, key=lambda one: self.known[one].last)
-        if self.lost + self._risk(arm, best) > BUDGET * self.spent:
+        left = BUDGET * self.spent - self.lost
+        risks = {arm: self._risk(arm, best) for arm in range(len(self.shapes)) if arm != best}
+        affordable = [arm for arm, risk in risks.items() if risk <= left]
+        if not affordable:
             return best
         self._tried = self.steps
-        return arm
+        return min(affordable, key=lambda one: risks[one] / (self.steps - self.known[one].last))
 
     def _risk(self, arm: int, best: int) -> float:
         """Return the time that a step of an arm is expected to lose."""

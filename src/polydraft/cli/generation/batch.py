@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -78,7 +78,7 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
         InvalidParameter: options that do not go together, or a batch too large for the memory.
     """
     notes = Console(stderr=True, quiet=as_json or quiet)
-    options = check_request(request, drafter_name(request))
+    options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
     plan = load_plan(request.plan_file) if request.plan_file else None
     rows = _rows(job)
     output = Output(job.output, settings_of(request))
