@@ -143,7 +143,7 @@ class Planner:
         if self.current != best:
             self.lost += max(0.0, own + reading - own * self.rate(self.current) / self.rate(best))
         self._unread = 0 if self.current else self._unread + 1
-        self.current = 0 if not self.known[0].steps else self._trial(best) if not best else self._promising(best)
+        self.current = self._next(best) if self.known[0].steps else 0
 
     def rate(self, arm: int) -> float:
         """Return the tokens per second that an arm promises; it must have been tried."""
@@ -153,9 +153,9 @@ class Planner:
         tokens = (found.tokens + PRIOR * self._hoped(arm)) / (found.steps + PRIOR)
         return tokens * found.steps / found.seconds
 
-    def _promising(self, best: int) -> int:
-        """Return an untried tree that should beat the best, which is a tree; else what `_trial` says."""
-        untried = [arm for arm, found in enumerate(self.known) if not found.steps]
+    def _next(self, best: int) -> int:
+        """Return an untried tree that should beat the best, if that is a tree; else what `_trial` says."""
+        untried = [arm for arm, found in enumerate(self.known) if not found.steps] if best else []
         promises = {arm: self._hoped(arm) / self._seconds(arm) for arm in untried}
         arm = max(promises, key=lambda one: promises[one], default=best)
         return arm if promises.get(arm, 0.0) > self.rate(best) else self._trial(best)

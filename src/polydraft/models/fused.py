@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import LARGE, can_pack, packed_product
-from polydraft.models.protocol import Cache, Forward
+from polydraft.models.protocol import Forward
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""
@@ -45,25 +45,18 @@ class FusedModel(HuggingFaceModel):
         super().__init__(model)
         self.joined = _joined(HuggingFaceModel(model))
 
-    @torch.no_grad()
-    def forward(
+    def scored(
         self,
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n m"],
-        cache: Cache,
-        starts: Int[Tensor, "b"],
-        *,
-        hidden_layers: tuple[int, ...] = (),
-        logits_to_keep: int = 0,
+        cache: TreeCache,
+        hidden_layers: tuple[int, ...],
+        logits_to_keep: int,
     ) -> Forward:
-        """Score tokens under the mask; see `LanguageModel.forward`. Hidden states are left to the model's own pass."""
+        """Score tokens with joined weights; hidden states are left to the model's own pass."""
         if hidden_layers:
-            options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
-            return super().forward(tokens, positions, mask, cache, starts, **options)
-        if not isinstance(cache, TreeCache):
-            raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
-        cache.place(starts, tokens.shape[1], mask.shape[-1])
+            return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep)
         return Forward(self.joined.logits(tokens, positions, mask.unsqueeze(1), cache, logits_to_keep), {})
 
 

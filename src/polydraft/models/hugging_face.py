@@ -69,6 +69,18 @@ class HuggingFaceModel:
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
         cache.place(starts, tokens.shape[1], mask.shape[-1])
+        return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep)
+
+    def scored(
+        self,
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n m"],
+        cache: TreeCache,
+        hidden_layers: tuple[int, ...],
+        logits_to_keep: int,
+    ) -> Forward:
+        """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks."""
         extra = {"logits_to_keep": logits_to_keep} if logits_to_keep and self.cuts_logits else {}
         if hidden_layers:
             extra["output_hidden_states"] = True
