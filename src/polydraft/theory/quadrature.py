@@ -85,17 +85,22 @@ def _scale(ascending: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
 
     Pr[three rings by t] is at most e_3 t^3, e_2 t^2 without the fastest clock, and e_1 t without the fastest two.
     """
-    least = 1e-300
-    total = ascending.sum(dim=-1)
-    soonest = torch.full_like(total, SOONEST) / total.clamp_min(least)
-    sums = torch.ones_like(ascending)
-    for kept in (0, 1, 2):
-        rung = (ascending * sums).cumsum(dim=-1)
-        power, last = kept + 1, min(3 - kept, rung.shape[-1])
-        bound = (FAINT / rung[..., -last].clamp_min(least)).pow(1 / power)
-        soonest = torch.maximum(soonest, 100 * bound)
-        sums = torch.nn.functional.pad(rung[..., :-1], (1, 0))
-    return soonest
+    size = ascending.shape[-1]
+    single = ascending.cumsum(dim=-1)
+    double = (ascending[..., 1:] * single[..., :-1]).cumsum(dim=-1)
+    triple = (ascending[..., 2:] * double[..., :-1]).sum(dim=-1)
+    pair = double[..., -2] if size > 2 else torch.zeros_like(triple)
+    bounds = torch.stack([single[..., -min(3, size)], pair, triple, single[..., -1]], dim=-1).clamp_min(1e-300)
+    powers, factors = _powers(bounds.device)
+    return (factors / bounds.pow(powers)).amax(dim=-1)
+
+
+@lru_cache(maxsize=8)
+def _powers(device: torch.device) -> tuple[Float[Tensor, "4"], Float[Tensor, "4"]]:
+    """Return the powers and factors of the bounds of `_scale`."""
+    powers = [1.0, 1 / 2, 1 / 3, 1.0]
+    factors = [100 * FAINT**power for power in powers[:3]] + [SOONEST]
+    return tuple(torch.tensor(row, dtype=torch.float64, device=device) for row in (powers, factors))
 
 
 def _end(ascending: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
@@ -105,10 +110,14 @@ def _end(ascending: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int)
     exp(-R t); and it is negligible at 2 k (36 + log k) / R, because the clocks form k groups of rate R / 2k.
     """
     rest = ascending.cumsum(dim=-1).gather(-1, (ascending.shape[-1] - counts.clamp_min(1)).unsqueeze(-1))
-    high = 2 * max(1, most) * (36 + math.log(max(1, most)))
-    trials = torch.logspace(math.log10(35), math.log10(high), 8, dtype=torch.float64, device=ascending.device)
-    trials = trials / rest.clamp_min(1e-300)
+    trials = _trials(most, ascending.device) / rest.clamp_min(1e-300)
     exactly = torch.stack([table[..., -1] for table in rung_exactly(*odds_of_ringing(ascending, trials), most)], dim=-1)
     fewer = torch.arange(exactly.shape[-1], device=counts.device) < counts[..., None, None]
     late = (exactly * fewer).sum(dim=-1) > FAINT
     return trials.gather(-1, late[..., :-1].sum(dim=-1, keepdim=True)).squeeze(-1)
+
+
+@lru_cache(maxsize=64)
+def _trials(most: int, device: torch.device) -> Float[Tensor, "8"]:
+    high = 2 * max(1, most) * (36 + math.log(max(1, most)))
+    return torch.logspace(math.log10(35), math.log10(high), 8, dtype=torch.float64, device=device)

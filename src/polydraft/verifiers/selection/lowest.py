@@ -31,7 +31,6 @@ class LowestFirst:
         measure: the nodes' weights over `SCALE`, for integration over time in units of the mean time of the first ring.
         odds: w_i at every node, the last token first.
         before: e^{-t} e_a of every prefix of at least a tokens at every node, for every a below the largest count.
-        stacked: for some rows, those tables in one.
         kept: for some rows, the block and its steps of e_1, e_2, ... at every node, the last token first.
     """
 
@@ -42,7 +41,6 @@ class LowestFirst:
     measure: Numbers
     odds: Numbers
     before: list[Numbers]
-    stacked: dict[int, Numbers]
     kept: dict[int, tuple[int, int, Numbers]]
 
     @classmethod
@@ -57,7 +55,7 @@ class LowestFirst:
         lone = numbers(law.lone) * (counts[:, 0] > 1)
         lone_below = np.zeros((len(lone), lone.shape[1] + 1))
         lone.cumsum(axis=1, out=lone_below[:, 1:])
-        return cls(weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {}, {})
+        return cls(weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {})
 
     def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
         """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
@@ -78,12 +76,8 @@ class LowestFirst:
 
     def _factors(self, row: int, low: int) -> Numbers:
         """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
-        if row not in self.stacked:
-            stack = np.zeros((len(self.before), *self.before[0].shape[1:]))
-            for a, table in enumerate(self.before):
-                stack[a, :, a:] = table[row]
-            self.stacked[row] = stack
-        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row]
+        there = [table[row, :, low - a] for a, table in enumerate(self.before[: low + 1])]
+        return self.wanted[row][:, : len(there)] @ np.stack(there) * self.measure[row]
 
     def _steps(self, row: int, low: int, high: int) -> Numbers:
         """Return the steps of all e_b at all nodes for a row's block, one below the other."""

@@ -12,6 +12,8 @@ from torch import Tensor
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+FARTHEST = np.iinfo(np.int64).max
+"""A place after all others."""
 
 
 @runtime_checkable
@@ -93,8 +95,7 @@ def within(low: Places, high: Places, places: Places) -> Flags:
 
 def lowest(low: Places, high: Places, places: Places) -> Flags:
     """Return which draft is the lowest in the rows' blocks: one in each row."""
-    last = np.iinfo(places.dtype).max
-    first = np.where(within(low, high, places), places, last).argmin(axis=1)
+    first = np.where(within(low, high, places), places, FARTHEST).argmin(axis=1)
     return counted(places.shape[1]) == first[:, None]
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, integers, numbers
+from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, entry, integers, numbers
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
@@ -153,7 +153,7 @@ def _narrowed(law: OrderedRows, state: _State) -> tuple[Numbers, Flags]:
     """Cut the blocks, keep the part with the last draft, and return all prefixes' slacks and which places are in it."""
     low, high, prefix = state.low[:, None], state.high[:, None], counted(law.inside.shape[1])
     row = counted(len(low))
-    slack = state.left[:, None] * (law.inside[row, state.high][:, None] - law.inside)
+    slack = state.left[:, None] * (entry(law.inside, state.high)[:, None] - law.inside)
     slack[:, :-1] -= state.need[:, ::-1].cumsum(axis=1)[:, ::-1]
     np.maximum(slack, 0, out=slack)
     least = np.minimum.accumulate(slack, axis=1)
