@@ -1,7 +1,7 @@
 """Records in a file: appended when finished, read again, refused where they belong to another run."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,17 @@ def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
     with (tmp_path / "limits.jsonl").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(ResultsError, match=r"limits\.jsonl, line 3: this is no line of results"):
+        Results(CONDITIONS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("positions", "many"), ("temperature", None), ("nodes", {"iid": 1}), ("trees", [])]
+)
+def test_a_field_of_another_type_is_named(field: str, value: object, tmp_path: Path) -> None:
+    Results(CONDITIONS, tmp_path).add(ONE)
+    with (tmp_path / "limits.jsonl").open("a") as file:
+        file.write(json.dumps({**asdict(ONE), field: value}) + "\n")
+    with pytest.raises(ResultsError, match=rf"line 3: this is no line of results: {field} is "):
         Results(CONDITIONS, tmp_path)
 
 

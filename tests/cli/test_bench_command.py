@@ -217,6 +217,25 @@ def test_what_cannot_be_reported_is_refused(
     assert not Path("report").exists()
 
 
+def test_a_run_with_a_field_of_another_type_is_named(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*ARMS, "--out", "runs.jsonl", "--quiet") == 0
+    head, first, *others = Path("runs.jsonl").read_text().splitlines()
+    row = json.loads(first)
+    wrong: dict[str, Any] = {
+        "seconds": "1",
+        "tokens": "abc",
+        "load": [],
+        "arm": 3,
+        "statistics": {**row["statistics"], "steps": ""},
+    }
+    for field, value in (*wrong.items(), ("seconds", 0), ("seconds", float("nan")), ("temperature", True)):
+        Path("runs.jsonl").write_text("\n".join([head, json.dumps({**row, field: value}), *others]) + "\n")
+        capsys.readouterr()
+        assert call("runs.jsonl", name="report") == 2
+        named = "steps" if field == "statistics" else field
+        assert f"runs.jsonl, line 2: this is no line of results: {named} is " in capsys.readouterr().err
+
+
 def test_arms_are_named_by_what_they_are() -> None:
     assert spell_arm("hf-assisted tokens=5").name == "hf-assisted tokens=5"
     named = spell_arm("name=mine verifier=optimal bottom-up")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from two_weights import MANY_DRAFTS, TwoWeights
 
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
@@ -34,6 +35,19 @@ def test_the_chance_that_no_low_draft_is_in_a_block_agrees_with_the_enumeration(
                 members = [*range(low), *range(j, high)]
                 expected = 1 - all_inside(drafts[row], count, members)
                 assert found[row, j] == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("case", MANY_DRAFTS, ids=str)
+def test_the_lowest_of_many_drafts_agrees_with_fractions(case: TwoWeights):
+    """With odds cut to keep their products in range, the last case was wrong by 0.086."""
+    draft, size = case.row(), case.size
+    blocks = LowestFirst.of(SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([case.drafts])), draft.numpy()[None])
+    for low, high in ((0, size - 1), (case.heavy // 2, size - 3), (2, size - case.light // 4)):
+        above = draft[high:].sum().numpy()[None]
+        found = blocks.missed(np.zeros(1, np.int64), np.array([low]), np.array([high]), above)[0]
+        inside = [case.containment([*range(low), *range(j, high)]) for j in range(low, high + 1)]
+        expected = np.array([float(1 - chance) for chance in inside])
+        np.testing.assert_allclose(found[low : high + 1], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("k", [3, 4, 8, 16, 24])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from two_weights import MANY_DRAFTS, TwoWeights
 from zoo import ZOO, row, rows
 
 from polydraft.errors import UnpairedScheme
@@ -216,6 +217,19 @@ def successive_by_subsets(draft: list[float], k: int) -> Tensor:
         reached = after
     inside = [sum(chance for drawn, chance in reached.items() if not drawn >> held) for held in range(len(draft) + 1)]
     return torch.tensor(inside, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("heavy_first", [True, False])
+@pytest.mark.parametrize("case", MANY_DRAFTS, ids=str)
+def test_many_drafts_of_two_weights_agree_with_fractions(case: TwoWeights, heavy_first: bool):
+    """From 17 drafts on, products of odds and silences leave the range of float64."""
+    draft = case.row() if heavy_first else case.row().flip(0)
+    members = [range(j) if heavy_first else range(case.size - j, case.size) for j in range(case.size + 1)]
+    expected = torch.tensor([float(case.containment(some)) for some in members], dtype=torch.float64)
+    law = SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([case.drafts]))
+    order = torch.arange(case.size).unsqueeze(0)
+    for chain in (law.chain(), law.chain(order)):
+        torch.testing.assert_close(chain[0], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 5.0, 12.0])

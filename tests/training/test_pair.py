@@ -28,6 +28,7 @@ RECIPE = PairRecipe(
     draft=STAGE,
     distil=STAGE,
     refine=STAGE,
+    polish=STAGE,
 )
 
 
@@ -60,7 +61,7 @@ def test_an_interrupted_stage_goes_on_from_its_checkpoint_to_the_same_weights(
     copy = tmp_path / "work"
     copy.mkdir()
     for item in work.iterdir():
-        (copy / item.name).symlink_to(item) if item.name not in ("distil", "refine") else None
+        (copy / item.name).symlink_to(item) if item.name not in ("distil", "refine", "polish") else None
     checkpoint = copy / "distil" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
     for item in (work / "distil" / "checkpoint-2").iterdir():

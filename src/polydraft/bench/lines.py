@@ -96,5 +96,6 @@ def _parsed(path: Path, whole: bytes, parse: Parse[Row]) -> tuple[Any, list[Row]
             else:
                 rows.append(parse(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
-            raise ResultsError(f"{path}, line {number}: this is no line of results.") from error
+            why = f": {error}" if type(error) is ValueError else ""
+            raise ResultsError(f"{path}, line {number}: this is no line of results{why}.") from error
     return conditions, rows

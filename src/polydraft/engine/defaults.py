@@ -10,8 +10,8 @@ from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape
 from polydraft.verifiers import NaiveMatch, RecursiveRejection, TopDown, TopThenSampleRule, TreeVerifier
 
 GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))))
-COOL = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (2, 1))))
-WARM = Fixed(TreeShape(((2,), (1, 1), (1, 1), (2, 1))))
+COOL = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (1, 1), (2, 1))))
+WARM = Chain(4)
 COOL_UNTIL = 0.8
 
 

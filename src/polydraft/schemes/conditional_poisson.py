@@ -16,8 +16,8 @@ class ConditionalPoisson:
     Law: with q the draft row and e_k the k-th elementary symmetric polynomial, the ordered drafts x_1, ..., x_k have
     probability q(x_1) ... q(x_k) / (k! e_k(q)). A support smaller than k is drafted whole, in uniformly random order.
     Containment: Pr[all drafts in H] = e_k(q on H) / e_k(q).
-    Source: Hu et al., arXiv 2502.18779, theorem 4, whose containment formula is that of this law and not that of
-    successive draws without replacement; the law is conditional Poisson sampling (Hajek, Ann. Math. Statist. 35, 1964).
+    Source: conditional Poisson sampling (Hajek, Ann. Math. Statist. 35, 1964). Hu et al., arXiv 2502.18779, section
+    4.2.2 and the proof of theorem 4, give its containment to successive draws without replacement, which have another.
     """
 
     name = "conditional poisson"

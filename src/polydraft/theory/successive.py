@@ -17,7 +17,7 @@ SCALE = 2.0**60
 CHUNK = 1 << 18
 """The most entries of a table of rows, nodes and tokens that are held at once."""
 SURE = 600.0
-"""No product of the odds of all drafts leaves the range of float64 where this bounds the sum of their logarithms."""
+"""No product of the odds of `MOST_LINEAR` drafts leaves the range of float64 if this bounds its logarithm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,10 @@ class SuccessiveLaw:
 
     def chain(self, order: Int[Tensor, "*b A"] | None = None) -> Float[Tensor, "*b C"]:
         """Return Q of the first j tokens of `order`, or of the tokens as they stand, for j = 0..A."""
+        return 1 - self.missed_chain(order)
+
+    def missed_chain(self, order: Int[Tensor, "*b A"] | None = None) -> Float[Tensor, "*b C"]:
+        """Return 1 - Q of the first j tokens of `order`, or of the tokens as they stand, with all its digits."""
         rates, lone = (_in_order(row, order) for row in (self.rates, self.lone))
         outside = suffix_sums(rates)
         missed = self._missed(outside, prefix_sums(lone))
@@ -67,12 +71,20 @@ class SuccessiveLaw:
                 missed = missed + hazard.mul_(fewer).sum(dim=-2)
         counts = self.counts.unsqueeze(-1)
         room = prefix_sums((rates > 0).double()) >= counts
-        inside = (1 - missed).clamp(0, 1) * room  # exactly zero where so many drafts cannot lie inside
-        return inside.where((outside > 0) & (counts > 0), 1.0)
+        missed = missed.clamp(0, 1).where(room, 1.0)  # exactly one where so many drafts cannot lie inside
+        return missed.where((outside > 0) & (counts > 0), 0.0)
+
+    def row(self, number: int) -> "SuccessiveLaw":
+        """Return the law of one of many rows."""
+        rates, time, weight = (table[number, None] for table in (self.rates, self.nodes.time, self.nodes.weight))
+        return SuccessiveLaw(rates, self.counts[number, None], self.most, TimeNodes(time, weight))
 
     @cached_property
     def rung(self) -> tuple[Float[Tensor, "*b n A"], list[Tensor]]:
-        """Odds at every node, and Pr[exactly j clocks have rung, all in a prefix] as `rung_exactly` gives it."""
+        """Odds at every node, and Pr[exactly j clocks have rung, all in a prefix] as `rung_exactly` gives it.
+
+        For up to `MOST_LINEAR` drafts: the odds of more had to be cut so far that clocks which have rung would not.
+        """
         odds, silence = odds_of_ringing(self.rates, self.nodes.time, SURE / max(self.most, 1))
         return odds, list(rung_exactly(odds, silence, self.most))
 

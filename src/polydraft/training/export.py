@@ -79,7 +79,8 @@ def _recipe(role: str, recipe: PairRecipe) -> str:
         return f"Next-token cross-entropy: {_stage(recipe.target)}, then {_stage(recipe.extend)}."
     return (
         f"Next-token cross-entropy: {_stage(recipe.draft)}; then distillation from the target (forward "
-        f"Kullback-Leibler divergence plus -log overlap): {_stage(recipe.distil)}, then {_stage(recipe.refine)}."
+        f"Kullback-Leibler divergence plus -log overlap): {_stage(recipe.distil)}, then {_stage(recipe.refine)}, "
+        f"then {_stage(recipe.polish)}."
     )
 
 

@@ -72,8 +72,8 @@ class PairRecipe:
     """Everything that determines the embedded pair, apart from what is installed beside the interpreter.
 
     The target learns on short windows, which are cheaper, then on windows as long as its context while its learning
-    rate falls. The draft learns from text first and from the target's distributions afterwards, and again from the full
-    rate on, which gained most of its overlap (docs/log.md).
+    rate falls. The draft learns from text first and from the target's distributions afterwards, and twice again from
+    the full rate on, which gained most of its overlap (docs/log.md).
     """
 
     vocab_size: int = 8192
@@ -88,6 +88,7 @@ class PairRecipe:
     draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
     distil: Stage = Stage(1600, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=800)
     refine: Stage = Stage(1100, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, decay_steps=400, data_offset=1)
+    polish: Stage = Stage(2300, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, decay_steps=900, data_offset=2)
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -217,7 +218,8 @@ def train_pair(work: Path, recipe: PairRecipe = PairRecipe(), collect: Collect =
     draft = train_stage(work, "draft", recipe, recipe.draft, lambda: build_model(recipe.draft_shape, recipe, end_id))
     distilled = train_stage(work, "distil", recipe, recipe.distil, lambda: _load(draft), teacher=extended)
     refined = train_stage(work, "refine", recipe, recipe.refine, lambda: _load(distilled), teacher=extended)
-    return extended, refined
+    polished = train_stage(work, "polish", recipe, recipe.polish, lambda: _load(refined), teacher=extended)
+    return extended, polished
 
 
 def train_stage(

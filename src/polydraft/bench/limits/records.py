@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, versions
+from polydraft.bench.fields import from_fields
 from polydraft.bench.limits.measuring import Plan, Record
 from polydraft.bench.limits.positions import Models
 from polydraft.bench.lines import append_lines, open_lines
@@ -47,7 +49,7 @@ class Results:
     def __init__(self, conditions: dict[str, Any], folder: Path | None = None) -> None:
         self.conditions = json.loads(json.dumps(conditions))
         self.path = None if folder is None else folder / FILE
-        kept = [] if self.path is None else open_lines(self.path, self.conditions, lambda row: Record(**row))
+        kept = [] if self.path is None else open_lines(self.path, self.conditions, partial(from_fields, Record))
         self.records = {record.key: record for record in kept}
 
     def add(self, record: Record) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, machine, versions
+from polydraft.bench.fields import from_fields
 from polydraft.bench.lines import append_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
@@ -75,12 +76,10 @@ class SpeedRecord:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "SpeedRecord":
         """Return the record of a line; a ValueError, KeyError or TypeError says that it is none."""
-        fields = {name: value for name, value in row.items() if name != "kind"}
-        fields["prompts"] = tuple(fields["prompts"])
-        fields["tokens"] = tuple(map(tuple, fields["tokens"]))
-        fields["differences"] = tuple(Difference(**one) for one in fields["differences"])
-        fields["statistics"] = Statistics(**fields["statistics"]) if fields["statistics"] else None
-        return cls(**fields)
+        record = from_fields(cls, {name: value for name, value in row.items() if name != "kind"})
+        if record.seconds <= 0:
+            raise ValueError(f"seconds is {record.seconds}")
+        return record
 
 
 def speed_conditions(pair: Pair, arms: Sequence[Arm], plan: SpeedPlan, names: tuple[str, str | None]) -> dict[str, Any]:

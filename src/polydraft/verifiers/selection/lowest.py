@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from polydraft.theory import SuccessiveLaw
+from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE
 from polydraft.verifiers.selection.ordered import Numbers, Places, counted, integers, numbers
 
@@ -23,7 +25,10 @@ class LowestFirst:
     e_b grows by w_j e_{b-1}(w_i: j < i < high); tables of these steps depend on `high` alone and are kept, one for each
     row. So the integral is a running sum of products of two tables: positive terms, no cancellation.
 
+    Those products leave the range of float64 for very many drafts. Then X_j is a prefix of an order of its own.
+
     Args:
+        law: the law.
         weights: the draft rows.
         lone: q_i / (1 - q_i) over `SCALE`, zero where there is one draft.
         lone_below: the sums of the first of them.
@@ -34,6 +39,7 @@ class LowestFirst:
         kept: for some rows, the block and its steps of e_1, e_2, ... at every node, the last token first.
     """
 
+    law: SuccessiveLaw
     weights: Numbers
     lone: Numbers
     lone_below: Numbers
@@ -46,7 +52,7 @@ class LowestFirst:
     @classmethod
     def of(cls, law: SuccessiveLaw, weights: Numbers) -> "LowestFirst":
         """Read the tables of a law, whose rows are `weights` up to a constant."""
-        odds, tables = law.rung if law.most > 2 else (law.rates[:, None], [])
+        odds, tables = law.rung if 2 < law.most <= MOST_LINEAR else (law.rates[:, None], [])
         before = [numbers(table) for table in tables]
         measure = numbers(law.nodes.time * law.nodes.weight * (law.rates.sum(dim=-1, keepdim=True) / SCALE))
         counts, degree = integers(law.counts)[:, None, None], counted(len(before))
@@ -55,10 +61,12 @@ class LowestFirst:
         lone = numbers(law.lone) * (counts[:, 0] > 1)
         lone_below = np.zeros((len(lone), lone.shape[1] + 1))
         lone.cumsum(axis=1, out=lone_below[:, 1:])
-        return cls(weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {})
+        return cls(law, weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {})
 
     def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
         """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
+        if self.law.most > MOST_LINEAR:
+            return self._missed_in_order(row, low, high)
         size = self.weights.shape[1]
         outside, sums = np.zeros((2, len(row), size + 1))
         sums[counted(len(row)), size - high] = self.lone_below[row, low]
@@ -73,6 +81,17 @@ class LowestFirst:
             self.weights[number, start:stop].cumsum(out=mass[start + 1 : stop + 1])
         outside += above[:, None]
         return outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1]
+
+    def _missed_in_order(self, row: Places, low: Places, high: Places) -> Numbers:
+        """Return 1 - Q(X_j) from the containment of the prefixes of (places below low, high - 1, ..., low, others)."""
+        missed, place = np.zeros((len(row), self.weights.shape[1] + 1)), counted(self.weights.shape[1])
+        for line, number, start, stop in zip(missed, row.tolist(), low.tolist(), high.tolist(), strict=True):
+            order = np.concatenate([place[:start], place[start:stop][::-1], place[stop:]])
+            chain = numbers(self.law.row(number).missed_chain(torch.from_numpy(order)[None].to(self.law.rates.device)))[
+                0
+            ]
+            line[start : stop + 1] = chain[start : stop + 1][::-1]
+        return missed
 
     def _factors(self, row: int, low: int) -> Numbers:
         """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
