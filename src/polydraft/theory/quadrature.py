@@ -98,9 +98,10 @@ def _scale(ascending: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
 @lru_cache(maxsize=8)
 def _powers(device: torch.device) -> tuple[Float[Tensor, "4"], Float[Tensor, "4"]]:
     """Return the powers and factors of the bounds of `_scale`."""
-    powers = [1.0, 1 / 2, 1 / 3, 1.0]
-    factors = [100 * FAINT**power for power in powers[:3]] + [SOONEST]
-    return tuple(torch.tensor(row, dtype=torch.float64, device=device) for row in (powers, factors))
+    powers = torch.tensor([1.0, 1 / 2, 1 / 3, 1.0], dtype=torch.float64, device=device)
+    factors = 100 * FAINT**powers
+    factors[-1] = SOONEST
+    return powers, factors
 
 
 def _end(ascending: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:

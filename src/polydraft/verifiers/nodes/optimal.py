@@ -23,6 +23,8 @@ from polydraft.verifiers.selection.clipped import clip
 from polydraft.verifiers.selection.walk import accepted_shares
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
+REPEATING = (IID, TopThenIID, SpecHub, Given)
+"""The schemes among these that may draft a token twice."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ class Optimal:
         clipped = clip(
             self.scheme, draft_probs.double().reshape(-1, size), target_mass.double().reshape(-1, size), counts
         )
-        shares = onto_first_copies(accepted_shares(clipped, clipped.places(flat)), flat)
+        shares = accepted_shares(clipped, clipped.places(flat))
+        if isinstance(self.scheme, REPEATING):
+            shares = onto_first_copies(shares, flat)
         marginal = clipped.by_token(clipped.accepted) * (counts > 0).unsqueeze(-1)
         dtype = target_mass.dtype
         return shares.to(dtype).view(drafts.shape), marginal.to(dtype).view(target_mass.shape)

@@ -72,46 +72,49 @@ def clip(
         UnpairedScheme: the scheme's containment is not known.
     """
     certain = _certain(scheme, draft_probs, counts)
-    weights = draft_probs.masked_fill(certain, 0.0)
+    weights = draft_probs if certain is None else draft_probs.masked_fill(certain, 0.0)
     total = weights.sum(dim=-1, keepdim=True)
     weights = weights / total.where(total > 0, 1.0)
     order = _by_need(weights, target_mass, certain).argsort(dim=-1, stable=True)
-    weights, mass, certain = (row.gather(-1, order) for row in (weights, target_mass, certain))
-    drafts = _ordered(scheme, weights, certain, counts)
-    number = certain.sum(dim=-1)
-    size, taken = _clipped(weights, mass, drafts.containment, number)
+    weights, mass = weights.gather(-1, order), target_mass.gather(-1, order)
+    if certain is None:
+        drafts, number = _distinct(scheme, weights, counts), torch.zeros_like(counts)
+    else:
+        certain = certain.gather(-1, order)
+        drafts, number = Independent.of(weights, certain, counts), certain.sum(dim=-1)
+    size, taken = _clipped(weights, mass, drafts.containment, None if certain is None else number)
     return Clipped(order, drafts, number, size, mass, taken)
 
 
-def _certain(scheme: Scheme, draft_probs: Float[Tensor, "n A"], counts: Int[Tensor, " n"]) -> Bool[Tensor, "n A"]:
+def _certain(
+    scheme: Scheme, draft_probs: Float[Tensor, "n A"], counts: Int[Tensor, " n"]
+) -> Bool[Tensor, "n A"] | None:
+    """Mark the tokens drafted for certain; None for the schemes that have none and draw distinct ones."""
     if isinstance(scheme, WithoutReplacement | ConditionalPoisson):
-        return torch.zeros_like(draft_probs, dtype=torch.bool)
+        return None
     return certain_and_drawn(scheme, draft_probs, counts)[0]
 
 
 def _by_need(
-    weights: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"], certain: Bool[Tensor, "n A"]
+    weights: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"], certain: Bool[Tensor, "n A"] | None
 ) -> Float[Tensor, "n A"]:
     """Return a key that grows with target / draft, in logarithms: subnormal draft probabilities count."""
     need = (target_mass.log() - weights.log()).clamp_min(torch.finfo(weights.dtype).min)
-    return need.where(weights > 0, torch.inf).masked_fill(certain, -torch.inf)
+    need = need.where(weights > 0, torch.inf)
+    return need if certain is None else need.masked_fill(certain, -torch.inf)
 
 
-def _ordered(
-    scheme: Scheme, weights: Float[Tensor, "n A"], certain: Bool[Tensor, "n A"], counts: Int[Tensor, " n"]
-) -> Ordered:
+def _distinct(scheme: Scheme, weights: Float[Tensor, "n A"], counts: Int[Tensor, " n"]) -> Ordered:
     if isinstance(scheme, WithoutReplacement):
         return Successive(weights, SuccessiveLaw.of(weights, counts))
-    if isinstance(scheme, ConditionalPoisson):
-        return Conditional(weights, counts)
-    return Independent.of(weights, certain, counts)
+    return Conditional(weights, counts)
 
 
 def _clipped(
     weights: Float[Tensor, "n A"],
     mass: Float[Tensor, "n A"],
     containment: Float[Tensor, "n C"],
-    certain: Int[Tensor, " n"],
+    certain: Int[Tensor, " n"] | None,
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, "n A"]]:
     """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends."""
     needed = prefix_sums(mass)
@@ -122,8 +125,11 @@ def _clipped(
     limit = size.unsqueeze(-1)
     least = (curve / below).where((prefix <= limit) & (below > 0), torch.inf).amin(dim=-1, keepdim=True)
     most = ((1 - curve) / above).where((prefix >= limit) & (above > 0), 0.0).amax(dim=-1, keepdim=True).clamp_min(0)
-    place, fixed = prefix[:-1], certain.unsqueeze(-1)
+    place = prefix[:-1]
     raised = torch.maximum(mass, (least * weights).where(weights > 0, 0.0))
-    raised = torch.where(fixed > 0, mass + spare.unsqueeze(-1) / fixed * (place < fixed), raised)
-    lowered = torch.minimum(mass, (most * weights).where(weights > 0, 0.0)).where(place >= fixed, mass)
+    lowered = torch.minimum(mass, (most * weights).where(weights > 0, 0.0))
+    if certain is not None:
+        fixed = certain.unsqueeze(-1)
+        raised = torch.where(fixed > 0, mass + spare.unsqueeze(-1) / fixed * (place < fixed), raised)
+        lowered = lowered.where(place >= fixed, mass)
     return size, torch.where(place < limit, raised, lowered)

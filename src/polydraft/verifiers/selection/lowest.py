@@ -87,9 +87,8 @@ class LowestFirst:
         missed, place = np.zeros((len(row), self.weights.shape[1] + 1)), counted(self.weights.shape[1])
         for line, number, start, stop in zip(missed, row.tolist(), low.tolist(), high.tolist(), strict=True):
             order = np.concatenate([place[:start], place[start:stop][::-1], place[stop:]])
-            chain = numbers(self.law.row(number).missed_chain(torch.from_numpy(order)[None].to(self.law.rates.device)))[
-                0
-            ]
+            tokens = torch.tensor(order[None], device=self.law.rates.device)
+            chain = numbers(self.law.row(number).missed_chain(tokens))[0]
             line[start : stop + 1] = chain[start : stop + 1][::-1]
         return missed
 
