@@ -36,6 +36,7 @@ class LowestFirst:
         measure: the nodes' weights over `SCALE`, for integration over time in units of the mean time of the first ring.
         odds: w_i at every node, the last token first.
         before: e^{-t} e_a of every prefix of at least a tokens at every node, for every a below the largest count.
+        stacked: for some rows, those tables in one.
         kept: for some rows, the block and its steps of e_1, e_2, ... at every node, the last token first.
     """
 
@@ -47,6 +48,7 @@ class LowestFirst:
     measure: Numbers
     odds: Numbers
     before: list[Numbers]
+    stacked: dict[int, Numbers]
     kept: dict[int, tuple[int, int, Numbers]]
 
     @classmethod
@@ -61,24 +63,24 @@ class LowestFirst:
         lone = numbers(law.lone) * (counts[:, 0] > 1)
         lone_below = np.zeros((len(lone), lone.shape[1] + 1))
         lone.cumsum(axis=1, out=lone_below[:, 1:])
-        return cls(law, weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {})
+        return cls(law, weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {}, {})
 
     def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
         """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
         if self.law.most > MOST_LINEAR:
             return self._missed_in_order(row, low, high)
         size = self.weights.shape[1]
+        inside = (counted(size) >= low[:, None]) & (counted(size) < high[:, None])
         outside, sums = np.zeros((2, len(row), size + 1))
+        np.cumsum(self.weights[row] * inside, axis=1, out=outside[:, 1:])
+        sums[:, :0:-1] = self.lone[row] * inside
         sums[counted(len(row)), size - high] = self.lone_below[row, low]
-        blocks = zip(row.tolist(), low.tolist(), high.tolist(), outside, sums, strict=True)
-        for number, start, stop, mass, line in blocks:
-            step = line[size - stop + 1 : size - start + 1]
-            step += self.lone[number, start:stop][::-1]
-            if self.before:
+        if self.before:
+            for line, number, start, stop in zip(sums, row.tolist(), low.tolist(), high.tolist(), strict=True):
                 factor = self._factors(number, start)
-                step += factor[1:].ravel() @ self._steps(number, start, stop)[:, : stop - start]
+                steps = self._steps(number, start, stop)[:, : stop - start]
+                line[size - stop + 1 : size - start + 1] += factor[1:].ravel() @ steps
                 line[size - stop] += factor[0].sum()
-            self.weights[number, start:stop].cumsum(out=mass[start + 1 : stop + 1])
         outside += above[:, None]
         return outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1]
 
@@ -94,8 +96,12 @@ class LowestFirst:
 
     def _factors(self, row: int, low: int) -> Numbers:
         """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
-        there = [table[row, :, low - a] for a, table in enumerate(self.before[: low + 1])]
-        return self.wanted[row][:, : len(there)] @ np.stack(there) * self.measure[row]
+        if row not in self.stacked:
+            stack = np.zeros((len(self.before), *self.before[0].shape[1:]))
+            for a, table in enumerate(self.before):
+                stack[a, :, a:] = table[row]
+            self.stacked[row] = stack
+        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row]
 
     def _steps(self, row: int, low: int, high: int) -> Numbers:
         """Return the steps of all e_b at all nodes for a row's block, one below the other."""
