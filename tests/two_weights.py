@@ -49,6 +49,8 @@ class TwoWeights:
 
 MANY_DRAFTS = [
     TwoWeights(20, 20, 3, 4),
+    TwoWeights(32, 32, 10**6, 16),
+    TwoWeights(10, 30, 10**9, 12),
     TwoWeights(20, 20, 3, 17),
     TwoWeights(4, 60, 1000, 24),
     TwoWeights(30, 34, 50, 32),

@@ -1,6 +1,7 @@
 """The pages of docs/theory: every snippet runs as it stands, on its own; every page is listed; every link resolves."""
 
 import re
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,3 +88,13 @@ def test_a_link_that_leads_nowhere_is_seen() -> None:
 def test_the_pages_have_snippets() -> None:
     without = {page.stem for page in PAGES if not snippets(page)}
     assert without <= {"README", "limits"}
+
+
+def test_the_tables_of_the_limits_are_those_that_were_measured() -> None:
+    """A table put in by hand, or measured anew without the page, is found; so is a page without marks."""
+    script = runpy.run_path(str(FOLDER.parents[1] / "benchmarks" / "limits.py"))
+    page, tables = (FOLDER / "limits.md").read_text(), (FOLDER / "limits" / "tables.md").read_text()
+    assert page.count("<!-- table: ") == 4
+    assert script["with_tables"](page, tables) == page
+    changed = page.replace("| &nbsp; k-seq |", "| &nbsp; k-seq | 1 |")
+    assert script["with_tables"](changed, tables) == page

@@ -78,7 +78,7 @@ class SpeedRecord:
         """Return the record of a line; a ValueError, KeyError or TypeError says that it is none."""
         record = from_fields(cls, {name: value for name, value in row.items() if name != "kind"})
         if record.seconds <= 0:
-            raise ValueError(f"seconds is {record.seconds}")
+            raise ValueError(f"seconds is {record.seconds}, which is not above 0")
         return record
 
 

@@ -8,7 +8,7 @@ import torch
 from polydraft.theory import SuccessiveLaw
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.ordered import Numbers, Places, counted, integers, numbers
+from polydraft.verifiers.selection.ordered import Numbers, Places, counted, integers, numbers, within
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class LowestFirst:
         if self.law.most > MOST_LINEAR:
             return self._missed_in_order(row, low, high)
         size = self.weights.shape[1]
-        inside = (counted(size) >= low[:, None]) & (counted(size) < high[:, None])
+        inside = within(low, high, counted(size))
         outside, sums = np.zeros((2, len(row), size + 1))
         np.cumsum(self.weights[row] * inside, axis=1, out=outside[:, 1:])
         sums[:, :0:-1] = self.lone[row] * inside
