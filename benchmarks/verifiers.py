@@ -5,8 +5,9 @@
 
 Laws: processor time of this process on one thread, so that other programs disturb it little: the median over single
 nodes, and that of a batch of 64; 64 shortlisted tokens and the tail. Acceptance and optimum are computed and averaged
-over the same rows. Share: what verifying takes of a step of `polydraft.generate`, prompt left out, with the default
-tree (cut to what the rule verifies) below one text at a time; wall-clock seconds of the run's own statistics.
+over the same rows. Share: what verifying takes of a step of `polydraft.generate`, prompt left out, one text at a time,
+with the trees of `--trees` cut to what the rule verifies: widths such as 3,2, or `default`, the tree that the engine
+takes for the temperature when none is named; wall-clock seconds of the run's own statistics.
 """
 
 import argparse
@@ -27,6 +28,8 @@ import polydraft
 from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
 from polydraft.cli.demo import demo_prompts, describe_machine
 from polydraft.engine.block import summed
+from polydraft.engine.defaults import as_drafter, default_policy
+from polydraft.probs import SamplingParams
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -38,7 +41,7 @@ from polydraft.schemes import (
     WithoutReplacement,
 )
 from polydraft.theory import optimal_set
-from polydraft.trees import Widths
+from polydraft.trees import Chain, TreePolicy, Widths
 from polydraft.verifiers import (
     ImportanceWeighted,
     KSeq,
@@ -86,7 +89,7 @@ RULES: tuple[NodeVerifier, ...] = (
 )
 """All lossless rules that have rows here, which an n-gram's tokens (`Given`) have not; those of a scheme together."""
 NODES = 64
-DEFAULT_TREE = (3, 2)
+DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,20 @@ def measure_law(rule: NodeVerifier, k: int, temperature: float, draft: Tensor, t
     return Result(rule.name, rule.scheme.name, k, temperature, *times, float(accepted), float(optimum))
 
 
-def measure_share(rule: NodeVerifier, pair: polydraft.Pair, temperature: float, tokens: int, prompts: int) -> Share:
-    widths = tuple(min(width, most_drafts(rule)) for width in DEFAULT_TREE)
-    options = {"temperature": temperature, "top_k": 0, "drafter": pair.draft, "policy": Widths(widths)}
+def policy_for(rule: NodeVerifier, tree: str, pair: polydraft.Pair, temperature: float) -> TreePolicy:
+    """Return the named tree, with no more children per node than the rule verifies."""
+    most = most_drafts(rule)
+    if tree != DEFAULT:
+        return Widths(tuple(min(int(width), most) for width in tree.split(",")))
+    policy = default_policy(as_drafter(pair.draft), SamplingParams(temperature))
+    return policy if policy.shape.max_children <= most else Chain(policy.shape.depth)
+
+
+def measure_share(
+    rule: NodeVerifier, pair: polydraft.Pair, temperature: float, tree: str, tokens: int, prompts: int
+) -> Share:
+    policy = policy_for(rule, tree, pair, temperature)
+    options = {"temperature": temperature, "top_k": 0, "drafter": pair.draft, "policy": policy}
     runs = [
         polydraft.generate(pair.target, ids, verifier=TopDown(rule), seed=seed, max_new_tokens=tokens, **options)
         for seed, ids in enumerate([encoded(pair)[0], *encoded(pair)[:prompts]])
@@ -178,12 +192,11 @@ def measure_share(rule: NodeVerifier, pair: polydraft.Pair, temperature: float, 
     total = summed([run.statistics for run in runs[1:]])  # the first one warms up
     steps = total.seconds["total"] - total.seconds["prefill"]
     verify = total.seconds["verify"]
-    tree = ",".join(map(str, widths))
     per_step = 1e3 / total.steps
     return Share(
         rule.name,
         rule.scheme.name,
-        tree,
+        "+".join(str(sum(level)) for level in policy.shape.counts),
         temperature,
         verify * per_step,
         steps * per_step,
@@ -204,8 +217,8 @@ def results(given: argparse.Namespace, rules: Sequence[NodeVerifier], console: C
         for heat in given.temperatures:
             for k in sorted({min(k, most_drafts(rule)) for k in given.drafts}):
                 yield measure_law(rule, k, heat, *rows[heat])
-            if given.tokens:
-                yield measure_share(rule, pair, heat, given.tokens, given.prompts)
+            for tree in given.trees if given.tokens else ():
+                yield measure_share(rule, pair, heat, tree, given.tokens, given.prompts)
 
 
 def table_of(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -232,9 +245,10 @@ def show(console: Console, found: Sequence[Result | Share]) -> None:
         )
         for one in laws
     ]
-    console.print(table_of("laws: processor time on one thread; acceptance, computed", columns, lines))
+    if laws:
+        console.print(table_of("laws: processor time on one thread; acceptance, computed", columns, lines))
     shares = [one for one in found if isinstance(one, Share)]
-    columns = ("rule", "scheme", "tree", "T", "verify ms", "step ms", "share", "tokens per call")
+    columns = ("rule", "scheme", "nodes by depth", "T", "verify ms", "step ms", "share", "tokens per call")
     lines = [
         (
             one.rule,
@@ -255,9 +269,10 @@ def show(console: Console, found: Sequence[Result | Share]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rules", nargs="*", default=[], help="only rules whose name contains one of these")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--drafts", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
     parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--trees", nargs="+", default=["3,2", DEFAULT], help="for the share: widths, or default")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per text for the share; 0: leave it out")
     parser.add_argument("--json", action="store_true", help="print JSON lines and nothing else")
     given = parser.parse_args()

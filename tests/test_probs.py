@@ -26,6 +26,7 @@ from polydraft.probs import (
     shortlist,
     to_atoms,
     to_probs,
+    whole_row,
     without,
 )
 
@@ -188,6 +189,17 @@ def test_shortlist_at_temperature_zero_keeps_the_order_of_several_tokens():
 def test_shortlist_is_no_longer_than_the_vocabulary():
     tokens, probs = shortlist(torch.zeros(2, 3, 4), SamplingParams(), 9)
     assert tokens.shape == probs.shape == (2, 3, 4)
+
+
+def test_whole_row_lists_every_token_by_its_id():
+    logits = row(0.1, 0.4, 0.2, 0.3).log()
+    tokens, probs = whole_row(logits.expand(2, 3, 4), SamplingParams(temperature=0.5, min_p=0.3))
+    assert torch.equal(tokens, torch.arange(4).expand(2, 3, 4))
+    torch.testing.assert_close(probs, row(0, 16 / 25, 0, 9 / 25).expand(2, 3, 4))
+    _, plain = whole_row(logits, SamplingParams(temperature=0))
+    torch.testing.assert_close(plain, row(0.1, 0.4, 0.2, 0.3))
+    with pytest.raises(InvalidProbabilities):
+        whole_row(torch.full((2, 4), float("nan")), SamplingParams())
 
 
 def test_to_atoms_puts_the_mass_off_the_list_last():

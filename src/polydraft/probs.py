@@ -148,9 +148,24 @@ def shortlist(
     deterministic draft needs the order and nothing else.
     """
     values, tokens = logits.topk(min(size, logits.shape[-1]), dim=-1)
-    values = values if values.dtype == torch.float64 else values.float()
-    _check_peaks(values[..., :1])
-    return tokens, _softened(values, values[..., :1], params if params.temperature > 0 else SamplingParams())
+    return tokens, _draft_law(values, values[..., :1], params)
+
+
+def whole_row(
+    logits: Float[Tensor, "*b V"], params: SamplingParams
+) -> tuple[Int[Tensor, "*b V"], Float[Tensor, "*b V"]]:
+    """Return all tokens, in the order of their ids, and their probabilities: a shortlist that cuts nothing off."""
+    tokens = torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
+    return tokens, _draft_law(logits, logits.amax(dim=-1, keepdim=True), params)
+
+
+def _draft_law(
+    logits: Float[Tensor, "*b K"], peak: Float[Tensor, "*b 1"], params: SamplingParams
+) -> Float[Tensor, "*b K"]:
+    """Return the drafts' law over listed tokens; temperature 0 keeps the plain softmax, for its order."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    _check_peaks(peak)
+    return _softened(logits, peak.to(logits.dtype), params if params.temperature > 0 else SamplingParams())
 
 
 def to_atoms(target_probs: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b K"]) -> Float[Tensor, "*b K+1"]:

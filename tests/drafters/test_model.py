@@ -4,6 +4,7 @@ import pytest
 import torch
 from doubles import plain_logits, tiny_model
 
+import polydraft.drafters.model
 from polydraft.drafters import ModelDrafter, Session, Text
 from polydraft.errors import UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
@@ -21,7 +22,7 @@ from polydraft.schemes import (
     TopThenSample,
     WithoutReplacement,
 )
-from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreeShape, Verdict, Widths
+from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, Widths
 
 VOCAB = 24
 SHAPE = Fixed(TreeShape(((3,), (2, 0, 1), (1, 2))))
@@ -80,6 +81,43 @@ def test_rows_are_the_draft_models_own(kind: str, scheme: Scheme) -> None:
     text = batch_of(ROWS)
     draft = drafter.draft(start(drafter, text), text, scheme, SHAPE, Noise.from_seed(3, len(ROWS)))
     assert check_rows(draft, ROWS, drafter, VOCAB) == 5 * len(ROWS)
+
+
+SAMPLED = [scheme for scheme in SCHEMES if not scheme.deterministic and not isinstance(scheme, Product)]
+
+
+@pytest.mark.parametrize("scheme", SAMPLED, ids=lambda scheme: scheme.name)
+def test_chains_of_sampled_drafts_come_from_the_whole_row(scheme: Scheme) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
+    text = batch_of(ROWS)
+    draft = drafter.draft(start(drafter, text), text, scheme, Chain(3), Noise.from_seed(3, len(ROWS)))
+    assert draft.whole and torch.equal(draft.shortlist[:, :3], torch.arange(VOCAB).expand(len(ROWS), 3, -1))
+    for row, prompt in enumerate(ROWS):
+        for node in range(3):
+            logits = plain_logits(drafter.model.model, prompt + path(draft, row, node))[:VOCAB]
+            expected = to_probs(logits.unsqueeze(0), PARAMS)[0]
+            assert torch.allclose(draft.probs[row, node], expected, atol=1e-10)
+
+
+def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees, deterministic drafts, lists asked for, and rows of large vocabularies."""
+    monkeypatch.setattr(polydraft.drafters.model, "LISTED", 12)
+    text = batch_of(ROWS)
+
+    def listed(drafter: ModelDrafter, scheme: Scheme, policy: TreePolicy) -> int:
+        draft = drafter.draft(start(drafter, text), text, scheme, policy, Noise.from_seed(3, len(ROWS)))
+        assert draft.whole == (draft.shortlist.shape[-1] == VOCAB)
+        return draft.shortlist.shape[-1]
+
+    model = HuggingFaceModel(tiny_model("llama", VOCAB))
+    free, bound = ModelDrafter(model), ModelDrafter(model, shortlist_size=9)
+    assert listed(free, IID(), Chain(3)) == VOCAB
+    assert listed(free, IID(), Widths((2, 1))) == 12
+    assert listed(bound, IID(), Chain(3)) == listed(bound, IID(), Widths((2, 1))) == 9
+    assert listed(free, TopK(), Chain(3)) == 1
+    assert listed(free, TopK(), Widths((2, 1))) == 2
+    monkeypatch.setattr(polydraft.drafters.model, "MOST_WHOLE", VOCAB - 1)
+    assert listed(free, IID(), Chain(3)) == 12
 
 
 def test_it_drafts_under_every_scheme_but_given() -> None:

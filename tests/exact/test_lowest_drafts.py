@@ -8,6 +8,8 @@ from two_weights import MANY_DRAFTS, TwoWeights
 
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
+from polydraft.theory.quadrature import _end
+from polydraft.theory.ringing import fewer_rung, odds_of_ringing
 from polydraft.verifiers.selection.lowest import LowestFirst
 
 
@@ -66,6 +68,27 @@ def test_nodes_are_few_and_fewer_would_not_do():
     assert law.nodes.time.shape[-1] <= 24
     half = SuccessiveLaw(law.rates, law.counts, law.most, time_nodes(law.rates, law.counts, law.most, 0.5))
     assert float((half.chain() - law.chain()).abs().max()) > 1e-13
+
+
+def test_rows_that_share_a_batch_have_their_own_nodes():
+    """Rows that need fewer nodes than their neighbours carry zero weight at the others, and are what they are alone."""
+    rows, counts = torch.stack([draft_row(64, spread, 3) for spread in (0.0, 2.0, 6.0)]), torch.tensor([3, 4, 4])
+    together = SuccessiveLaw.of(rows, counts)
+    used = (together.nodes.weight > 0).sum(dim=-1).tolist()
+    assert used[0] < used[-1] == together.nodes.time.shape[-1]
+    for row in range(3):
+        alone = SuccessiveLaw.of(rows[row, None], counts[row, None])
+        torch.testing.assert_close(together.chain()[row, None], alone.chain(), rtol=0, atol=1e-13)
+
+
+def test_nodes_end_where_all_but_nothing_is_left():
+    """The bound on the time at which `counts` clocks have rung holds, and is not far from what would do."""
+    for size, k, spread in ((4, 4, 0.0), (64, 4, 1.0), (64, 8, 4.0), (300, 20, 2.0)):
+        row, counts = draft_row(size, spread, size).unsqueeze(0), torch.tensor([k])
+        end = _end(row.sort(dim=-1).values.cumsum(dim=-1), counts, k)
+        times = torch.stack([end, end / 4], dim=-1)
+        late, early = fewer_rung(*odds_of_ringing(row, times, 600.0 / k), counts, k)[0, :, -1].tolist()
+        assert late < 1e-15 < early
 
 
 def test_tokens_as_they_stand_need_no_order():

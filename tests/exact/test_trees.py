@@ -1,5 +1,7 @@
 """Exactness of top-down verification on trees of depth two, by enumerating every draft tree."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,8 +9,9 @@ from worlds import FastNoise, World, as_draft, check_by_chi_square, completed, e
 
 from polydraft.probs import Noise, to_atoms
 from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import Draft, Widths, grow
+from polydraft.trees import Chain, Draft, Frontier, Widths, grow
 from polydraft.verifiers import (
+    BlockVerification,
     NaiveMatch,
     NodeVerifier,
     RecursiveRejection,
@@ -123,3 +126,26 @@ def test_drafts_of_another_scheme_are_caught_in_a_tree():
     verdict = TopDown(RecursiveRejection()).verify(draft, world.target_rows(draft.tree), noise)
     with pytest.raises(AssertionError):
         check_by_chi_square(completed(world, verdict.tokens(draft.tree)), world.joint)
+
+
+@pytest.mark.parametrize(
+    "verifier", [TopDown(SpeculativeSampling()), TopDown(TopThenSampleRule()), BlockVerification()]
+)
+def test_lists_of_all_tokens_need_no_reordering(verifier: TopDown | BlockVerification):
+    """A chain drawn from whole rows: laws and verdicts are those of the same draft without the mark."""
+    many, world = 300, World.random(8)
+    size = world.target[0].shape[-1]
+    table = torch.rand(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+        rows = table[frontier.tokens % size]
+        return torch.arange(size).expand(rows.shape), rows / rows.sum(dim=-1, keepdim=True)
+
+    draft = grow(torch.zeros(many, dtype=torch.int64), Chain(2), verifier.scheme, propose, FastNoise.seeded(3, many))
+    rows = world.target_rows(draft.tree)
+    marked = replace(draft, whole=True)
+    one, two = (verifier.path_law(each, rows) for each in (draft, marked))
+    torch.testing.assert_close(one.end, two.end, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.next_token(draft, rows), two.next_token(draft, rows), rtol=0, atol=1e-12)
+    before, after = (verifier.verify(each, rows, FastNoise.seeded(4, many)) for each in (draft, marked))
+    assert torch.equal(before.path, after.path) and torch.equal(before.next_token, after.next_token)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import polydraft
-from polydraft.training import PairRecipe, Shape, Stage, export_pair, measure_quality, train_pair
+from polydraft.training import OwnText, PairRecipe, Shape, Stage, export_pair, measure_quality, train_pair
 from polydraft.training.corpus import SourceFile
 from polydraft.training.pair import build_model
 from polydraft.training.windows import train_tokenizer
@@ -29,7 +29,11 @@ RECIPE = PairRecipe(
     distil=STAGE,
     refine=STAGE,
     polish=STAGE,
+    own_text=OwnText(batches=2, rows=3, given=8, written=24, seed=0),
+    follow=STAGE,
 )
+
+LATER = ("distil", "refine", "polish", "follow", "own.u16")
 
 
 def files() -> tuple[list[SourceFile], list[SourceFile]]:
@@ -61,7 +65,7 @@ def test_an_interrupted_stage_goes_on_from_its_checkpoint_to_the_same_weights(
     copy = tmp_path / "work"
     copy.mkdir()
     for item in work.iterdir():
-        (copy / item.name).symlink_to(item) if item.name not in ("distil", "refine", "polish") else None
+        (copy / item.name).symlink_to(item) if item.name not in LATER else None
     checkpoint = copy / "distil" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
     for item in (work / "distil" / "checkpoint-2").iterdir():

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.drafters.protocol import Session, Text
 from polydraft.drafters.scorer import TreeScorer
 from polydraft.models import Cache, LanguageModel
-from polydraft.probs import Noise, SamplingParams, shortlist
+from polydraft.probs import Noise, SamplingParams, shortlist, whole_row
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -27,6 +27,10 @@ from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow, is_dynam
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
+LISTED = 256
+"""How many tokens nodes with several drafts draw from."""
+MOST_WHOLE = 1 << 15
+"""Rows of larger vocabularies are always cut: models with so many tokens leave little to the unlikely ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +51,8 @@ class ModelDrafter:
         model: the draft model. Its vocabulary may be padded to another size than the target's.
         shortlist_size: draft rows are cut to this many likeliest tokens and renormalised. Costs no exactness, but
             acceptance at high temperatures, and more tokens cost time (docs/choosing.md). Schemes that take the
-            likeliest tokens for certain need no more of them than a node has children.
+            likeliest tokens for certain need no more of them than a node has children. None for `LISTED`, or for all
+            tokens in chains of sampled drafts, where listing costs more than it spares, up to `MOST_WHOLE` of them.
         params: the draft's own temperature and filters; None for the target's.
 
     Raises:
@@ -55,7 +60,7 @@ class ModelDrafter:
     """
 
     model: LanguageModel
-    shortlist_size: int = 256
+    shortlist_size: int | None = None
     params: SamplingParams | None = None
     name = "model"
     reads_hidden: tuple[int, ...] = ()
@@ -74,12 +79,10 @@ class ModelDrafter:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
         if not policy.shape.counts:
             return Draft.nothing(text.last())
-        size = self.shortlist_size
-        if scheme.deterministic and not is_dynamic(policy):
-            size = min(size, max(policy.shape.max_children, 1))
+        size = self._listed(scheme, policy, state.vocab_size)
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
         TreeScorer(self.model).settle(state.cache, text, draft)
-        return draft
+        return draft if size else replace(draft, whole=True)
 
     def commit(self, state: ModelDraftState, text: Text, verdict: Verdict) -> ModelDraftState:
         """Keep the accepted nodes' keys; after a step without drafts there are none."""
@@ -93,9 +96,18 @@ class ModelDrafter:
         state.cache.join(row, other.cache)
         return replace(state, behind=max(state.behind, other.behind))
 
+    def _listed(self, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:
+        """Return how many tokens of each row are drawn from; None for all."""
+        size, children = self.shortlist_size or LISTED, policy.shape.max_children
+        if is_dynamic(policy):
+            return size
+        if scheme.deterministic:
+            return min(size, max(children, 1))
+        return None if self.shortlist_size is None and children == 1 and vocab_size <= MOST_WHOLE else size
+
     def _propose(
-        self, state: ModelDraftState, text: Text, scheme: Scheme, size: int, frontier: Frontier
+        self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
         logits = TreeScorer(self.model).score(state.cache, text, frontier, state.behind)[..., : state.vocab_size]
-        tokens, probs = shortlist(logits, state.params, size)
+        tokens, probs = shortlist(logits, state.params, size) if size else whole_row(logits, state.params)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

@@ -78,9 +78,10 @@ class TreeScorer:
     def _score_root(self, cache: Cache, text: Text, base: Int[Tensor, "b"], last: int) -> Float[Tensor, "b 1 V"]:
         """Score the last so many committed tokens; in a shorter text the places after them are scratch."""
         first = (base + 1 - last).clamp_min(0)
-        places = first.unsqueeze(-1) + torch.arange(last, device=base.device)
+        order = torch.arange(last, device=base.device)
+        places = first.unsqueeze(-1) + order
         tokens = self._own(text.tokens.gather(-1, places.clamp_max(text.tokens.shape[-1] - 1)))
-        causal = torch.ones(last, last, dtype=torch.bool, device=base.device).tril().expand(len(base), last, last)
+        causal = (order <= order.unsqueeze(-1)).expand(len(base), last, last)
         shortest, longest = base.aminmax()
         mask = tree_mask(causal, first, max(int(longest), last - 1) + 1)
         keep = 1 if int(shortest) >= last - 1 else 0

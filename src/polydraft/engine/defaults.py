@@ -10,9 +10,7 @@ from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape
 from polydraft.verifiers import NaiveMatch, RecursiveRejection, TopDown, TopThenSampleRule, TreeVerifier
 
 GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))))
-COOL = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (1, 1), (2, 1))))
-WARM = Chain(4)
-COOL_UNTIL = 0.8
+SAMPLED = Chain(5)
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
@@ -20,7 +18,8 @@ def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
 
     Deterministic drafts (n-grams; the top tokens at temperature 0) are verified optimally by naive match. Above
     temperature 0, drafting the top tokens and one sampled token has an optimal rule that costs next to nothing; it was
-    measured ahead of dearer rules that accept a little more (docs/choosing.md).
+    measured ahead of dearer rules that accept a little more (docs/choosing.md). On chains, the default there, it is
+    speculative sampling.
     """
     if isinstance(drafter, NgramDrafter):
         return TopDown(NaiveMatch(Given()))
@@ -32,11 +31,12 @@ def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
 def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
     """Return a tree that was measured to be good for the embedded pair on two CPU cores (docs/performance.md).
 
-    The colder the text, the deeper; `polydraft tune` finds a better one for other models and machines.
+    At temperature 0 a tree, else a chain: on a CPU second drafts cost more than they are accepted for, and those of a
+    chain are drawn from the whole row. `polydraft tune` finds a better one for other models and machines.
     """
     if isinstance(drafter, NgramDrafter):
         return Chain(8)
-    return GREEDY if params.temperature == 0 else COOL if params.temperature <= COOL_UNTIL else WARM
+    return SAMPLED if params.temperature else GREEDY
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:

@@ -23,12 +23,12 @@ class TopThenSample:
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
-        """Take the top counts - 1 atoms of each row and race the rest for the last place."""
+        """Take the top counts - 1 atoms of each row and draw the last from the rest."""
+        if k == 1:  # nothing is taken for certain
+            return cut(_drawn(draft_probs, uniforms), counts)
         fixed = (counts - 1).clamp_min(0)
         drafts = TopK().sample(draft_probs, fixed, uniforms, k)
-        rest = without(draft_probs, drafts)
-        last = sample(rest, uniforms[..., 0]).unsqueeze(-1)
-        last = last.where(rest.amax(dim=-1, keepdim=True) > 0, -1)
+        last = _drawn(without(draft_probs, drafts), uniforms)
         place = torch.arange(k, device=counts.device) == fixed.unsqueeze(-1)
         return cut(torch.where(place, last, drafts), counts)
 
@@ -88,3 +88,8 @@ class TopThenIID:
         chance = TopK().probability(draft_probs, head)
         rest = without(draft_probs, head)
         return chance * IID().probability(normalised(rest, rest), drawn)
+
+
+def _drawn(weights: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Int[Tensor, "*b 1"]:
+    """Return one atom per row, drawn with the first uniform; -1 in a row without mass."""
+    return sample(weights, uniforms[..., 0]).unsqueeze(-1).where(weights.amax(dim=-1, keepdim=True) > 0, -1)

@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.theory.ringing import odds_of_ringing, rung_exactly
-
 FAINT = 1e-15
 """What may happen before the first node and after the last one."""
 SOONEST = 12.0
@@ -44,26 +42,46 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     Rows with fewer than three drafts need no nodes: they get arbitrary ones, or none if all rows are such. `most` is
     the largest count, and `density` multiplies the number of nodes, which is read back from the device once.
 
-    Shapes: `counts` at most the support's size; the number of nodes is that of the row which needs most.
+    Shapes: `counts` at most the support's size; the number of nodes is that of the row which needs most, and the last
+    ones of rows which need fewer have weight zero.
     """
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])
     ascending = rates.sort(dim=-1).values
-    scale = _scale(ascending)
-    length = (_end(ascending, counts, most) / scale).log1p()
+    slowest = ascending.cumsum(dim=-1)
+    scale = _scale(ascending, slowest)
+    length = (_end(slowest, counts, most) / scale).log1p()
     length = length.where(counts >= 3, torch.zeros_like(length))
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
-    each = density * (8 + 3.6 * (math.sqrt(most) + longest / panels))
-    places, shares = _unit_nodes(panels, 2 * math.ceil(each / 2))
-    places, shares = places.to(rates.device), shares.to(rates.device)
+    places, shares = _row_nodes(panels, density * (4 + 1.8 * math.sqrt(most)), density * 1.8, length, longest)
     scale, length = scale.unsqueeze(-1), length.unsqueeze(-1)
     time = scale * (length * places).expm1()
     growth = (time + scale) / time.where(time > 0, torch.ones_like(time))
     return TimeNodes(time, length * shares * growth)
 
 
-@lru_cache(maxsize=128)
+def _row_nodes(
+    panels: int, base: float, density: float, length: Float[Tensor, "*b"], longest: float
+) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+    """Return nodes and weights on [0, 1], in each row half as many per panel as `base + density * length / panels`."""
+    most = math.ceil(base + density * longest / panels)
+    places, shares = _unit_tables(panels, most, length.device)
+    half = (base + length * (density / panels)).ceil().clamp_max(most).long() if length.numel() > 1 else most
+    return places[half].expand(*length.shape, -1), shares[half].expand(*length.shape, -1)
+
+
+@lru_cache(maxsize=64)
+def _unit_tables(panels: int, most: int, device: torch.device) -> tuple[Float[Tensor, "h n"], Float[Tensor, "h n"]]:
+    """Return tables whose row h has 2 h nodes a panel, and then the end with weight zero."""
+    both = [_unit_nodes(panels, 2 * half) if half else (torch.zeros(0), torch.zeros(0)) for half in range(most + 1)]
+    size = 2 * most * panels
+    places = [torch.nn.functional.pad(places, (0, size - len(places)), value=1.0) for places, _ in both]
+    shares = [torch.nn.functional.pad(shares, (0, size - len(shares))) for _, shares in both]
+    return torch.stack(places).to(device, torch.float64), torch.stack(shares).to(device, torch.float64)
+
+
+@lru_cache(maxsize=256)
 def _unit_nodes(panels: int, each: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return nodes and weights on [0, 1], cut into panels.
 
@@ -80,13 +98,12 @@ def _unit_nodes(panels: int, each: int) -> tuple[Float[Tensor, " n"], Float[Tens
     return ((starts + (places + 1) / 2) / panels).flatten(), (shares / 2 / panels).repeat(panels)
 
 
-def _scale(ascending: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
-    """Return a time so early that what is not smooth before it has negligible weight.
+def _scale(ascending: Float[Tensor, "*b A"], single: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+    """Return a time so early that what is not smooth before it has negligible weight; `single` are sums of rates.
 
     Pr[three rings by t] is at most e_3 t^3, e_2 t^2 without the fastest clock, and e_1 t without the fastest two.
     """
     size = ascending.shape[-1]
-    single = ascending.cumsum(dim=-1)
     double = (ascending[..., 1:] * single[..., :-1]).cumsum(dim=-1)
     triple = (ascending[..., 2:] * double[..., :-1]).sum(dim=-1)
     pair = double[..., -2] if size > 2 else torch.zeros_like(triple)
@@ -104,21 +121,19 @@ def _powers(device: torch.device) -> tuple[Float[Tensor, "4"], Float[Tensor, "4"
     return powers, factors
 
 
-def _end(ascending: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
-    """Return a time by which `counts` clocks have rung but for probability `FAINT`: the first such one of eight.
+def _end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
+    """Return a time by which `counts` clocks have rung but for probability `FAINT`; `slowest` are sums of rates.
 
-    With R the rate of all clocks but the fastest counts - 1, the probability that fewer have rung is at least
-    exp(-R t); and it is negligible at 2 k (36 + log k) / R, because the clocks form k groups of rate R / 2k.
+    Fewer than k of n clocks have rung if all off some set of fewer than k are silent. With R the rate of all but the
+    fastest k - 1, each such set has probability at most exp(-R t), and there are sum_{j<k} binomial(n, j) of them. For
+    many clocks it is better to say that they form k groups of rate R / 2k.
     """
-    rest = ascending.cumsum(dim=-1).gather(-1, (ascending.shape[-1] - counts.clamp_min(1)).unsqueeze(-1))
-    trials = _trials(most, ascending.device) / rest.clamp_min(1e-300)
-    exactly = torch.stack([table[..., -1] for table in rung_exactly(*odds_of_ringing(ascending, trials), most)], dim=-1)
-    fewer = torch.arange(exactly.shape[-1], device=counts.device) < counts[..., None, None]
-    late = (exactly * fewer).sum(dim=-1) > FAINT
-    return trials.gather(-1, late[..., :-1].sum(dim=-1, keepdim=True)).squeeze(-1)
+    rest = slowest.gather(-1, (slowest.shape[-1] - counts.clamp_min(1)).unsqueeze(-1)).squeeze(-1)
+    return _overdue(slowest.shape[-1], most) / rest.clamp_min(1e-300)
 
 
-@lru_cache(maxsize=64)
-def _trials(most: int, device: torch.device) -> Float[Tensor, "8"]:
-    high = 2 * max(1, most) * (36 + math.log(max(1, most)))
-    return torch.logspace(math.log10(35), math.log10(high), 8, dtype=torch.float64, device=device)
+@lru_cache(maxsize=1024)
+def _overdue(size: int, most: int) -> float:
+    """Return R t for the end's bounds."""
+    sets = -math.log(FAINT) + math.log(sum(math.comb(size, fewer) for fewer in range(most)))
+    return min(sets, 2 * most * (36 + math.log(most)))

@@ -80,7 +80,9 @@ def _recipe(role: str, recipe: PairRecipe) -> str:
     return (
         f"Next-token cross-entropy: {_stage(recipe.draft)}; then distillation from the target (forward "
         f"Kullback-Leibler divergence plus -log overlap): {_stage(recipe.distil)}, then {_stage(recipe.refine)}, "
-        f"then {_stage(recipe.polish)}."
+        f"then {_stage(recipe.polish)}; then half on text that the target wrote, "
+        f"{recipe.own_text.batches * recipe.own_text.rows} texts of {recipe.own_text.written} tokens after "
+        f"{recipe.own_text.given} of the corpus: {_stage(recipe.follow)}."
     )
 
 

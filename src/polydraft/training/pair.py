@@ -1,9 +1,9 @@
 """The embedded model pair: a deep, narrow Llama target, and a two-layer draft distilled from it.
 
 Data flow: corpus files -> tokenizer and token files -> target (cross-entropy) -> draft (cross-entropy, then
-distillation from the target) -> two ordinary Hugging Face folders. Every stage leaves its result in the work
-folder and is skipped when the result is there, and training resumes from its last checkpoint, so an interrupted
-run goes on where it stopped.
+distillation from the target, at last on text that the target wrote too) -> two ordinary Hugging Face folders. Every
+stage leaves its result in the work folder and is skipped when the result is there, and training resumes from its last
+checkpoint, so an interrupted run goes on where it stopped.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -27,6 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from polydraft.training.corpus import SourceFile, gather
 from polydraft.training.losses import draft_distance, next_token_loss
 from polydraft.training.muon import Muon, has_fast_bfloat16
+from polydraft.training.own_text import Alternating, OwnText, write_own_text
 from polydraft.training.windows import Windows, encode_files, train_tokenizer
 
 Collect = Callable[[], tuple[list[SourceFile], list[SourceFile]]]
@@ -72,8 +74,9 @@ class PairRecipe:
     """Everything that determines the embedded pair, apart from what is installed beside the interpreter.
 
     The target learns on short windows, which are cheaper, then on windows as long as its context while its learning
-    rate falls. The draft learns from text first and from the target's distributions afterwards, and twice again from
-    the full rate on, which gained most of its overlap (docs/log.md).
+    rate falls. The draft learns from text first and from the target's distributions afterwards, and three times again
+    from the full rate on, which gained most of its overlap (docs/log.md); the last time half of the text is the
+    target's own.
     """
 
     vocab_size: int = 8192
@@ -89,6 +92,10 @@ class PairRecipe:
     distil: Stage = Stage(1600, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=800)
     refine: Stage = Stage(1100, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, decay_steps=400, data_offset=1)
     polish: Stage = Stage(2300, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, decay_steps=900, data_offset=2)
+    own_text: OwnText = OwnText(batches=60, rows=192, given=64, written=192, seed=1)
+    follow: Stage = Stage(
+        2300, 4, 1024, matrix_rate=4e-3, other_rate=4e-3, warmup_steps=10, decay_steps=900, data_offset=3
+    )
 
 
 def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
@@ -161,13 +168,13 @@ def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> Traini
 
 
 def trainer_options(
-    model: PreTrainedModel, folder: Path, work: Path, recipe: PairRecipe, stage: Stage
+    model: PreTrainedModel, folder: Path, text: Dataset[dict[str, Tensor]], recipe: PairRecipe, stage: Stage
 ) -> dict[str, Any]:
     """Return a Trainer's arguments for one stage: model, settings, windows and optimiser."""
     return {
         "model": model,
         "args": training_arguments(folder, recipe, stage),
-        "train_dataset": Windows(work / "train.u16", stage.tokens),
+        "train_dataset": text,
         "optimizers": (Muon(model, stage.matrix_rate, stage.other_rate), None),
     }
 
@@ -219,7 +226,11 @@ def train_pair(work: Path, recipe: PairRecipe = PairRecipe(), collect: Collect =
     distilled = train_stage(work, "distil", recipe, recipe.distil, lambda: _load(draft), teacher=extended)
     refined = train_stage(work, "refine", recipe, recipe.refine, lambda: _load(distilled), teacher=extended)
     polished = train_stage(work, "polish", recipe, recipe.polish, lambda: _load(refined), teacher=extended)
-    return extended, polished
+    own = work / "own.u16"
+    write_own_text(_load(extended), work / "train.u16", own, recipe.own_text)
+    text = Alternating(Windows(own, recipe.follow.tokens), Windows(work / "train.u16", recipe.follow.tokens))
+    followed = train_stage(work, "follow", recipe, recipe.follow, lambda: _load(polished), teacher=extended, text=text)
+    return extended, followed
 
 
 def train_stage(
@@ -229,16 +240,18 @@ def train_stage(
     stage: Stage,
     start: Callable[[], PreTrainedModel],
     teacher: Path | None = None,
+    text: Dataset[dict[str, Tensor]] | None = None,
 ) -> Path:
     """Run one stage, resuming it where it stopped, and return the folder of its model; a finished one is not rerun.
 
-    With a teacher the stage distils from it; else it learns from the text.
+    With a teacher the stage distils from it; else it learns from the text, that of the corpus unless another is given.
     """
     folder = work / name
     final = folder / "final"
     if final.is_dir():
         return final
-    options = trainer_options(start(), folder, work, recipe, stage)
+    text = Windows(work / "train.u16", stage.tokens) if text is None else text
+    options = trainer_options(start(), folder, text, recipe, stage)
     trainer = NextTokenTrainer(**options) if teacher is None else DistillationTrainer(target=_load(teacher), **options)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
     trainer.save_model(str(final))

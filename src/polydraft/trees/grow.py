@@ -8,13 +8,16 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Coupled, Scheme
+from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import Frontier, Propose
 from polydraft.trees.policies import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.tree import Draft, TokenTree
+
+ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
+"""The schemes that use one uniform per draft; others have one per token."""
 
 
 def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
@@ -128,7 +131,7 @@ def _uniforms(
     depth: int,
     noise: Noise,
 ) -> Float[Tensor, "b f u"]:
-    width = max(level.most, law.shape[-1])
+    width = level.most if isinstance(scheme, ONE_EACH) else max(level.most, law.shape[-1])
     if scheme.deterministic:
         return law.new_zeros(1).expand(*law.shape[:2], width)
     if isinstance(scheme, Coupled):

@@ -64,6 +64,8 @@ class Draft:
             `Product` scheme each node has J rows, of which its drafts are drawn in turn: "b n J K".
         scored: each node's number among those that the drafter was asked for, -1 if it never was; None if every node
             has the number that it was asked for by. A drafter that keeps keys by number moves them accordingly.
+        whole: whether the shortlists of the topology's `inner` nodes are all of the target's tokens in the order of
+            their ids, so that the target's rows need not be put in the order of a list.
     """
 
     tree: TokenTree
@@ -71,6 +73,7 @@ class Draft:
     shortlist: Int[Tensor, "b n K"]
     probs: Float[Tensor, "b n *J K"]
     scored: Int[Tensor, "b n"] | None = None
+    whole: bool = False
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":

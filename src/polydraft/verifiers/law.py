@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, VocabularyMismatch
-from polydraft.probs import Noise, check_probs, residual
+from polydraft.probs import Noise, check_probs
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 
@@ -163,7 +163,13 @@ def law_of_shares(
     Exact, because the shares add up to the marginal on average and the residual does not depend on the drafts.
     """
     rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
-    return OutcomeLaw(shares, rejected * residual(target_probs, marginal))
+    left = (target_probs - marginal).clamp_min_(0)
+    total = left.sum(dim=-1, keepdim=True)
+    empty = total <= 0
+    rest = left.mul_(rejected / total.masked_fill(empty, 1))
+    if total.device.type == "cpu" and not bool(empty.any()):
+        return OutcomeLaw(shares, rest)
+    return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 
 def present(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b"]:

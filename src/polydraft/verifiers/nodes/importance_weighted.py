@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, integers, numbers
 from polydraft.verifiers.selection.shared_pairs import share_pairs
 
@@ -66,8 +67,7 @@ class ImportanceWeighted:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law of selection and single-draft rule."""
-        shares, selected = self._run(drafts, draft_probs, target_probs)
-        return law_of_shares(shares, torch.minimum(selected, target_probs), target_probs)
+        return law_of_shares(*self._run(drafts, draft_probs, target_probs), target_probs)
 
     def shares(
         self,
@@ -96,7 +96,10 @@ class ImportanceWeighted:
     def _run(
         self, drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "*b A"]
     ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return the drafts' shares and the selected token's law."""
+        """Return the drafts' shares, and how often each token is accepted."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, mass)
+        if alone:
+            return alone
         atoms = mass.shape[-1]
         at, wanted = integers(drafts.reshape(-1, drafts.shape[-1])), numbers(mass.double().reshape(-1, atoms))
         shares, selected = np.zeros(at.shape), np.zeros(wanted.shape)
@@ -106,7 +109,7 @@ class ImportanceWeighted:
             kept = np.minimum(wanted[nodes], winner.law) / np.where(winner.law > 0, winner.law, 1)
             shares[nodes] = winner.chances(here) * np.take_along_axis(kept, np.maximum(here, 0), axis=1)
         together = onto_first_copies(_like(drafts, shares, drafts.shape), drafts)
-        return together.to(mass), _like(mass, selected, mass.shape).to(mass)
+        return together.to(mass), torch.minimum(mass, _like(mass, selected, mass.shape).to(mass))
 
     def _solved(
         self, draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]

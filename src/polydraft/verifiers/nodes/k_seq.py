@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polydraft.schemes import IID, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 
 PARTS = 64
 ROUNDS = 9
@@ -49,10 +50,7 @@ class KSeq:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law, as shares and a residual that does not depend on the drafts."""
-        counts = present(drafts)
-        kept = _kept(draft_probs, target_probs, counts)
-        shares, marginal = _shares(drafts, draft_probs, kept), _marginal(kept, counts)
-        return law_of_shares(shares.to(target_probs.dtype), marginal.to(target_probs.dtype), target_probs)
+        return law_of_shares(*self._solve(drafts, draft_probs, target_probs), target_probs)
 
     def shares(
         self,
@@ -61,8 +59,7 @@ class KSeq:
         target_mass: Float[Tensor, "*b A"],
     ) -> Float[Tensor, "*b k"]:
         """Return Pr[the drafts before x_j fail] min(1, m(x_j) / (rho q(x_j))), added up at each token's first copy."""
-        kept = _kept(draft_probs, target_mass, present(drafts))
-        return _shares(drafts, draft_probs, kept).to(target_mass.dtype)
+        return self._solve(drafts, draft_probs, target_mass)[0]
 
     def marginal(
         self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
@@ -76,6 +73,21 @@ class KSeq:
         """Return 1 - (1 - beta)^k."""
         beta = _kept(draft_probs, target_probs, counts).sum(dim=-1)
         return _accepted(beta, counts).to(target_probs.dtype)
+
+    def _solve(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*b A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return shares and marginal."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
+        if alone:
+            return alone
+        counts = present(drafts)
+        kept = _kept(draft_probs, target_mass, counts)
+        shares, marginal = _shares(drafts, draft_probs, kept), _marginal(kept, counts)
+        return shares.to(target_mass.dtype), marginal.to(target_mass.dtype)
 
 
 def threshold(

@@ -19,6 +19,7 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.clipped import clip
 from polydraft.verifiers.selection.walk import accepted_shares
 
@@ -101,6 +102,9 @@ class Optimal:
         target_mass: Float[Tensor, "*b A"],
     ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
         """Return shares and marginal."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
+        if alone:
+            return alone
         size, k = target_mass.shape[-1], drafts.shape[-1]
         flat, counts = drafts.reshape(-1, k), present(drafts).flatten()
         clipped = clip(

@@ -18,6 +18,7 @@ from polydraft.schemes import (
     require_scheme,
 )
 from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
 
 SCHEMES = (IID, Product, TopThenIID, TopThenSample, SpecHub, TopK, Given)
@@ -75,10 +76,7 @@ class Race:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law, as shares and a residual that does not depend on the drafts."""
-        log_rates, taken = self._fitted(draft_probs, target_probs, present(drafts))
-        return law_of_shares(
-            race_shares(drafts, log_rates, taken, target_probs), _kept(target_probs, taken), target_probs
-        )
+        return law_of_shares(*self._solve(drafts, draft_probs, target_probs), target_probs)
 
     def shares(
         self,
@@ -87,7 +85,7 @@ class Race:
         target_mass: Float[Tensor, "*b A"],
     ) -> Float[Tensor, "*b k"]:
         """Return a(x_j) / sum_l a(x_l) min(1, m_j / r_j), for a repeated token at its first copy."""
-        return race_shares(drafts, *self._fitted(draft_probs, target_mass, present(drafts)), target_mass)
+        return self._solve(drafts, draft_probs, target_mass)[0]
 
     def marginal(
         self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
@@ -100,6 +98,19 @@ class Race:
     ) -> Float[Tensor, "*b"]:
         """Return sum min(m, r)."""
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+    def _solve(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return shares and marginal."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
+        if alone:
+            return alone
+        log_rates, taken = self._fitted(draft_probs, target_mass, present(drafts))
+        return race_shares(drafts, log_rates, taken, target_mass), _kept(target_mass, taken)
 
     def _fitted(
         self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]

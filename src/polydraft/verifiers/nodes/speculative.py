@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
-from polydraft.schemes import IID, Scheme, require_scheme
+from polydraft.schemes import IID, Product, Scheme, TopThenIID, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 
 
@@ -68,6 +68,27 @@ class SpeculativeSampling:
         """Return sum_x min(target(x), draft(x)) where there is a draft, else zero."""
         _one_draft(int(counts.max()) if counts.numel() else 0)
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+
+def lone_draft(
+    scheme: Scheme,
+    drafts: Int[Tensor, "*b k"],
+    draft_probs: Float[Tensor, "*rows A"],
+    target_mass: Float[Tensor, "*b A"],
+) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]] | None:
+    """Return shares and marginal of the best rule for one draft per node; None if there is room for more.
+
+    Of a draft from the row the best coupling keeps min(mass, draft), and no other is as good; a draft that is certain
+    is accepted as often as its mass. Every rule that comes to this with one draft may save its general computation.
+    """
+    if drafts.shape[-1] != 1:
+        return None
+    if scheme.deterministic or (isinstance(scheme, TopThenIID) and scheme.top):
+        shares = at_draft(target_mass, drafts.squeeze(-1)).unsqueeze(-1) * (drafts >= 0)
+        return shares, torch.zeros_like(target_mass).scatter_(-1, drafts.clamp_min(0), shares)
+    row = draft_probs[..., 0, :] if isinstance(scheme, Product) else draft_probs
+    rule = SpeculativeSampling()
+    return rule.shares(drafts, row, target_mass), rule.marginal(row, target_mass, present(drafts))
 
 
 def _one_draft(most: int) -> None:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, present
+from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
+from polydraft.verifiers.nodes.speculative import lone_draft
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class TopThenSampleRule:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law; the last present draft is the sampled one."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_probs)
+        if alone:
+            return law_of_shares(*alone, target_probs)
         is_last, last, top = _apart(drafts)
         drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
         accepted = _accepted(drawn, target_probs, last)

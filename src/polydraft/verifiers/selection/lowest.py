@@ -34,6 +34,7 @@ class LowestFirst:
         lone_below: the sums of the first of them.
         wanted: one for the degrees a and b of tables that go together.
         measure: the nodes' weights over `SCALE`, for integration over time in units of the mean time of the first ring.
+        used: how many nodes have any weight.
         odds: w_i at every node, the last token first.
         before: e^{-t} e_a of every prefix of at least a tokens at every node, for every a below the largest count.
         stacked: for some rows, those tables in one.
@@ -46,6 +47,7 @@ class LowestFirst:
     lone_below: Numbers
     wanted: Numbers
     measure: Numbers
+    used: list[int]
     odds: Numbers
     before: list[Numbers]
     stacked: dict[int, Numbers]
@@ -63,7 +65,8 @@ class LowestFirst:
         lone = numbers(law.lone) * (counts[:, 0] > 1)
         lone_below = np.zeros((len(lone), lone.shape[1] + 1))
         lone.cumsum(axis=1, out=lone_below[:, 1:])
-        return cls(law, weights, lone, lone_below, wanted, measure, numbers(odds)[..., ::-1], before, {}, {})
+        used = (measure > 0).sum(axis=1).tolist()
+        return cls(law, weights, lone, lone_below, wanted, measure, used, numbers(odds)[..., ::-1], before, {}, {})
 
     def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
         """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
@@ -96,12 +99,13 @@ class LowestFirst:
 
     def _factors(self, row: int, low: int) -> Numbers:
         """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
+        used = self.used[row]
         if row not in self.stacked:
-            stack = np.zeros((len(self.before), *self.before[0].shape[1:]))
+            stack = np.zeros((len(self.before), used, self.before[0].shape[2]))
             for a, table in enumerate(self.before):
-                stack[a, :, a:] = table[row]
+                stack[a, :, a:] = table[row, :used]
             self.stacked[row] = stack
-        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row]
+        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row, :used]
 
     def _steps(self, row: int, low: int, high: int) -> Numbers:
         """Return the steps of all e_b at all nodes for a row's block, one below the other."""
@@ -109,7 +113,7 @@ class LowestFirst:
             start, stop, flat = self.kept[row]
             if stop == high and start <= low:
                 return flat
-        odds = self.odds[row, :, self.weights.shape[1] - high : self.weights.shape[1] - low]
+        odds = self.odds[row, : self.used[row], self.weights.shape[1] - high : self.weights.shape[1] - low]
         steps = np.empty((len(self.before) - 1, *odds.shape))
         steps[0], steps[1:, :, 0] = odds, 0
         for b in range(1, len(steps)):

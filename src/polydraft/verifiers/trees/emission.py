@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import Noise, sample, to_atoms, without
-from polydraft.trees import Verdict
+from polydraft.trees import Draft, Verdict
 
 
 def plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
@@ -26,12 +26,11 @@ def emit(
     A tail of rounding errors only, with no mass off the shortlist, is drawn from the whole row.
     """
     rows, size = torch.arange(len(last), device=last.device), shortlist.shape[-1]
-    listed = shortlist[rows, last]
-    on_list = listed.gather(-1, atom.clamp(0, size - 1).unsqueeze(-1)).squeeze(-1)
+    on_list = shortlist[rows, last, atom.clamp(0, size - 1)]
     if atom.device.type == "cpu" and bool((atom < size).all()):
         return on_list
     dense = target_probs[rows, last]
-    off_list = without(dense, listed)
+    off_list = without(dense, shortlist[rows, last])
     tail = off_list.where(off_list.sum(dim=-1, keepdim=True) > 0, dense)
     return torch.where(atom < size, on_list, sample(tail, uniforms))
 
@@ -57,3 +56,14 @@ def atoms_at(
 ) -> Float[Tensor, "g A"]:
     """Return the target's row at one node of some rows, on the atoms of that node."""
     return to_atoms(target_probs[rows, nodes], shortlist[rows, nodes])
+
+
+def listed_atoms(draft: Draft, target_probs: Float[Tensor, "b n V"], nodes: int) -> Float[Tensor, "b f A"]:
+    """Return the target's rows at the first nodes, on the atoms of their own shortlists."""
+    rows, inner = target_probs[:, :nodes], draft.tree.topology.inner
+    if not draft.whole:
+        return to_atoms(rows, draft.shortlist[:, :nodes])
+    listed = torch.nn.functional.pad(rows[:, :inner], (0, 1))
+    if nodes <= inner:
+        return listed
+    return torch.cat([listed, to_atoms(rows[:, inner:], draft.shortlist[:, inner:nodes])], dim=1)

@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample, to_atoms
+from polydraft.probs import Noise, normalised, sample
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Verdict
+from polydraft.trees import Draft, Topology, Verdict
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.nodes.race import Race
-from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, plain
+from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, listed_atoms, plain
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
 AT_ONCE: dict[type[object], int] = {ImportanceWeighted: 0, Race: 0, Optimal: 12}
@@ -58,8 +58,7 @@ class TopDown:
         if size == 1:
             return plain(target_probs, noise)
         uniforms = noise.uniform(size + 1).to(target_probs.device)
-        most = AT_ONCE.get(type(self.rule), AT_ONCE_OTHERWISE)
-        lazy = target_probs.device.type == "cpu" and len(uniforms) * draft.tree.topology.inner > most
+        lazy = target_probs.device.type == "cpu" and _pays_to_wait(self.rule, draft.tree.topology)
         decide = by_visits if lazy else by_batch
         path, last, atom = decide(self.rule, draft, target_probs, uniforms[:, 1:])
         next_token = emit(draft.shortlist, target_probs, last, atom, uniforms[:, 0])
@@ -74,12 +73,22 @@ class TopDown:
         taken[:, 0] = 1
         reached = taken[:, :-1].unsqueeze(-2).where(draft.tree.ancestors, 1).prod(dim=-1)
         rest = law.rest.sum(dim=-1)
-        return PathLaw(reached * rest, normalised(law.rest, to_atoms(target_probs, draft.shortlist)))
+        return PathLaw(reached * rest, normalised(law.rest, listed_atoms(draft, target_probs, law.rest.shape[1])))
+
+
+def _pays_to_wait(rule: NodeVerifier, topology: Topology) -> bool:
+    """Tell whether a CPU should compute laws only where they are needed.
+
+    A dear rule is cheap at a node with one draft, but not beside nodes with more.
+    """
+    dear = type(rule) in AT_ONCE
+    most = AT_ONCE.get(type(rule), AT_ONCE_OTHERWISE)
+    return (dear and topology.mixed) or len(topology.parents) * topology.inner > most
 
 
 def _laws(rule: NodeVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"], nodes: int) -> OutcomeLaw:
     """Return the outcome laws of the first nodes."""
-    target = to_atoms(target_probs[:, :nodes], draft.shortlist[:, :nodes])
+    target = listed_atoms(draft, target_probs, nodes)
     draft_probs = torch.nn.functional.pad(draft.probs[:, :nodes], (0, 1)).to(target.dtype)
     return rule.law(draft.drafted_atoms()[:, :nodes], draft_probs, target)
 
@@ -90,7 +99,7 @@ def by_batch(
     """Draw all nodes' outcomes and follow those of the path; return it, the node where it ends, and the atom there."""
     topology = draft.tree.topology
     law = _laws(rule, draft, target_probs, topology.inner)
-    outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[:, : topology.inner])
+    outcome, left = _decided(law, uniforms[:, : topology.inner])
     places = law.child.shape[-1]
     nodes = torch.arange(uniforms.shape[-1], device=outcome.device).expand(uniforms.shape)
     kept = topology.children[:, : topology.inner].gather(-1, outcome.clamp_max(places - 1).unsqueeze(-1)).squeeze(-1)
@@ -101,8 +110,8 @@ def by_batch(
         walk.append(_pick(goes_to, walk[-1]))
     steps, last = torch.stack(walk, dim=-1), walk[-1]
     path = steps[:, 1:].where(steps[:, 1:] != steps[:, :-1], -1)
-    atom = _pick(outcome, last.clamp_max(topology.inner - 1)) - places
-    at_leaf = last >= topology.inner
+    at_leaf, end = last >= topology.inner, last.clamp_max(topology.inner - 1)
+    atom = sample(law.rest[torch.arange(len(end), device=end.device), end], _pick(left, end))
     if last.device.type != "cpu" or bool(at_leaf.any()):
         atom = leaf_atom(draft.shortlist, target_probs, last, _pick(uniforms, last)).where(at_leaf, atom)
     return path, last, atom
@@ -123,11 +132,24 @@ def by_visits(
         if places:
             draft_probs = torch.nn.functional.pad(draft.probs[going, node], (0, 1)).to(target.dtype)
             law = rule.law(drafts[going, node, :places], draft_probs, target)
-        outcome = sample(torch.cat([law.child, law.rest], dim=-1), uniforms[going, node])
-        last[going], atom[going] = node, outcome - places
+        outcome, left = _decided(law, uniforms[going, node])
         kept = outcome < places
+        last[going], atom[going[~kept]] = node, sample(law.rest[~kept], left[~kept])
         going, node = going[kept], _pick(below[kept], outcome[kept])
     return path_to(draft.tree, last), last, atom
+
+
+def _decided(law: OutcomeLaw, uniforms: Float[Tensor, "*b"]) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """Draw which draft is accepted, k for none; return what is left of the uniforms too, for the rest's atom.
+
+    Uniform given that none is: one number decides both, and atoms need be drawn only where the path ends.
+    """
+    sums = law.child.double().cumsum(dim=-1)
+    accepted, rest = torch.nn.functional.pad(sums, (1, 0))[..., -1], law.rest.sum(dim=-1).double()
+    total = accepted + rest
+    point = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    outcome = (point.unsqueeze(-1) >= sums).sum(dim=-1)
+    return outcome, ((point - accepted) / rest.where(rest > 0, 1.0)).clamp(0, 1)
 
 
 def _pick(values: Shaped[Tensor, "b n"], places: Int[Tensor, "b"]) -> Shaped[Tensor, "b"]:

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample, to_atoms
+from polydraft.probs import Noise, normalised, sample
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.trees.emission import emit
+from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
 
@@ -45,23 +45,29 @@ class Trials:
 
     Args:
         success: the probability that each node's trial succeeds; 1 at the root, which comes last.
-        rest: the law of the atom emitted there.
+        rest: the mass that is left for the node itself.
+        atoms: the target's law, which is emitted where rounding left no mass.
     """
 
     success: Float[Tensor, "b n"]
     rest: Float[Tensor, "b n A"]
+    atoms: Float[Tensor, "b n A"]
+
+    def emitted(self, rows: Int[Tensor, "b"], nodes: Int[Tensor, "b"]) -> Float[Tensor, "b A"]:
+        """Return the law of the atom emitted at one node of each row."""
+        return normalised(self.rest[rows, nodes], self.atoms[rows, nodes])
 
     def law(self, order: Int[Tensor, "b n"]) -> PathLaw:
         """Return the law of the first success when the nodes are tried in this order."""
         in_order = torch.zeros_like(self.success).scatter(-1, order, self.success)
         failed_before = torch.nn.functional.pad((1 - in_order).cumprod(dim=-1)[:, :-1], (1, 0), value=1.0)
-        return PathLaw((failed_before * in_order).gather(-1, order), self.rest)
+        return PathLaw((failed_before * in_order).gather(-1, order), normalised(self.rest, self.atoms))
 
 
 def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -> Trials:
     """Sweep down the trees, level by level, and return every node's trial; float64."""
     tree, rows = draft.tree, torch.arange(len(target_probs), device=target_probs.device).unsqueeze(-1)
-    atoms = to_atoms(target_probs, draft.shortlist).double()
+    atoms = listed_atoms(draft, target_probs, draft.tree.tokens.shape[-1]).double()
     probs = torch.nn.functional.pad(draft.probs, (0, 1)).double()
     drafts, children, spare = draft.drafted_atoms(), tree.children, tree.tokens.shape[-1]
     scales = atoms.new_zeros(len(atoms), spare + 1)  # the last place takes what absent nodes are given
@@ -79,9 +85,9 @@ def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -
         scales = scales.scatter(-1, below.flatten(1), part.children.flatten(1))
         left = part.rest.sum(dim=-1)
         success = success.scatter(-1, place, share_of(left, left + 1 - part.scale))
-        rest[rows, place] = normalised(part.rest, atoms[rows, here])
+        rest[rows, place] = part.rest
     success[:, 0] = 1  # a failure there is a rounding error
-    return Trials(success[:, :-1], rest[:, :-1])
+    return Trials(success[:, :-1], rest[:, :-1], atoms)
 
 
 def first_success(found: Trials, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
@@ -91,7 +97,7 @@ def first_success(found: Trials, draft: Draft, target_probs: Float[Tensor, "b n 
     failed = uniforms[:, 2:] >= found.success
     end = (tree.topology.post_order + failed * tree.tokens.shape[-1]).argmin(dim=-1)
     rows = torch.arange(len(end), device=end.device)
-    atom = sample(found.rest[rows, end], uniforms[:, 1])
+    atom = sample(found.emitted(rows, end), uniforms[:, 1])
     next_token = emit(draft.shortlist, target_probs, end, atom, uniforms[:, 0])
     return Verdict(path_to(tree, end), tree.depth[rows, end], next_token)
 
