@@ -179,9 +179,11 @@ def test_a_tree_is_at_least_as_good_as_the_default_and_as_plain_decoding(plan: P
 
 def test_a_rule_of_one_draft_per_node_gets_a_chain(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, FLAT, Curve(((1, 0.01),)))
-    (tree,) = tune(pair, PROMPTS, temperatures=[0.8], verifier=BlockVerification(), effort=SHORT, max_depth=4).trees
-    assert tree.shape.max_children == 1 and tree.shape.depth >= 2
-    assert tree.default is None  # it has nodes of two children, which this rule cannot verify
+    plan = tune(pair, PROMPTS, temperatures=[0, 0.8], verifier=BlockVerification(), effort=SHORT, max_depth=4)
+    assert all(tree.shape.max_children == 1 for tree in plan.trees) and plan.trees[1].shape.depth >= 2
+    greedy, sampled = (tree.default for tree in plan.trees)
+    assert greedy is None  # it has nodes of two children, which this rule cannot verify
+    assert sampled is not None and sampled.tokens > 1
 
 
 def test_passes_are_timed_at_every_size_up_to_the_largest(pair: Pair) -> None:

@@ -18,7 +18,16 @@ from polydraft.schemes import (
     WithoutReplacement,
 )
 from polydraft.trees import TreeShape, topology
-from polydraft.verifiers import ImportanceWeighted, KSeq, NodeVerifier, Optimal, Race, SpeculativeSampling
+from polydraft.verifiers import (
+    ImportanceWeighted,
+    KSeq,
+    NodeVerifier,
+    Optimal,
+    Race,
+    SpecHubRule,
+    SpeculativeSampling,
+    TopThenSampleRule,
+)
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.trees.top_down import _pays_to_wait
 
@@ -29,6 +38,8 @@ RULES: list[NodeVerifier] = [
     ImportanceWeighted(),
     ImportanceWeighted(Product()),
     KSeq(),
+    SpecHubRule(),
+    TopThenSampleRule(),
 ]
 
 
@@ -69,3 +80,8 @@ def test_a_dear_rule_waits_in_trees_where_some_nodes_have_one_child():
     assert _pays_to_wait(Optimal(), topology(mixed, 1, cpu))
     assert not _pays_to_wait(Optimal(), topology(even, 1, cpu))
     assert not _pays_to_wait(SpeculativeSampling(), topology(mixed, 1, cpu))
+
+
+def test_no_rule_waits_on_a_short_chain():
+    chain = topology(TreeShape(((1,),) * 5), 1, torch.device("cpu"))
+    assert not any(_pays_to_wait(rule, chain) for rule in RULES)

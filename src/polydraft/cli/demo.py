@@ -20,10 +20,12 @@ from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, describe_times
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.models import Pair, load_pair
-from polydraft.trees import draw_svg, draw_text
+from polydraft.trees import Fixed, TreeShape, draw_svg, draw_text
 
 TEMPERATURES = (0.0, 0.8)
 SEED = 7
+SHOWN = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (1, 1), (2, 1))))
+"""The tree of the text that is shown: the default at its temperature is a chain, of which there is little to draw."""
 
 
 def demo_prompts() -> list[str]:
@@ -64,9 +66,8 @@ def describe_machine() -> str:
 
 def show_text_and_tree(console: Console, pair: Pair, prompt: str, max_new_tokens: int, svg: Path | None) -> None:
     """Generate one text, print it with its provenance, and draw the token tree that gained most."""
-    run = stream(
-        pair.target, encode(pair, prompt), drafter=pair.draft, temperature=0.8, seed=SEED, max_new_tokens=max_new_tokens
-    )
+    options = {"temperature": 0.8, "policy": SHOWN, "seed": SEED, "max_new_tokens": max_new_tokens}
+    run = stream(pair.target, encode(pair, prompt), drafter=pair.draft, **options)
     decoder, text, blocks = StreamDecoder(text_of(pair)), Styled(prompt, style="dim"), list(run)
     for block in blocks:
         gained = block.rows[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from polydraft.probs import without
 from polydraft.schemes import Scheme, SpecHub, TopK, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class SpecHubRule:
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
         """Return the outcome law of the four stages."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_probs)
+        if alone:
+            return law_of_shares(*alone, target_probs)
         shares = self.shares(drafts, draft_probs, target_probs)
         return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
 

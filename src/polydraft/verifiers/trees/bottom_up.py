@@ -9,9 +9,19 @@ from polydraft.probs import Noise
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import ScalableVerifier, present
+from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
+from polydraft.verifiers.nodes.k_seq import KSeq
+from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.nodes.race import Race
+from polydraft.verifiers.nodes.spec_hub import SpecHubRule
+from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
+
+BEST_WITH_ONE = (Optimal, Race, ImportanceWeighted, KSeq, SpecHubRule, TopThenSampleRule)
+"""The rules that come to the best coupling at a node with one draft."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,16 @@ class BottomUp:
         scale: Float[Tensor, "b f"],
     ) -> Division:
         mass = scale.unsqueeze(-1) * target_probs
-        shares = self.rule.shares(drafts, draft_probs, mass)
+        shares, marginal = self._divided(drafts, draft_probs, mass)
         left = (1 - shares.cumsum(dim=-1) + shares).clamp_min(0)
-        rest = (mass - self.rule.marginal(draft_probs, mass, present(drafts))).clamp_min(0)
-        return Division(share_of(shares, left), rest, scale)
+        return Division(share_of(shares, left), (mass - marginal).clamp_min(0), scale)
+
+    def _divided(
+        self, drafts: Int[Tensor, "b f k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "b f A"]
+    ) -> tuple[Float[Tensor, "b f k"], Float[Tensor, "b f A"]]:
+        """Return shares and marginal."""
+        if isinstance(self.rule, BEST_WITH_ONE):
+            alone = lone_draft(self.rule.scheme, drafts, draft_probs, mass)
+            if alone:
+                return alone
+        return self.rule.shares(drafts, draft_probs, mass), self.rule.marginal(draft_probs, mass, present(drafts))

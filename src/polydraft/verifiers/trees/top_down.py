@@ -81,8 +81,8 @@ def _pays_to_wait(rule: NodeVerifier, topology: Topology) -> bool:
 
     A dear rule is cheap at a node with one draft, but not beside nodes with more.
     """
-    dear = type(rule) in AT_ONCE
-    most = AT_ONCE.get(type(rule), AT_ONCE_OTHERWISE)
+    dear = topology.children.shape[-1] > 1 and type(rule) in AT_ONCE
+    most = AT_ONCE[type(rule)] if dear else AT_ONCE_OTHERWISE
     return (dear and topology.mixed) or len(topology.parents) * topology.inner > most
 
 
