@@ -23,6 +23,7 @@ from polydraft.schemes import (
     WithoutReplacement,
 )
 from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, Widths
+from polydraft.verifiers import BlockVerification, SpeculativeSampling, TopDown
 
 VOCAB = 24
 SHAPE = Fixed(TreeShape(((3,), (2, 0, 1), (1, 2))))
@@ -97,6 +98,22 @@ def test_chains_of_sampled_drafts_come_from_the_whole_row(scheme: Scheme) -> Non
             logits = plain_logits(drafter.model.model, prompt + path(draft, row, node))[:VOCAB]
             expected = to_probs(logits.unsqueeze(0), PARAMS)[0]
             assert torch.allclose(draft.probs[row, node], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("own", [VOCAB - 5, VOCAB, VOCAB + 9])
+def test_whole_rows_of_a_vocabulary_padded_to_another_size(own: int) -> None:
+    """A draft model with fewer tokens than the target lists all of its own, which are not all of the target's."""
+    drafter, rows = ModelDrafter(HuggingFaceModel(tiny_model("llama", own))), [[1, 2, 3]]
+    text = batch_of(rows)
+    draft = drafter.draft(start(drafter, text), text, IID(), Chain(2), Noise.from_seed(3, 1))
+    assert draft.whole == (own >= VOCAB)
+    assert torch.equal(draft.shortlist[0, 0], torch.arange(min(own, VOCAB)))
+    target = torch.rand(1, 3, VOCAB, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+    for verifier in (TopDown(SpeculativeSampling()), BlockVerification()):
+        law = verifier.path_law(draft, target)
+        token_law = law.next_token(draft, target)
+        torch.testing.assert_close(token_law.sum(dim=-1), torch.ones(1, 3), check_dtype=False)
+        assert verifier.verify(draft, target, Noise.from_seed(4, 1)).next_token.shape == (1,)
 
 
 def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,8 @@ class ModelDrafter:
         size = self._listed(scheme, policy, state.vocab_size)
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
         TreeScorer(self.model).settle(state.cache, text, draft)
-        return draft if size else replace(draft, whole=True)
+        complete = size is None and self.model.vocab_size >= state.vocab_size
+        return replace(draft, whole=True) if complete else draft
 
     def commit(self, state: ModelDraftState, text: Text, verdict: Verdict) -> ModelDraftState:
         """Keep the accepted nodes' keys; after a step without drafts there are none."""
