@@ -6,7 +6,7 @@ from doubles import plain_logits, tiny_model
 
 import polydraft.drafters.model
 from polydraft.drafters import ModelDrafter, Session, Text
-from polydraft.errors import UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, shortlist, to_probs
 from polydraft.schemes import (
@@ -135,6 +135,11 @@ def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert listed(free, TopK(), Widths((2, 1))) == 2
     monkeypatch.setattr(polydraft.drafters.model, "MOST_WHOLE", VOCAB - 1)
     assert listed(free, IID(), Chain(3)) == 12
+
+
+def test_a_list_without_tokens_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="shortlist_size must be at least 1, or None, but is 0"):
+        ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=0)
 
 
 def test_it_drafts_under_every_scheme_but_given() -> None:

@@ -28,6 +28,7 @@ from polydraft.verifiers import (
     SpeculativeSampling,
     TopThenSampleRule,
 )
+from polydraft.verifiers.law import law_of_shares
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.trees.top_down import _pays_to_wait
 
@@ -85,3 +86,9 @@ def test_a_dear_rule_waits_in_trees_where_some_nodes_have_one_child():
 def test_no_rule_waits_on_a_short_chain():
     chain = topology(TreeShape(((1,),) * 5), 1, torch.device("cpu"))
     assert not any(_pays_to_wait(rule, chain) for rule in RULES)
+
+
+def test_a_subnormal_residual_is_emitted_without_overflow():
+    target = torch.tensor([[1.0, 1e-42, 0.0]])
+    law = law_of_shares(torch.tensor([[0.5]]), torch.tensor([[1.0, 0.0, 0.0]]), target)
+    torch.testing.assert_close(law.rest, torch.tensor([[0.0, 0.5, 0.0]]))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polydraft.drafters.protocol import Session, Text
 from polydraft.drafters.scorer import TreeScorer
+from polydraft.errors import InvalidParameter
 from polydraft.models import Cache, LanguageModel
 from polydraft.probs import Noise, SamplingParams, shortlist, whole_row
 from polydraft.schemes import (
@@ -30,7 +31,7 @@ SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, Conditional
 LISTED = 256
 """How many tokens nodes with several drafts draw from."""
 MOST_WHOLE = 1 << 15
-"""Rows of larger vocabularies are always cut: models with so many tokens leave little to the unlikely ones."""
+"""Rows of larger vocabularies are always cut: what whole ones cost and bring there has not been measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class ModelDrafter:
         params: the draft's own temperature and filters; None for the target's.
 
     Raises:
+        InvalidParameter: a shortlist without a token.
         VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
     """
 
@@ -64,6 +66,10 @@ class ModelDrafter:
     params: SamplingParams | None = None
     name = "model"
     reads_hidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shortlist_size is not None and self.shortlist_size < 1:
+            raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {self.shortlist_size}.")
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
@@ -99,7 +105,8 @@ class ModelDrafter:
 
     def _listed(self, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:
         """Return how many tokens of each row are drawn from; None for all."""
-        size, children = self.shortlist_size or LISTED, policy.shape.max_children
+        size = LISTED if self.shortlist_size is None else self.shortlist_size
+        children = policy.shape.max_children
         if is_dynamic(policy):
             return size
         if scheme.deterministic:
@@ -110,5 +117,5 @@ class ModelDrafter:
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
         logits = TreeScorer(self.model).score(state.cache, text, frontier, state.behind)[..., : state.vocab_size]
-        tokens, probs = shortlist(logits, state.params, size) if size else whole_row(logits, state.params)
+        tokens, probs = whole_row(logits, state.params) if size is None else shortlist(logits, state.params, size)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from polydraft.models.fused import draft_model
 from polydraft.models.hugging_face import HuggingFaceModel
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sample
 from polydraft.training.windows import Windows
 
 
@@ -83,16 +83,10 @@ def continued(
         mask = earlier[done:end, :end].expand(batch, -1, -1)
         starts = torch.full((batch,), done)
         passed = model.forward(tokens[:, done:end], positions[:, done:end], mask, cache, starts, logits_to_keep=1)
-        tokens[:, end] = _sampled(passed.logits[:, -1], random)
+        uniforms = torch.rand(batch, generator=random, dtype=torch.float64)
+        tokens[:, end] = sample(passed.logits[:, -1].double().softmax(-1), uniforms)
         done = end
     return tokens
-
-
-def _sampled(logits: Float[Tensor, "b V"], random: torch.Generator) -> Int[Tensor, "b"]:
-    """Return one token per row by inverting the running sum of its law."""
-    sums = logits.double().softmax(-1).cumsum(-1)
-    point = torch.rand(len(logits), 1, generator=random, dtype=torch.float64) * sums[:, -1:]
-    return torch.searchsorted(sums, point, right=True).squeeze(-1).clamp_max(logits.shape[-1] - 1)
 
 
 class Alternating(Dataset[dict[str, Tensor]]):

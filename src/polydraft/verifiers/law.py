@@ -166,7 +166,7 @@ def law_of_shares(
     left = (target_probs - marginal).clamp_min_(0)
     total = left.sum(dim=-1, keepdim=True)
     empty = total <= 0
-    rest = left.mul_(rejected / total.masked_fill(empty, 1))
+    rest = left.div_(total.masked_fill(empty, 1)).mul_(rejected)  # in this order: a tiny total must not overflow
     if total.device.type == "cpu" and not bool(empty.any()):
         return OutcomeLaw(shares, rest)
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
