@@ -205,6 +205,13 @@ def measure_share(
     )
 
 
+def tree_of(text: str) -> str:
+    """Check an entry of `--trees`."""
+    if text != DEFAULT and not all(width.isdigit() and int(width) for width in text.split(",")):
+        raise argparse.ArgumentTypeError(f"a tree is written as widths such as 3,2, or {DEFAULT}, not {text!r}")
+    return text
+
+
 def chosen_rules(words: Sequence[str]) -> list[NodeVerifier]:
     return [rule for rule in RULES if not words or any(word in rule.name for word in words)]
 
@@ -272,7 +279,9 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
     parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--trees", nargs="+", default=["3,2", DEFAULT], help="for the share: widths, or default")
+    parser.add_argument(
+        "--trees", type=tree_of, nargs="+", default=["3,2", DEFAULT], help="for the share: widths, or default"
+    )
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per text for the share; 0: leave it out")
     parser.add_argument("--json", action="store_true", help="print JSON lines and nothing else")
     given = parser.parse_args()
