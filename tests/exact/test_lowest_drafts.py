@@ -39,6 +39,34 @@ def test_the_chance_that_no_low_draft_is_in_a_block_agrees_with_the_enumeration(
                 assert found[row, j] == pytest.approx(expected, abs=1e-13)
 
 
+@pytest.mark.parametrize("k", [3, 4])
+@pytest.mark.parametrize("rare", [1e-20, 1e-60, 1e-100, 1e-200, 1e-300])
+def test_a_token_that_has_long_rung_before_all_others_leaves_chances_at_most_one(k: int, rare: float):
+    """With odds cut to keep their products in range, the integral was 1e34 here for rates of 1e-100."""
+    for common in range(6):
+        draft = rare * torch.tensor([1, 2, 3, 1.5, 1, 2], dtype=torch.float64)
+        draft[common] = 1.0
+        law = SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([k]))
+        blocks = LowestFirst.of(law, draft.numpy()[None])
+        for low, high in ((0, 3), (0, 5), (1, 4), (2, 6), (3, 5)):
+            above = draft[high:].sum().numpy()[None]
+            found = blocks.missed(np.zeros(1, np.int64), np.array([low]), np.array([high]), above)[0]
+            order = torch.tensor([[*range(low), *range(low, high)[::-1], *range(high, 6)]])
+            expected = law.missed_chain(order)[0, low : high + 1].flip(-1).numpy()
+            np.testing.assert_allclose(found[low : high + 1], expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 8, 20])
+def test_prefixes_have_the_containment_of_the_law(k: int):
+    """Rows with fewer drafts, with fewer tokens than drafts, and without any mass are among them."""
+    rows = torch.stack([draft_row(24, spread, k) for spread in (0.0, 1.0, 4.0, 9.0, 1.0, 1.0)])
+    rows[4, 3:], rows[5] = 0.0, 0.0
+    rows = rows / rows.sum(dim=-1, keepdim=True).clamp_min(1e-300)
+    law = SuccessiveLaw.of(rows, torch.tensor([k, max(k - 1, 0), k, k, k, k]))
+    found = LowestFirst.of(law, rows.numpy()).missed_by_prefixes()
+    np.testing.assert_allclose(found, law.missed_chain().numpy(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("case", MANY_DRAFTS, ids=str)
 def test_the_lowest_of_many_drafts_agrees_with_fractions(case: TwoWeights):
     """With odds cut to keep their products in range, the last case was wrong by 0.086."""

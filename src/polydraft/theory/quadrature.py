@@ -47,18 +47,15 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     """
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])
-    ascending = rates.sort(dim=-1).values
-    slowest = ascending.cumsum(dim=-1)
-    scale = _scale(ascending, slowest)
-    length = (_end(slowest, counts, most) / scale).log1p()
-    length = length.where(counts >= 3, torch.zeros_like(length))
+    slowest = rates.sort(dim=-1).values.cumsum(dim=-1)
+    scale = _scale(slowest)
+    length = (_end(slowest, counts, most) / scale).log1p().masked_fill(counts < 3, 1.0)
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
     places, shares = _row_nodes(panels, density * (4 + 1.8 * math.sqrt(most)), density * 1.8, length, longest)
     scale, length = scale.unsqueeze(-1), length.unsqueeze(-1)
     time = scale * (length * places).expm1()
-    growth = (time + scale) / time.where(time > 0, torch.ones_like(time))
-    return TimeNodes(time, length * shares * growth)
+    return TimeNodes(time, (time + scale).div_(time).mul_(shares).mul_(length))
 
 
 def _row_nodes(
@@ -98,27 +95,23 @@ def _unit_nodes(panels: int, each: int) -> tuple[Float[Tensor, " n"], Float[Tens
     return ((starts + (places + 1) / 2) / panels).flatten(), (shares / 2 / panels).repeat(panels)
 
 
-def _scale(ascending: Float[Tensor, "*b A"], single: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
-    """Return a time so early that what is not smooth before it has negligible weight; `single` are sums of rates.
+def _scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+    """Return a time so early that what is not smooth before it has negligible weight; `slowest` are sums of rates.
 
-    Pr[three rings by t] is at most e_3 t^3, e_2 t^2 without the fastest clock, and e_1 t without the fastest two.
+    With e the sum of all rates, r that without the fastest clock and s that without the fastest two, Pr[three rings by
+    t] is at most s t, (r t)^2 / 2, (e t)^3 / 6 and e r s t^3. In logarithms.
     """
-    size = ascending.shape[-1]
-    double = (ascending[..., 1:] * single[..., :-1]).cumsum(dim=-1)
-    triple = (ascending[..., 2:] * double[..., :-1]).sum(dim=-1)
-    pair = double[..., -2] if size > 2 else torch.zeros_like(triple)
-    bounds = torch.stack([single[..., -min(3, size)], pair, triple, single[..., -1]], dim=-1).clamp_min(1e-300)
-    powers, factors = _powers(bounds.device)
-    return (factors / bounds.pow(powers)).amax(dim=-1)
+    powers, constants = _bounds(slowest.device)
+    sums = slowest[..., -3:].clamp_min(1e-300).log()
+    return (constants - sums @ powers).amax(dim=-1).exp()
 
 
 @lru_cache(maxsize=8)
-def _powers(device: torch.device) -> tuple[Float[Tensor, "4"], Float[Tensor, "4"]]:
-    """Return the powers and factors of the bounds of `_scale`."""
-    powers = torch.tensor([1.0, 1 / 2, 1 / 3, 1.0], dtype=torch.float64, device=device)
-    factors = 100 * FAINT**powers
-    factors[-1] = SOONEST
-    return powers, factors
+def _bounds(device: torch.device) -> tuple[Float[Tensor, "3 5"], Float[Tensor, "5"]]:
+    """Return the powers of s, r and e in the bounds of `_scale`, for times, and the logarithms of their factors."""
+    powers = torch.tensor([[1, 0, 0, 1 / 3, 0], [0, 1, 0, 1 / 3, 0], [0, 0, 1, 1 / 3, 1]], dtype=torch.float64)
+    factors = [100 * FAINT, 100 * (2 * FAINT) ** (1 / 2), 100 * (6 * FAINT) ** (1 / 3), 100 * FAINT ** (1 / 3), SOONEST]
+    return powers.to(device), torch.tensor(factors, dtype=torch.float64, device=device).log()
 
 
 def _end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:

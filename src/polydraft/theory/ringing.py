@@ -1,7 +1,9 @@
 """Exponential clocks: how many of the first tokens of an order have rung at a time when no other has."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -27,15 +29,8 @@ def fewer_rung(
 
     `most` is the largest count.
     """
-    return added(rung_exactly(odds, silence, most), odds, counts, least)
-
-
-def added(
-    tables: Iterable[Tensor], odds: Float[Tensor, "*b n A"], counts: Int[Tensor, "*b"], least: int
-) -> Float[Tensor, "*b n A+1"]:
-    """Add tables of `rung_exactly` up, from the one of `least` to that below `counts`."""
     result = odds.new_zeros(*odds.shape[:-1], odds.shape[-1] + 1)
-    for j, exactly in enumerate(tables):
+    for j, exactly in enumerate(rung_exactly(odds, silence, most)):
         if j >= least:
             result[..., j:].addcmul_(exactly, (j < counts)[..., None, None].to(odds.dtype))
     return result
@@ -63,3 +58,16 @@ def rung_exactly(
     for j in range(1, most):
         chain = (odds[..., j - 1 :] * chain[..., :-1]).cumsum_(dim=-1)
         yield chain
+
+
+def rung_tables(
+    odds: Float[Tensor, "*b n A"], silence: Float[Tensor, "*b n"], most: int
+) -> Float[Tensor, "*b most n A+1"]:
+    """Return the tables of `rung_exactly` in one, zero where i < j; for up to `MOST_LINEAR` drafts."""
+    tables = odds.new_empty(*odds.shape[:-2], most, odds.shape[-2], odds.shape[-1] + 1)
+    tables[..., 0] = 0
+    exactly = tables.unbind(dim=-3)
+    exactly[0].copy_(silence.exp().unsqueeze(-1))
+    for fewer, more in pairwise(exactly):
+        torch.mul(odds, fewer[..., :-1], out=more[..., 1:]).cumsum_(dim=-1)
+    return tables

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.theory.quadrature import TimeNodes, time_nodes
-from polydraft.theory.ringing import CLIP, MOST_LINEAR, added, fewer_rung, odds_of_ringing, rung_exactly
+from polydraft.theory.ringing import CLIP, MOST_LINEAR, fewer_rung, odds_of_ringing, rung_exactly, rung_tables
 from polydraft.theory.rows import of_others, prefix_sums, suffix_sums, support_size
 
 SCALE = 2.0**60
@@ -63,16 +63,16 @@ class SuccessiveLaw:
     def missed_chain(self, order: Int[Tensor, "*b A"] | None = None) -> Float[Tensor, "*b C"]:
         """Return 1 - Q of the first j tokens of `order`, or of the tokens as they stand, with all its digits."""
         rates, lone = (_in_order(row, order) for row in (self.rates, self.lone))
-        outside = suffix_sums(rates)
+        outside = self._above if order is None else suffix_sums(rates)
         missed = self._missed(outside, prefix_sums(lone))
         if self.most > 2:
             for time, weight, fewer in self._fewer(order):
                 hazard = (time.unsqueeze(-1) * outside.unsqueeze(-2)).clamp_max_(CLIP).mul_(weight.unsqueeze(-1))
                 missed = missed + hazard.mul_(fewer).sum(dim=-2)
         counts = self.counts.unsqueeze(-1)
-        room = prefix_sums((rates > 0).double()) >= counts
-        missed = missed.clamp(0, 1).where(room, 1.0)  # exactly one where so many drafts cannot lie inside
-        return missed.where((outside > 0) & (counts > 0), 0.0)
+        crowded = prefix_sums((rates > 0).to(rates.dtype)) < counts  # so many drafts cannot lie inside
+        missed = missed.clamp_(0, 1).masked_fill_(crowded, 1.0)
+        return missed.masked_fill_((outside <= 0) | (counts <= 0), 0.0)
 
     def row(self, number: int) -> "SuccessiveLaw":
         """Return the law of one of many rows."""
@@ -80,13 +80,13 @@ class SuccessiveLaw:
         return SuccessiveLaw(rates, self.counts[number, None], self.most, TimeNodes(time, weight))
 
     @cached_property
-    def rung(self) -> tuple[Float[Tensor, "*b n A"], list[Tensor]]:
-        """Odds at every node, and Pr[exactly j clocks have rung, all in a prefix] as `rung_exactly` gives it.
+    def rung(self) -> tuple[Float[Tensor, "*b n A"], Float[Tensor, "*b most n C"]]:
+        """Odds at every node, and Pr[exactly j clocks have rung, all in a prefix], for j below the largest count.
 
         For up to `MOST_LINEAR` drafts: the odds of more had to be cut so far that clocks which have rung would not.
         """
         odds, silence = odds_of_ringing(self.rates, self.nodes.time, SURE / max(self.most, 1))
-        return odds, list(rung_exactly(odds, silence, self.most))
+        return odds, rung_tables(odds, silence, self.most)
 
     def inclusion(self) -> Float[Tensor, "*b A"]:
         """Return the probability that each token is drawn."""
@@ -107,16 +107,22 @@ class SuccessiveLaw:
 
     def _missed(self, outside: Float[Tensor, "*b m"], lone: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
         """Return the chance that a token outside rings first or second, of tables of outside rates and `lone` sums."""
-        total = self.rates.sum(dim=-1, keepdim=True)
-        total = total.where(total > 0, 1.0)
-        second = outside * lone / (total / SCALE)
-        return outside / total + second.where((self.counts > 1).unsqueeze(-1), 0.0)
+        total = self._above[..., :1]
+        total = total.masked_fill(total <= 0, 1.0)
+        second = (outside * lone).div_(total / SCALE).masked_fill_((self.counts <= 1).unsqueeze(-1), 0.0)
+        return second.add_(outside / total)
+
+    @cached_property
+    def _above(self) -> Float[Tensor, "*b C"]:
+        """Return the rate of all tokens but the first j, for j = 0..A."""
+        return suffix_sums(self.rates)
 
     @cached_property
     def lone(self) -> Float[Tensor, "*b A"]:
         """What each token adds as the only ring in H: q(i) / (the rate of all others), 0 where there are no others."""
-        others = of_others(self.rates)
-        return (self.rates / SCALE / others.where(others > 0, 1.0)).where(others > 0, 0.0)
+        others = self._above[..., 1:].clone()
+        others[..., 1:] += self.rates[..., :-1].cumsum(dim=-1)
+        return (self.rates / SCALE).div_(others).masked_fill_(others <= 0, 0.0)
 
     @cached_property
     def _table(self) -> tuple[Float[Tensor, "*b n A"], Float[Tensor, "*b n"]]:
@@ -125,8 +131,11 @@ class SuccessiveLaw:
     def _fewer(self, order: Int[Tensor, "*b A"] | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield times, weights and Pr[two to counts - 1 clocks have rung, all in a prefix], in chunks of nodes."""
         if order is None and self.most <= MOST_LINEAR and self._small:
-            odds, tables = self.rung
-            yield self.nodes.time, self.nodes.weight, added(tables, odds, self.counts, 2)
+            tables = self.rung[1]
+            degree = torch.arange(self.most, device=tables.device)
+            wanted = ((degree >= 2) & (degree < self.counts.unsqueeze(-1))).to(tables.dtype).unsqueeze(-2)
+            fewer = (wanted @ tables.flatten(-2)).view(*tables.shape[:-3], *tables.shape[-2:])
+            yield self.nodes.time, self.nodes.weight, fewer
             return
         for time, weight, odds, silence in self._ordered(order):
             yield time, weight, fewer_rung(odds, silence, self.counts, self.most, 2)

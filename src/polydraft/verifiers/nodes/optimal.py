@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,9 +19,10 @@ from polydraft.schemes import (
     require_scheme,
 )
 from polydraft.theory import optimal_set
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
+from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.clipped import clip
+from polydraft.verifiers.selection.ordered import Numbers, integers, numbers, tensor
 from polydraft.verifiers.selection.walk import accepted_shares
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
@@ -83,11 +85,9 @@ class Optimal:
         self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b A"]:
         """Return min(m, t)."""
-        size, number = target_mass.shape[-1], counts.flatten()
-        draft, mass = (row.double().reshape(-1, size) for row in (draft_probs, target_mass))
-        clipped = clip(self.scheme, draft, mass, number)
-        marginal = clipped.by_token(clipped.accepted) * (number > 0).unsqueeze(-1)
-        return marginal.to(target_mass.dtype).view(target_mass.shape)
+        number = integers(counts.flatten())
+        clipped = clip(self.scheme, _rows(draft_probs), _rows(target_mass), number)
+        return _like(clipped.by_token(clipped.accepted) * (number > 0)[:, None], target_mass)
 
     def acceptance(
         self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
@@ -105,14 +105,20 @@ class Optimal:
         alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
         if alone:
             return alone
-        size, k = target_mass.shape[-1], drafts.shape[-1]
-        flat, counts = drafts.reshape(-1, k), present(drafts).flatten()
-        clipped = clip(
-            self.scheme, draft_probs.double().reshape(-1, size), target_mass.double().reshape(-1, size), counts
-        )
-        shares = accepted_shares(clipped, clipped.places(flat))
+        flat = integers(drafts.reshape(-1, drafts.shape[-1]))
+        counts = (flat >= 0).sum(axis=1)
+        clipped = clip(self.scheme, _rows(draft_probs), _rows(target_mass), counts)
+        shares = _like(accepted_shares(clipped, clipped.places(flat)), target_mass, drafts.shape)
         if isinstance(self.scheme, REPEATING):
-            shares = onto_first_copies(shares, flat)
-        marginal = clipped.by_token(clipped.accepted) * (counts > 0).unsqueeze(-1)
-        dtype = target_mass.dtype
-        return shares.to(dtype).view(drafts.shape), marginal.to(dtype).view(target_mass.shape)
+            shares = onto_first_copies(shares, drafts)
+        return shares, _like(clipped.by_token(clipped.accepted) * (counts > 0)[:, None], target_mass)
+
+
+def _rows(probs: Float[Tensor, "*b A"]) -> Numbers:
+    """Return the rows on the host."""
+    return numbers(probs.reshape(-1, probs.shape[-1]))
+
+
+def _like(rows: Numbers, example: Tensor, shape: torch.Size | None = None) -> Tensor:
+    """Return rows with the shape, type and device of a tensor, or with another shape."""
+    return tensor(rows).to(example.device, example.dtype).view(example.shape if shape is None else shape)

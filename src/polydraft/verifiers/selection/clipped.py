@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
 
 from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
-from polydraft.theory import SuccessiveLaw
 from polydraft.theory.containment import certain_and_drawn
-from polydraft.theory.rows import prefix_sums, suffix_sums
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent
-from polydraft.verifiers.selection.ordered import Ordered
+from polydraft.verifiers.selection.ordered import (
+    Flags,
+    Numbers,
+    Ordered,
+    Places,
+    counted,
+    prefix_sums,
+    suffix_sums,
+    tensor,
+)
 from polydraft.verifiers.selection.successive import Successive
 
 
@@ -40,96 +45,89 @@ class Clipped:
         taken: the probabilities t in this order.
     """
 
-    order: Int[Tensor, "n A"]
+    order: Places
     drafts: Ordered
-    certain: Int[Tensor, " n"]
-    size: Int[Tensor, " n"]
-    mass: Float[Tensor, "n A"]
-    taken: Float[Tensor, "n A"]
+    certain: Places
+    size: Places
+    mass: Numbers
+    taken: Numbers
 
     @property
-    def accepted(self) -> Float[Tensor, "n A"]:
+    def accepted(self) -> Numbers:
         """min(m, t): how often each token is accepted."""
-        return torch.minimum(self.mass, self.taken)
+        return np.minimum(self.mass, self.taken)
 
-    def by_token(self, row: Float[Tensor, "n A"]) -> Float[Tensor, "n A"]:
+    def by_token(self, row: Numbers) -> Numbers:
         """Put a row in the order back into the tokens' own order."""
-        return torch.zeros_like(row).scatter(-1, self.order, row)
+        tokens = np.empty_like(row)
+        tokens[counted(len(row))[:, None], self.order] = row
+        return tokens
 
-    def places(self, drafts: Int[Tensor, "n k"]) -> Int[Tensor, "n k"]:
+    def places(self, drafts: Places) -> Places:
         """Return the place of each draft in the order, -1 for absent ones."""
-        place = torch.arange(self.order.shape[-1], device=drafts.device).expand_as(self.order)
-        places = torch.empty_like(self.order).scatter(-1, self.order, place)
-        return places.gather(-1, drafts.clamp_min(0)).where(drafts >= 0, -1)
+        row, places = counted(len(drafts))[:, None], np.empty_like(self.order)
+        places[row, self.order] = counted(self.order.shape[1])
+        return np.where(drafts >= 0, places[row, drafts], -1)
 
 
-def clip(
-    scheme: Scheme, draft_probs: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"], counts: Int[Tensor, " n"]
-) -> Clipped:
-    """Clip target masses to what the drafts can bear. Rows are in float64; draft rows need not be normalised.
+def clip(scheme: Scheme, draft_probs: Numbers, target_mass: Numbers, counts: Places) -> Clipped:
+    """Clip target masses to what the drafts can bear. Draft rows need not be normalised.
 
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    certain = _certain(scheme, draft_probs, counts)
-    weights = draft_probs if certain is None else draft_probs.masked_fill(certain, 0.0)
-    total = weights.sum(dim=-1, keepdim=True)
-    weights = weights / total.where(total > 0, 1.0)
-    order = _by_need(weights, target_mass, certain).argsort(dim=-1, stable=True)
-    weights, mass = weights.gather(-1, order), target_mass.gather(-1, order)
-    if certain is None:
-        drafts, number = _distinct(scheme, weights, counts), torch.zeros_like(counts)
-    else:
-        certain = certain.gather(-1, order)
-        drafts, number = Independent.of(weights, certain, counts), certain.sum(dim=-1)
-    size, taken = _clipped(weights, mass, drafts.containment, None if certain is None else number)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        certain = _certain(scheme, draft_probs, counts)
+        weights = draft_probs if certain is None else np.where(certain, 0.0, draft_probs)
+        total = weights.sum(axis=1, keepdims=True)
+        weights = weights / np.where(total > 0, total, 1.0)
+        order = _by_need(weights, target_mass, certain).argsort(axis=1, kind="stable")
+        row = counted(len(order))[:, None]
+        weights, mass = weights[row, order], target_mass[row, order]
+        drafts = _ordered(scheme, weights, None if certain is None else certain[row, order], counts)
+        number = np.zeros_like(counts) if certain is None else certain.sum(axis=1)
+        size, taken = _clipped(weights, mass, drafts.containment, number)
     return Clipped(order, drafts, number, size, mass, taken)
 
 
-def _certain(
-    scheme: Scheme, draft_probs: Float[Tensor, "n A"], counts: Int[Tensor, " n"]
-) -> Bool[Tensor, "n A"] | None:
+def _certain(scheme: Scheme, draft_probs: Numbers, counts: Places) -> Flags | None:
     """Mark the tokens drafted for certain; None for the schemes that have none and draw distinct ones."""
     if isinstance(scheme, WithoutReplacement | ConditionalPoisson):
         return None
-    return certain_and_drawn(scheme, draft_probs, counts)[0]
+    certain: Flags = certain_and_drawn(scheme, tensor(draft_probs), tensor(counts))[0].numpy()
+    return certain
 
 
-def _by_need(
-    weights: Float[Tensor, "n A"], target_mass: Float[Tensor, "n A"], certain: Bool[Tensor, "n A"] | None
-) -> Float[Tensor, "n A"]:
+def _by_need(weights: Numbers, target_mass: Numbers, certain: Flags | None) -> Numbers:
     """Return a key that grows with target / draft, in logarithms: subnormal draft probabilities count."""
-    need = (target_mass.log() - weights.log()).clamp_min(torch.finfo(weights.dtype).min)
-    need = need.where(weights > 0, torch.inf)
-    return need if certain is None else need.masked_fill(certain, -torch.inf)
+    need = np.maximum(np.log(target_mass) - np.log(weights), np.finfo(np.float64).min)
+    need = np.where(weights > 0, need, np.inf)
+    return need if certain is None else np.where(certain, -np.inf, need)
 
 
-def _distinct(scheme: Scheme, weights: Float[Tensor, "n A"], counts: Int[Tensor, " n"]) -> Ordered:
+def _ordered(scheme: Scheme, weights: Numbers, certain: Flags | None, counts: Places) -> Ordered:
     if isinstance(scheme, WithoutReplacement):
-        return Successive(weights, SuccessiveLaw.of(weights, counts))
-    return Conditional(weights, counts)
+        return Successive.of(weights, counts)
+    if isinstance(scheme, ConditionalPoisson):
+        return Conditional(weights, counts)
+    return Independent.of(weights, certain, counts)
 
 
-def _clipped(
-    weights: Float[Tensor, "n A"],
-    mass: Float[Tensor, "n A"],
-    containment: Float[Tensor, "n C"],
-    certain: Int[Tensor, " n"] | None,
-) -> tuple[Int[Tensor, " n"], Float[Tensor, "n A"]]:
+def _clipped(weights: Numbers, mass: Numbers, containment: Numbers, certain: Places) -> tuple[Places, Numbers]:
     """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends."""
-    needed = prefix_sums(mass)
-    spare, size = (containment - needed).max(dim=-1)
-    curve = needed + spare.unsqueeze(-1)
-    prefix = torch.arange(curve.shape[-1], device=curve.device)
-    below, above = prefix_sums(weights), suffix_sums(weights)
-    limit = size.unsqueeze(-1)
-    least = (curve / below).where((prefix <= limit) & (below > 0), torch.inf).amin(dim=-1, keepdim=True)
-    most = ((1 - curve) / above).where((prefix >= limit) & (above > 0), 0.0).amax(dim=-1, keepdim=True).clamp_min(0)
-    place = prefix[:-1]
-    raised = torch.maximum(mass, (least * weights).where(weights > 0, 0.0))
-    lowered = torch.minimum(mass, (most * weights).where(weights > 0, 0.0))
-    if certain is not None:
-        fixed = certain.unsqueeze(-1)
-        raised = torch.where(fixed > 0, mass + spare.unsqueeze(-1) / fixed * (place < fixed), raised)
-        lowered = lowered.where(place >= fixed, mass)
-    return size, torch.where(place < limit, raised, lowered)
+    needed, below, above = prefix_sums(mass), prefix_sums(weights), suffix_sums(weights)
+    size = (containment - needed).argmax(axis=1)
+    limit, prefix = size[:, None], counted(needed.shape[1])
+    row = counted(len(size))
+    spare = (containment[row, size] - needed[row, size])[:, None]
+    curve = needed + spare
+    least = np.where((prefix <= limit) & (below > 0), curve / below, np.inf).min(axis=1, keepdims=True)
+    most = np.where((prefix >= limit) & (above > 0), (1 - curve) / above, 0).max(axis=1, keepdims=True)
+    place, some = prefix[:-1], weights > 0
+    raised = np.maximum(mass, np.where(some, least * weights, 0))
+    lowered = np.minimum(mass, np.where(some, most * weights, 0))
+    if certain.any():
+        fixed = certain[:, None]
+        raised = np.where(fixed > 0, mass + spare / fixed * (place < fixed), raised)
+        lowered = np.where(place >= fixed, lowered, mass)
+    return size, np.where(place < limit, raised, lowered)

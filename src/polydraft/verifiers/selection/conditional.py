@@ -5,12 +5,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.theory.conditional import conditional_chain
-from polydraft.theory.rows import support_size
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, integers, lowest, numbers
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, lowest, numbers, tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,24 +19,24 @@ class Conditional:
         counts: the number of drafts asked for.
     """
 
-    weights: Float[Tensor, "n A"]
-    counts: Int[Tensor, " n"]
+    weights: Numbers
+    counts: Places
 
     @property
-    def containment(self) -> Float[Tensor, "n C"]:
+    def containment(self) -> Numbers:
         """Q of every prefix of the order."""
         return self._chain
 
     @cached_property
-    def _chain(self) -> Float[Tensor, "n C"]:
-        order = torch.arange(self.weights.shape[-1], device=self.weights.device)
-        return conditional_chain(self.weights, order.expand(self.weights.shape), self.counts)
+    def _chain(self) -> Numbers:
+        weights = tensor(self.weights)
+        order = torch.arange(weights.shape[-1]).expand(weights.shape)
+        return numbers(conditional_chain(weights, order, tensor(self.counts)))
 
     def rows(self) -> "ConditionalRows":
-        """Return the rows on the host."""
-        inside = numbers(self.containment)
-        counts = integers(torch.minimum(self.counts, support_size(self.weights)))
-        logs = numbers(self.weights.log())
+        """Return the rows with what their simple rules need."""
+        inside, logs = self.containment, np.log(self.weights)
+        counts = np.minimum(self.counts, (self.weights > 0).sum(axis=1))
         return ConditionalRows(inside, np.diff(inside), logs, counts, _log_sums(logs, int(counts.max())))
 
 
@@ -66,10 +63,14 @@ class ConditionalRows:
     counts: Places
     before: Numbers
 
-    def kept(self, rows: Flags | Places) -> "ConditionalRows":
+    def kept(self, rows: Places) -> "ConditionalRows":
         """Return some of the rows."""
         return ConditionalRows(
-            self.inside[rows], self.priority[rows], self.logs[rows], self.counts[rows], self.before[rows]
+            self.inside.take(rows, axis=0),
+            self.priority.take(rows, axis=0),
+            self.logs.take(rows, axis=0),
+            self.counts.take(rows, axis=0),
+            self.before.take(rows, axis=0),
         )
 
     def taken(self, low: Places, high: Places) -> Numbers:

@@ -3,22 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from polydraft.theory.rows import prefix_sums
-from polydraft.verifiers.selection.ordered import (
-    Flags,
-    Numbers,
-    Places,
-    counted,
-    entry,
-    integers,
-    lowest,
-    numbers,
-    within,
-)
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, lowest, prefix_sums, within
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,27 +17,23 @@ class Independent:
         containment: 1[certain tokens below j] below_j^draws.
     """
 
-    certain: Int[Tensor, " n"]
-    below: Float[Tensor, "n C"]
-    containment: Float[Tensor, "n C"]
+    certain: Places
+    below: Numbers
+    containment: Numbers
 
     @classmethod
-    def of(
-        cls, weights: Float[Tensor, "n A"], certain: Bool[Tensor, "n A"], counts: Int[Tensor, " n"]
-    ) -> "Independent":
+    def of(cls, weights: Numbers, certain: Flags | None, counts: Places) -> "Independent":
         """Prepare rows in the order; `weights` are zero at the certain tokens and sum to one, or are all zero."""
-        fixed = certain.sum(dim=-1)
+        fixed = np.zeros_like(counts) if certain is None else certain.sum(axis=1)
         below = prefix_sums(weights)
-        mass = below[..., -1:]
-        draws = (counts - fixed).where(mass.squeeze(-1) > 0, 0).clamp_min(0).unsqueeze(-1)
-        below = below / mass.where(mass > 0, 1.0)
-        holds = torch.arange(below.shape[-1], device=below.device) >= fixed.unsqueeze(-1)
-        return cls(fixed, below, below.pow(draws) * holds)
+        mass = below[:, -1:]
+        draws = np.maximum(np.where(mass[:, 0] > 0, counts - fixed, 0), 0)[:, None]
+        below = below / np.where(mass > 0, mass, 1.0)
+        return cls(fixed, below, below**draws * (counted(below.shape[1]) >= fixed[:, None]))
 
     def rows(self) -> "IndependentRows":
-        """Return the rows on the host."""
-        inside = numbers(self.containment)
-        return IndependentRows(inside, np.diff(inside), numbers(self.below), integers(self.certain))
+        """Return the rows with what their simple rules need."""
+        return IndependentRows(self.containment, np.diff(self.containment), self.below, self.certain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +55,14 @@ class IndependentRows:
     below: Numbers
     certain: Places
 
-    def kept(self, rows: Flags | Places) -> "IndependentRows":
+    def kept(self, rows: Places) -> "IndependentRows":
         """Return some of the rows."""
-        return IndependentRows(self.inside[rows], self.priority[rows], self.below[rows], self.certain[rows])
+        return IndependentRows(
+            self.inside.take(rows, axis=0),
+            self.priority.take(rows, axis=0),
+            self.below.take(rows, axis=0),
+            self.certain.take(rows, axis=0),
+        )
 
     def taken(self, low: Places, high: Places) -> Numbers:
         """Return a straight line over the draft mass; with the certain token, a step."""

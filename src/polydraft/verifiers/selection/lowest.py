@@ -8,7 +8,16 @@ import torch
 from polydraft.theory import SuccessiveLaw
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.ordered import Numbers, Places, counted, integers, numbers, within
+from polydraft.verifiers.selection.ordered import (
+    Numbers,
+    Places,
+    counted,
+    integers,
+    numbers,
+    prefix_sums,
+    suffix_sums,
+    within,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +34,9 @@ class LowestFirst:
     e_b grows by w_j e_{b-1}(w_i: j < i < high); tables of these steps depend on `high` alone and are kept, one for each
     row. So the integral is a running sum of products of two tables: positive terms, no cancellation.
 
-    Those products leave the range of float64 for very many drafts. Then X_j is a prefix of an order of its own.
+    Those products leave the range of float64 for very many drafts. Then X_j is a prefix of an order of its own. Where a
+    token off X_j has long rung before some in X_j do, odds were cut (`SuccessiveLaw.rung`): the sum exceeds the true
+    chance, which is one to rounding.
 
     Args:
         law: the law.
@@ -36,8 +47,7 @@ class LowestFirst:
         measure: the nodes' weights over `SCALE`, for integration over time in units of the mean time of the first ring.
         used: how many nodes have any weight.
         odds: w_i at every node, the last token first.
-        before: e^{-t} e_a of every prefix of at least a tokens at every node, for every a below the largest count.
-        stacked: for some rows, those tables in one.
+        before: e^{-t} e_a of every prefix at every node, for every a below the largest count.
         kept: for some rows, the block and its steps of e_1, e_2, ... at every node, the last token first.
     """
 
@@ -49,24 +59,37 @@ class LowestFirst:
     measure: Numbers
     used: list[int]
     odds: Numbers
-    before: list[Numbers]
-    stacked: dict[int, Numbers]
+    before: Numbers
     kept: dict[int, tuple[int, int, Numbers]]
 
     @classmethod
     def of(cls, law: SuccessiveLaw, weights: Numbers) -> "LowestFirst":
         """Read the tables of a law, whose rows are `weights` up to a constant."""
-        odds, tables = law.rung if 2 < law.most <= MOST_LINEAR else (law.rates[:, None], [])
-        before = [numbers(table) for table in tables]
+        odds, tables = law.rung if 2 < law.most <= MOST_LINEAR else (law.rates[:, None], law.rates[:, :0])
+        before = numbers(tables)
         measure = numbers(law.nodes.time * law.nodes.weight * (law.rates.sum(dim=-1, keepdim=True) / SCALE))
-        counts, degree = integers(law.counts)[:, None, None], counted(len(before))
+        counts, degree = integers(law.counts)[:, None, None], counted(before.shape[1])
+        measure = measure * (counts[:, 0] > 2)
         both = np.add.outer(degree, degree)
         wanted = ((both >= 2) & (both < counts)).astype(np.float64)
         lone = numbers(law.lone) * (counts[:, 0] > 1)
         lone_below = np.zeros((len(lone), lone.shape[1] + 1))
         lone.cumsum(axis=1, out=lone_below[:, 1:])
         used = (measure > 0).sum(axis=1).tolist()
-        return cls(law, weights, lone, lone_below, wanted, measure, used, numbers(odds)[..., ::-1], before, {}, {})
+        return cls(law, weights, lone, lone_below, wanted, measure, used, numbers(odds)[..., ::-1], before, {})
+
+    def missed_by_prefixes(self) -> Numbers:
+        """Return 1 - Q of every prefix of every row: blocks that end before the first place."""
+        if self.law.most > MOST_LINEAR:
+            return numbers(self.law.missed_chain())
+        sums = self.lone_below
+        if self.before.shape[1]:
+            factors = (self.wanted[:, 0, :, None] * self.measure[:, None]).reshape(len(sums), 1, -1)
+            sums = sums + (factors @ self.before.reshape(len(sums), -1, sums.shape[1]))[:, 0]
+        counts, outside = integers(self.law.counts)[:, None], suffix_sums(self.weights)
+        missed = np.minimum(outside + outside * SCALE * sums, 1)
+        missed = np.where(prefix_sums(self.weights > 0) < counts, 1, missed)  # where so many drafts cannot lie inside
+        return np.where((outside > 0) & (counts > 0), missed, 0)
 
     def missed(self, row: Places, low: Places, high: Places, above: Numbers) -> Numbers:
         """Return 1 - Q(X_j) for j = low..high, for blocks of some rows; `above` is the draft mass from `high` on."""
@@ -76,16 +99,17 @@ class LowestFirst:
         inside = within(low, high, counted(size))
         outside, sums = np.zeros((2, len(row), size + 1))
         np.cumsum(self.weights[row] * inside, axis=1, out=outside[:, 1:])
+        outside += above[:, None]
         sums[:, :0:-1] = self.lone[row] * inside
         sums[counted(len(row)), size - high] = self.lone_below[row, low]
-        if self.before:
-            for line, number, start, stop in zip(sums, row.tolist(), low.tolist(), high.tolist(), strict=True):
-                factor = self._factors(number, start)
+        if self.before.shape[1]:
+            factors = self._factors(row, low)
+            sums[counted(len(row)), size - high] += factors[:, 0].sum(axis=1)
+            blocks = zip(sums, factors[:, 1:], row.tolist(), low.tolist(), high.tolist(), strict=True)
+            for line, factor, number, start, stop in blocks:
                 steps = self._steps(number, start, stop)[:, : stop - start]
-                line[size - stop + 1 : size - start + 1] += factor[1:].ravel() @ steps
-                line[size - stop] += factor[0].sum()
-        outside += above[:, None]
-        return outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1]
+                line[size - stop + 1 : size - start + 1] += factor[:, : self.used[number]].ravel() @ steps
+        return np.minimum(outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1], 1)
 
     def _missed_in_order(self, row: Places, low: Places, high: Places) -> Numbers:
         """Return 1 - Q(X_j) from the containment of the prefixes of (places below low, high - 1, ..., low, others)."""
@@ -97,15 +121,9 @@ class LowestFirst:
             line[start : stop + 1] = chain[start : stop + 1][::-1]
         return missed
 
-    def _factors(self, row: int, low: int) -> Numbers:
-        """Return, for every b and node, what a step of e_b counts: the sum of e_a over the a that go with it."""
-        used = self.used[row]
-        if row not in self.stacked:
-            stack = np.zeros((len(self.before), used, self.before[0].shape[2]))
-            for a, table in enumerate(self.before):
-                stack[a, :, a:] = table[row, :used]
-            self.stacked[row] = stack
-        return self.wanted[row] @ self.stacked[row][:, :, low] * self.measure[row, :used]
+    def _factors(self, row: Places, low: Places) -> Numbers:
+        """Return, for rows, every b and every node, what a step of e_b counts: the sum of the e_a that go with it."""
+        return (self.wanted[row] @ self.before[row, :, :, low]) * self.measure[row, None]
 
     def _steps(self, row: int, low: int, high: int) -> Numbers:
         """Return the steps of all e_b at all nodes for a row's block, one below the other."""
@@ -114,7 +132,7 @@ class LowestFirst:
             if stop == high and start <= low:
                 return flat
         odds = self.odds[row, : self.used[row], self.weights.shape[1] - high : self.weights.shape[1] - low]
-        steps = np.empty((len(self.before) - 1, *odds.shape))
+        steps = np.empty((self.before.shape[1] - 1, *odds.shape))
         steps[0], steps[1:, :, 0] = odds, 0
         for b in range(1, len(steps)):
             np.multiply(odds[:, 1:], steps[b - 1, :, :-1].cumsum(axis=1), out=steps[b, :, 1:])

@@ -5,7 +5,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class OrderedRows(Protocol):
         """The probability that each token is the draft at the highest place: differences of `inside`."""
         ...
 
-    def kept(self, rows: Flags | Places) -> "OrderedRows":
+    def kept(self, rows: Places) -> "OrderedRows":
         """Return the laws of some of the rows."""
         ...
 
@@ -56,12 +55,12 @@ class Ordered(Protocol):
     """The draft laws of many rows."""
 
     @property
-    def containment(self) -> Float[Tensor, "n C"]:
+    def containment(self) -> Numbers:
         """Q of every prefix of every row's order."""
         ...
 
     def rows(self) -> OrderedRows:
-        """Return the rows on the host."""
+        """Return the rows with what their simple rules need."""
         ...
 
 
@@ -73,6 +72,11 @@ def numbers(table: Tensor) -> Numbers:
 def integers(table: Tensor) -> Places:
     """Return a table of integers on the host."""
     return table.detach().cpu().numpy()
+
+
+def tensor(table: Numbers | Places) -> Tensor:
+    """Return a table of the host as a tensor that shares its memory."""
+    return torch.from_numpy(table)  # pyright: ignore  not typed in torch
 
 
 @lru_cache(maxsize=1024)
@@ -99,8 +103,15 @@ def lowest(low: Places, high: Places, places: Places) -> Flags:
     return counted(places.shape[1]) == first[:, None]
 
 
-def running(values: Numbers) -> Numbers:
-    """Return the sums of the first j values for j = 0..A."""
-    sums = np.zeros(len(values) + 1)
-    values.cumsum(out=sums[1:])
+def prefix_sums(mass: Numbers | Flags) -> Numbers:
+    """Return the mass of the first j places of every row for j = 0..A."""
+    sums = np.zeros((len(mass), mass.shape[1] + 1))
+    mass.cumsum(axis=1, out=sums[:, 1:])
+    return sums
+
+
+def suffix_sums(mass: Numbers) -> Numbers:
+    """Return the mass of all but the first j places for j = 0..A, added up from the end: small tails stay exact."""
+    sums = np.zeros((len(mass), mass.shape[1] + 1))
+    mass[:, ::-1].cumsum(axis=1, out=sums[:, -2::-1])
     return sums

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.theory import SuccessiveLaw
 from polydraft.verifiers.selection.lowest import LowestFirst
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, lowest, numbers, within
+from polydraft.verifiers.selection.ordered import (
+    Flags,
+    Numbers,
+    Places,
+    counted,
+    entry,
+    lowest,
+    suffix_sums,
+    tensor,
+    within,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,29 +26,32 @@ class Successive:
 
     Args:
         weights: the draft rows, summing to one or all zero.
-        law: their law.
+        blocks: how often the lowest draft of a block is at each place.
     """
 
-    weights: Float[Tensor, "n A"]
-    law: SuccessiveLaw
+    weights: Numbers
+    blocks: LowestFirst
+
+    @classmethod
+    def of(cls, weights: Numbers, counts: Places) -> "Successive":
+        """Prepare rows in the order."""
+        law = SuccessiveLaw.of(tensor(weights), tensor(counts))
+        return cls(weights, LowestFirst.of(law, weights))
 
     @property
-    def containment(self) -> Float[Tensor, "n C"]:
+    def containment(self) -> Numbers:
         """Q of every prefix of the order."""
         return self._chain
 
     @cached_property
-    def _chain(self) -> Float[Tensor, "n C"]:
-        return self.law.chain()
+    def _chain(self) -> Numbers:
+        return 1 - self.blocks.missed_by_prefixes()
 
     def rows(self) -> "SuccessiveRows":
-        """Return the rows on the host."""
-        inside, weights = numbers(self.containment), numbers(self.weights)
-        above = np.zeros_like(inside)
-        above[:, :-1] = weights[:, ::-1].cumsum(axis=1)[:, ::-1]
-        end = weights.shape[1] - (weights[:, ::-1] > 0).argmax(axis=1)
-        blocks = LowestFirst.of(self.law, weights)
-        return SuccessiveRows(inside, np.diff(inside), above, end, counted(len(end)), blocks)
+        """Return the rows with what their simple rules need."""
+        inside, above = self.containment, suffix_sums(self.weights)
+        end = self.weights.shape[1] - (self.weights[:, ::-1] > 0).argmax(axis=1)
+        return SuccessiveRows(inside, np.diff(inside), above, end, counted(len(end)), self.blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,26 +77,35 @@ class SuccessiveRows:
     row: Places
     blocks: LowestFirst
 
-    def kept(self, rows: Flags | Places) -> "SuccessiveRows":
+    def kept(self, rows: Places) -> "SuccessiveRows":
         """Return some of the rows."""
         return SuccessiveRows(
-            self.inside[rows], self.priority[rows], self.above[rows], self.end[rows], self.row[rows], self.blocks
+            self.inside.take(rows, axis=0),
+            self.priority.take(rows, axis=0),
+            self.above.take(rows, axis=0),
+            self.end.take(rows, axis=0),
+            self.row.take(rows, axis=0),
+            self.blocks,
         )
 
     def taken(self, low: Places, high: Places) -> Numbers:
         """Return a straight line over the draft mass for blocks at the end, and 1 - Q(X_j) plus a constant else."""
-        start, first, last = entry(self.inside, low), entry(self.above, low), entry(self.above, high)
-        at_end = (last == 0) & (first > 0)
-        straight = 1 - (1 - start)[:, None] * (self.above / first[:, None])
-        if at_end.all():
-            return straight
-        line = np.where(at_end[:, None], straight, self.inside)
-        inner = np.flatnonzero(~at_end & (high - low > 1))
+        last = entry(self.above, high)
+        inner = np.flatnonzero(last > 0)
+        if len(inner) == len(last):
+            return self._inner(low, high, last)
+        start, first = entry(self.inside, low)[:, None], entry(self.above, low)[:, None]
+        straight = 1 - (1 - start) * (self.above / first)
+        line = np.where(first > 0, straight, self.inside)
         if len(inner):
-            constant = start[inner] + self.inside[inner, high[inner]] - 1
-            missed = self.blocks.missed(self.row[inner], low[inner], high[inner], last[inner])
-            line[inner] = constant[:, None] + missed
+            line[inner] = self.kept(inner)._inner(low[inner], high[inner], last[inner])
         return line
+
+    def _inner(self, low: Places, high: Places, last: Numbers) -> Numbers:
+        """Return the same for blocks that are not at the end; `last` is the draft mass from `high` on."""
+        missed = self.blocks.missed(self.row, low, high, last)
+        missed += (entry(self.inside, low) + entry(self.inside, high) - 1)[:, None]
+        return missed
 
     def picked(self, low: Places, high: Places, places: Places) -> Flags:
         """Return the first draft in blocks at the end and the lowest in others."""

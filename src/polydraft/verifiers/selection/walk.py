@@ -1,14 +1,11 @@
 """The selection law of a node's drafts, by a walk through ever smaller blocks of the order of tokens."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, entry, integers, numbers
+from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, entry, within
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
@@ -18,7 +15,7 @@ SPARED = 0.9
 """The fraction of its slack, at most of its block's, that a step leaves to a short prefix; less to longer ones."""
 
 
-def accepted_shares(clipped: Clipped, places: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+def accepted_shares(clipped: Clipped, places: Places) -> Numbers:
     """Return Pr[draft i is accepted | the drafts]: averaged over the drafts, min(m, t) of every token.
 
     Problem: given needs v = min(m, t), find a law on the tokens of each drafted set that takes every token i at least
@@ -50,20 +47,20 @@ def accepted_shares(clipped: Clipped, places: Int[Tensor, "n k"]) -> Float[Tenso
 
     The walk runs on the host, all rows together.
 
-    Shapes: `places` are the drafts' places in the order, -1 for absent ones; a row without drafts has no shares. The
-    result is in float64. A token drafted twice may have shares at both copies.
+    Shapes: `places` are the drafts' places in the order, -1 for absent ones; a row without drafts has no shares. A
+    token drafted twice may have shares at both copies.
     Source: our own. The condition on v is Strassen's theorem (Ann. Math. Statist. 36, 1965).
     """
-    at = integers(places)
-    shares = np.zeros(at.shape)
-    rows: Places = np.flatnonzero(at.max(axis=1, initial=-1) >= 0)
-    need, sizes, certain = numbers(clipped.accepted), integers(clipped.size), integers(clipped.certain)
+    shares = np.zeros(places.shape)
+    rows: Places = np.flatnonzero(places.max(axis=1, initial=-1) >= 0)
     if len(rows):
-        law = clipped.drafts.rows()
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            some = law if len(rows) == len(at) else law.kept(rows)
-            shares[rows] = _shares(some, need[rows], at[rows], sizes[rows], certain[rows])
-    return torch.from_numpy(shares).to(places.device)  # pyright: ignore  not typed in torch
+            law, every = clipped.drafts.rows(), len(rows) == len(places)
+            some = law if every else law.kept(rows)
+            shares[rows] = _shares(
+                some, clipped.accepted[rows], places[rows], clipped.size[rows], clipped.certain[rows]
+            )
+    return shares
 
 
 def _shares(law: OrderedRows, need: Numbers, places: Places, sizes: Places, certain: Places) -> Numbers:
@@ -86,7 +83,8 @@ def _shares(law: OrderedRows, need: Numbers, places: Places, sizes: Places, cert
 class _State:
     """Rows on their walk: where they come from, their blocks, a prefix to cut at, and what is left to do.
 
-    `need` is zero outside the block; `below` marks the places up to that of the last draft, and `last` that draft.
+    `need` is zero outside the block, whose places `inside` marks. Of the prefixes in between, `below` marks those
+    without the place of the last draft, and `last` is that draft.
     """
 
     row: Places
@@ -94,13 +92,14 @@ class _State:
     places: Places
     last: Flags
     below: Flags
+    inside: Flags
     low: Places
     high: Places
     cut: Places
     left: Numbers
 
-    def kept(self, rows: Flags) -> "_State":
-        return _State(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def kept(self, rows: Places) -> "_State":
+        return _State(*(getattr(self, name).take(rows, axis=0) for name in _State.__match_args__))
 
 
 def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: Places) -> Numbers:
@@ -116,10 +115,10 @@ def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: 
     shares = np.zeros(places.shape)
     state = _started(need, places, sizes, first)
     while True:
-        slack, inside = _narrowed(law, state)
+        slack = _narrowed(law, state)
         line = law.taken(state.low, state.high)
-        rule = np.where(inside, line[:, 1:] - line[:, :-1], 0)
-        more = law.priority * inside - rule
+        rule = np.where(state.inside, line[:, 1:] - line[:, :-1], 0)
+        more = law.priority * state.inside - rule
         weight = _mixture(state.need / state.left[:, None] - rule, more)
         ends = weight >= 0
         step = state.left
@@ -128,11 +127,12 @@ def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: 
             step, weight = np.where(ends, state.left, step), np.where(ends, weight, 0)
         supply = step[:, None] * (rule + weight[:, None] * more)
         shares[state.row] += _accepted(law, state, step, weight, supply)
-        state.need = np.maximum(state.need - supply, 0)
+        state.need -= supply
+        np.maximum(state.need, 0, out=state.need)
         state.left = state.left - step
-        going = state.left >= NOISE
-        if not going.all():
-            if not going.any():
+        going = np.flatnonzero(state.left >= NOISE)
+        if len(going) < len(state.left):
+            if not len(going):
                 return shares
             state, law = state.kept(going), law.kept(going)
 
@@ -143,45 +143,43 @@ def _started(need: Numbers, places: Places, sizes: Places, first: Places) -> _St
     off = top >= sizes
     low, high = np.where(off, np.maximum(sizes, first), first), np.where(off, need.shape[1], sizes)
     last = counted(places.shape[1]) == places.argmax(axis=1)[:, None]
-    below = counted(need.shape[1] + 1) <= top[:, None]
-    place = counted(need.shape[1])
-    need = need * ((place >= low[:, None]) & (place < high[:, None]))
-    return _State(counted(len(need)), need, places, last, below, low, high, high, np.ones(len(need)))
+    below = counted(need.shape[1])[1:] <= top[:, None]
+    inside = within(low, high, counted(need.shape[1]))
+    return _State(counted(len(need)), need * inside, places, last, below, inside, low, high, high, np.ones(len(need)))
 
 
-def _narrowed(law: OrderedRows, state: _State) -> tuple[Numbers, Flags]:
-    """Cut the blocks, keep the part with the last draft, and return all prefixes' slacks and which places are in it."""
-    low, high, prefix = state.low[:, None], state.high[:, None], counted(law.inside.shape[1])
-    row = counted(len(low))
+def _narrowed(law: OrderedRows, state: _State) -> Numbers:
+    """Cut the blocks, keep the part with the last draft, and return the slacks that all prefixes had."""
+    between = counted(law.priority.shape[1])[1:]
     slack = state.left[:, None] * (entry(law.inside, state.high)[:, None] - law.inside)
     slack[:, :-1] -= state.need[:, ::-1].cumsum(axis=1)[:, ::-1]
     np.maximum(slack, 0, out=slack)
-    least = np.minimum.accumulate(slack, axis=1)
-    free = prefix == state.cut[:, None]
-    free[:, 1:] |= slack[:, 1:] <= FREE * least[:, :-1]
-    free &= (prefix > low) & (prefix < high)
-    state.low = np.where(free & state.below, prefix, low).max(axis=1)
-    state.high = np.where(free & ~state.below, prefix, high).min(axis=1)
-    inside = (prefix[:-1] >= state.low[:, None]) & (prefix[:-1] < state.high[:, None])
-    state.need = state.need * inside
-    return slack - slack[row, state.high][:, None], inside
+    free = slack[:, 1:-1] <= FREE * np.minimum.accumulate(slack[:, :-2], axis=1)
+    free |= between == state.cut[:, None]
+    free &= state.inside[:, 1:]
+    free &= state.inside[:, :-1]
+    state.low = np.where(free & state.below, between, state.low[:, None]).max(axis=1)
+    state.high = np.where(free > state.below, between, state.high[:, None]).min(axis=1)
+    state.inside = within(state.low, state.high, counted(law.priority.shape[1]))
+    state.need *= state.inside
+    return slack
 
 
 def _mixture(short: Numbers, more: Numbers) -> Numbers:
     """Return the least weight w in [0, 1] with w more >= short up to rounding, -1 if there is none."""
     ratio = (short - NOISE) / more
-    least = np.maximum(np.where(more >= 0, ratio, 0).max(axis=1), 0)
+    least = np.where(more >= 0, ratio, 0).max(axis=1, initial=0)
     most = np.where(more < 0, ratio, 1).min(axis=1)
     return np.where(least <= np.minimum(most, 1), least, -1)
 
 
 def _step(state: _State, slack: Numbers, gain: Numbers, rule: Numbers) -> tuple[Numbers, Places]:
     """Return how often the simple rule decides, at most what is left, and the prefix to cut at."""
-    slack, gain = slack[:, :-1], gain[:, :-1]
-    prefix, low, high = counted(slack.shape[1]), state.low[:, None], state.high[:, None]
-    tight = (gain > NOISE) & (prefix > low)
-    share = (high - prefix) * (SPARED / (high - low))
-    spared = share * np.minimum(slack, slack[counted(len(slack)), state.low][:, None])
+    low, high, gain = state.low[:, None], state.high[:, None], gain[:, :-1]
+    slack = slack[:, :-1] - entry(slack, state.high)[:, None]
+    place = counted(slack.shape[1])
+    tight = (gain > NOISE) & (place > low)
+    spared = (high - place) * (SPARED / (high - low)) * np.minimum(slack, entry(slack, state.low)[:, None])
     bound = np.maximum((slack - spared) / gain, 0)
     bound = np.where(tight & (bound * rule < state.need), bound, np.inf)
     step = np.minimum(bound.min(axis=1), state.left)
