@@ -2,7 +2,7 @@
 
 Everything here is a pure function of tensors; randomness comes in as uniforms. Rows keep the precision of their
 input, at least float32, and always sum to one: temperature 0 is the one-hot row of the largest logit, so greedy
-decoding needs no second code path anywhere.
+decoding needs no rules of its own.
 """
 
 from collections.abc import Callable, Sequence

@@ -125,6 +125,11 @@ class Topology:
         result[rows, self.parents, self.rank] = nodes  # the root's parent, -1, is the extra last row
         return result[:, :size]
 
+    @property
+    def width(self) -> int:
+        """The most children of a node; 1 where no node has any."""
+        return self.children.shape[-1]
+
     def of_children(self, values: Shaped[Tensor, "b n"], absent: int) -> Shaped[Tensor, "b n k"]:
         """Return what belongs to each node's children, in drafting order; `absent` where there is none."""
         padded = torch.nn.functional.pad(values, (0, 1), value=absent)

@@ -16,6 +16,7 @@ from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.nodes.spec_hub import SpecHubRule
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
@@ -64,7 +65,8 @@ class BottomUp:
         """Keep the path to the first node that succeeds, from the leaves up."""
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        certain = certain_verdict(draft, target_probs) if self.lossless else None
+        return certain or first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""

@@ -13,6 +13,8 @@ from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.nodes.race import Race
+from polydraft.verifiers.nodes.speculative import SpeculativeSampling
+from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, listed_atoms, plain
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
@@ -57,6 +59,10 @@ class TopDown:
         size = draft.tree.tokens.shape[-1]
         if size == 1:
             return plain(target_probs, noise)
+        refused = isinstance(self.rule, SpeculativeSampling) and draft.tree.topology.width > 1
+        certain = certain_verdict(draft, target_probs) if self.lossless and not refused else None
+        if certain:
+            return certain
         uniforms = noise.uniform(size + 1).to(target_probs.device)
         lazy = target_probs.device.type == "cpu" and _pays_to_wait(self.rule, draft.tree.topology)
         decide = by_visits if lazy else by_batch
@@ -81,7 +87,7 @@ def _pays_to_wait(rule: NodeVerifier, topology: Topology) -> bool:
 
     A dear rule is cheap at a node with one draft, but not beside nodes with more.
     """
-    dear = topology.children.shape[-1] > 1 and type(rule) in AT_ONCE
+    dear = topology.width > 1 and type(rule) in AT_ONCE
     most = AT_ONCE[type(rule)] if dear else AT_ONCE_OTHERWISE
     return (dear and topology.mixed) or len(topology.parents) * topology.inner > most
 

@@ -10,6 +10,7 @@ from polydraft.probs import Noise, normalised, without
 from polydraft.schemes import IID, Scheme, WithoutReplacement, require_scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import at_draft
+from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
@@ -47,7 +48,8 @@ class TraversalVerification:
         """Keep the path to the first node that succeeds, from the leaves up."""
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        certain = certain_verdict(draft, target_probs)
+        return certain or first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
