@@ -8,17 +8,32 @@ from torch import Tensor
 from worlds import FastNoise, World, as_draft, check_by_chi_square, completed, every_tree, on_tokens, text_law
 
 from polydraft.probs import Noise, to_atoms
-from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Given,
+    Product,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
 from polydraft.trees import Chain, Draft, Frontier, Widths, grow
 from polydraft.verifiers import (
     BlockVerification,
+    BottomUp,
+    KSeq,
     NaiveMatch,
     NodeVerifier,
+    PathVerifier,
+    Race,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
+    SpecHubRule,
     SpeculativeSampling,
     TopDown,
     TopThenSampleRule,
+    TraversalVerification,
     expected_accepted,
 )
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
@@ -128,24 +143,50 @@ def test_drafts_of_another_scheme_are_caught_in_a_tree():
         check_by_chi_square(completed(world, verdict.tokens(draft.tree)), world.joint)
 
 
-@pytest.mark.parametrize(
-    "verifier", [TopDown(SpeculativeSampling()), TopDown(TopThenSampleRule()), BlockVerification()]
-)
-def test_lists_of_all_tokens_need_no_reordering(verifier: TopDown | BlockVerification):
-    """A chain drawn from whole rows: laws and verdicts are those of the same draft without the mark."""
-    many, world = 300, World.random(8)
+LONE = [
+    SpeculativeSampling(),
+    RecursiveRejection(),
+    RecursiveRejectionWithoutReplacement(),
+    TopThenSampleRule(),
+    SpecHubRule(),
+    KSeq(),
+    *(ImportanceWeighted(scheme) for scheme in (IID(), Product())),
+    *(Race(scheme) for scheme in (IID(), Product())),
+    *(Optimal(scheme) for scheme in (WithoutReplacement(), TopThenIID(0), TopThenIID(1), ConditionalPoisson())),
+]
+WHOLE = [
+    *map(TopDown, LONE),
+    BlockVerification(),
+    *(BottomUp(rule) for rule in (Optimal(), Optimal(TopThenIID(1)), RecursiveRejection(), TopThenSampleRule())),
+    *(TraversalVerification(scheme) for scheme in (IID(), WithoutReplacement())),
+]
+
+
+@pytest.mark.parametrize("verifier", WHOLE, ids=[f"{verifier.name}, {verifier.scheme.name}" for verifier in WHOLE])
+def test_lists_of_all_tokens_need_no_reordering(verifier: PathVerifier):
+    """A chain drawn from whole rows: laws and verdicts are those of the same draft without the mark.
+
+    Some chains end early; drafts that are certain are not drawn from the row.
+    """
+    many, world = 400, World.random(8)
     size = world.target[0].shape[-1]
     table = torch.rand(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table[:, 1], table[2] = 0.0, torch.nn.functional.one_hot(torch.tensor(3), size)
 
     def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
         rows = table[frontier.tokens % size]
-        return torch.arange(size).expand(rows.shape), rows / rows.sum(dim=-1, keepdim=True)
+        rows = rows / rows.sum(dim=-1, keepdim=True)
+        product = isinstance(verifier.scheme, Product)
+        return torch.arange(size).expand(rows.shape), rows.unsqueeze(-2) if product else rows
 
     draft = grow(torch.zeros(many, dtype=torch.int64), Chain(2), verifier.scheme, propose, FastNoise.seeded(3, many))
+    draft.tree.valid[::3, 2] = False
     rows = world.target_rows(draft.tree)
+    rows[1::3, 0] = table[0] / table[0].sum()  # a row of which nothing is rejected
     marked = replace(draft, whole=True)
     one, two = (verifier.path_law(each, rows) for each in (draft, marked))
     torch.testing.assert_close(one.end, two.end, rtol=0, atol=1e-12)
     torch.testing.assert_close(one.next_token(draft, rows), two.next_token(draft, rows), rtol=0, atol=1e-12)
     before, after = (verifier.verify(each, rows, FastNoise.seeded(4, many)) for each in (draft, marked))
+    assert set(before.length.tolist()) == {0, 1, 2}
     assert torch.equal(before.path, after.path) and torch.equal(before.next_token, after.next_token)

@@ -83,12 +83,17 @@ def lone_draft(
     """
     if drafts.shape[-1] != 1:
         return None
-    if scheme.deterministic or (isinstance(scheme, TopThenIID) and scheme.top):
+    if not is_drawn(scheme):
         shares = at_draft(target_mass, drafts.squeeze(-1)).unsqueeze(-1) * (drafts >= 0)
         return shares, torch.zeros_like(target_mass).scatter_(-1, drafts.clamp_min(0), shares)
     row = draft_probs[..., 0, :] if isinstance(scheme, Product) else draft_probs
     rule = SpeculativeSampling()
     return rule.shares(drafts, row, target_mass), rule.marginal(row, target_mass, present(drafts))
+
+
+def is_drawn(scheme: Scheme) -> bool:
+    """Tell whether a node's only draft is a draw from its row; some schemes' first draft is certain."""
+    return not (scheme.deterministic or (isinstance(scheme, TopThenIID) and scheme.top > 0))
 
 
 def _one_draft(most: int) -> None:

@@ -1,7 +1,9 @@
 """Block verification: the optimal rule for a chain of drafts."""
 
+import math
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from polydraft.schemes import IID, Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import at_draft
 from polydraft.verifiers.trees.certain import certain_verdict
+from polydraft.verifiers.trees.chain import WholeChain, is_whole, sample_rest
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
@@ -41,12 +44,41 @@ class BlockVerification:
         """Keep the longest beginning that succeeds."""
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
-        certain = certain_verdict(draft, target_probs) if draft.tree.topology.width == 1 else None
-        return certain or first_success(trials(draft, target_probs, _divide), draft, target_probs, noise)
+        if draft.tree.topology.width == 1:
+            certain = certain_verdict(draft, target_probs)
+            if certain:
+                return certain
+        if is_whole(draft):
+            return by_block(draft, target_probs, noise)
+        return first_success(trials(draft, target_probs, _divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
         return trials(draft, target_probs, _divide).law(draft.tree.topology.post_order)
+
+
+def by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    """Return the verdict of block verification for a chain drawn from whole rows: that of the nodes' trials.
+
+    The scales a_i need the drafts' own probabilities alone, so all rows are read together.
+    """
+    chain = WholeChain.of(draft, target_probs)
+    uniforms = noise.uniform(target_probs.shape[1] + 2).to(target_probs.device)
+    ratio = share_of(chain.target, chain.drawn, math.inf).double() * chain.there
+    scale = torch.ones_like(uniforms[:, 2:])
+    for depth in range(ratio.shape[-1]):
+        scale[:, depth + 1] = (scale[:, depth] * ratio[:, depth]).clamp_max(1)
+    drafted, there = chain.rows[:, :-1], chain.there.unsqueeze(-1).to(chain.rows.dtype)
+    rest = (scale[:, :-1, None].to(drafted.dtype) * target_probs[:, :-1]).addcmul_(drafted, there, value=-1)
+    rest = rest.clamp_min_(0)
+    left = rest.sum(dim=-1, dtype=scale.dtype)
+    success = torch.cat([share_of(left, left + 1 - scale[:, :-1]), scale[:, -1:]], dim=-1)
+    nodes, every = torch.arange(scale.shape[-1], device=scale.device), torch.arange(len(scale), device=scale.device)
+    length = ((uniforms[:, 2:] < success) * nodes).amax(dim=-1)
+    at_leaf, dense = length == ratio.shape[-1], target_probs[every, length]
+    kept = rest[every, length.clamp_max(ratio.shape[-1] - 1)].where(~at_leaf.unsqueeze(-1), dense)
+    uniform = uniforms[:, 0].where(at_leaf, uniforms[:, 1])
+    return Verdict(chain.path(length), length, sample_rest(kept, dense, uniform))
 
 
 def _divide(

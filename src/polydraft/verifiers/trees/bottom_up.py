@@ -9,20 +9,13 @@ from polydraft.probs import Noise
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import ScalableVerifier, present
-from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
-from polydraft.verifiers.nodes.k_seq import KSeq
-from polydraft.verifiers.nodes.optimal import Optimal
-from polydraft.verifiers.nodes.race import Race
-from polydraft.verifiers.nodes.spec_hub import SpecHubRule
 from polydraft.verifiers.nodes.speculative import lone_draft
-from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.trees.block import by_block
 from polydraft.verifiers.trees.certain import certain_verdict
+from polydraft.verifiers.trees.chain import BEST_WITH_ONE, is_speculative
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
-
-BEST_WITH_ONE = (Optimal, Race, ImportanceWeighted, KSeq, SpecHubRule, TopThenSampleRule)
-"""The rules that come to the best coupling at a node with one draft."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,11 @@ class BottomUp:
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
         certain = certain_verdict(draft, target_probs) if self.lossless else None
-        return certain or first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        if certain:
+            return certain
+        if is_speculative(self.rule, draft):
+            return by_block(draft, target_probs, noise)
+        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""

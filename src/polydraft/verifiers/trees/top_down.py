@@ -15,6 +15,7 @@ from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.trees.certain import certain_verdict
+from polydraft.verifiers.trees.chain import by_chain, is_speculative
 from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, listed_atoms, plain
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
@@ -64,6 +65,8 @@ class TopDown:
         if certain:
             return certain
         uniforms = noise.uniform(size + 1).to(target_probs.device)
+        if is_speculative(self.rule, draft):
+            return by_chain(draft, target_probs, uniforms)
         lazy = target_probs.device.type == "cpu" and _pays_to_wait(self.rule, draft.tree.topology)
         decide = by_visits if lazy else by_batch
         path, last, atom = decide(self.rule, draft, target_probs, uniforms[:, 1:])

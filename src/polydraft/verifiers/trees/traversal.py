@@ -10,7 +10,9 @@ from polydraft.probs import Noise, normalised, without
 from polydraft.schemes import IID, Scheme, WithoutReplacement, require_scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import at_draft
+from polydraft.verifiers.trees.block import by_block
 from polydraft.verifiers.trees.certain import certain_verdict
+from polydraft.verifiers.trees.chain import is_whole
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
@@ -49,7 +51,11 @@ class TraversalVerification:
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
         certain = certain_verdict(draft, target_probs)
-        return certain or first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        if certain:
+            return certain
+        if is_whole(draft):
+            return by_block(draft, target_probs, noise)
+        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
