@@ -24,8 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 import polydraft
 from polydraft.cli.demo import demo_prompts, describe_machine
-from polydraft.engine import Planner
-from polydraft.engine.planner import ARMS
+from polydraft.engine import Planner, as_drafter, default_policy
+from polydraft.engine.planner import ARMS, SAMPLED_ARMS
+from polydraft.probs import SamplingParams
 from polydraft.trees import TreePolicy
 
 Settings = dict[str, Any]
@@ -80,6 +81,17 @@ def batches(pair: polydraft.Pair, size: int) -> list[Settings]:
     ]
 
 
+def known_trees(options: Settings) -> tuple[TreePolicy, ...]:
+    """Return the trees that a planner chooses from."""
+    return SAMPLED_ARMS if options["temperature"] else ARMS
+
+
+def fixed_trees(options: Settings) -> tuple[TreePolicy, ...]:
+    """Return the trees that a planner is compared with: its own, and the default."""
+    usual = default_policy(as_drafter(options["drafter"]), SamplingParams(options["temperature"]))
+    return (*known_trees(options), usual)
+
+
 def speed(pair: polydraft.Pair, inputs: Settings, options: Settings) -> float:
     """Return tokens per second of the whole call."""
     begin = time.perf_counter()
@@ -96,7 +108,7 @@ def speeds(
     }
     found: dict[str, list[float]] = {name: [] for name in sides}
     texts = batches(pair, batch)
-    for tree in (None, *ARMS):
+    for tree in (None, *known_trees(options)):
         speed(pair, texts[0], {**options, "max_new_tokens": 8, **({"policy": tree} if tree else sides[PLAIN]())})
     for number, inputs in enumerate(texts * repeats):
         order = list(sides)
@@ -150,7 +162,7 @@ def main() -> None:
         shared = Planner()
         arms: dict[str, Arm] = {PLANNER: Planner if given.fresh else lambda planner=shared: planner}
         if name.startswith("good"):
-            arms |= {words(tree): lambda tree=tree: tree for tree in ARMS}
+            arms |= {words(tree): lambda tree=tree: tree for tree in fixed_trees(one)}
         options = {"max_new_tokens": given.tokens, **one}
         batch = options.pop("batch", 1)
         found = speeds(pair, options, batch, arms, given.repeats * (1 if batch == 1 else 8))

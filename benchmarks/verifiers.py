@@ -157,6 +157,7 @@ def milliseconds(function: Callable[[], object]) -> float:
     return 1e3 * (time.process_time() - begin)
 
 
+@torch.inference_mode()  # as laws are computed while generating
 def measure_law(rule: NodeVerifier, k: int, temperature: float, draft: Tensor, target: Tensor) -> Result:
     rows, counts = rows_for(rule, draft), torch.full((len(draft),), k)
     uniforms = torch.rand(len(draft), 64, generator=torch.Generator().manual_seed(k), dtype=torch.float64)

@@ -51,7 +51,7 @@ def test_text_comes_without_colour_codes_when_piped_and_ends_with_the_table(
     assert "\x1b" not in shown
     assert shown.startswith("def add")
     for words in (
-        "top then sample",
+        "block verification on chains",
         "block efficiency",
         "acceptance by depth",
         "tokens per second",

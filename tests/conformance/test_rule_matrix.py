@@ -234,7 +234,7 @@ def passing(rules: Sequence[TreeVerifier]) -> dict[tuple[str, str], TreeReport]:
 def test_tree_rules_are_exact_and_those_from_below_accept_more() -> None:
     quick = ("speculative", "block", "traversal", "top then sample", "shared noise", "typical")
     reports = passing([rule for rule in members.TREE_RULES if rule.name.startswith(quick)])
-    assert len(reports) == 10
+    assert len(reports) == 11
     chain = reports["speculative sampling, top down", "iid"]
     block = reports["block verification", "iid"]
     assert chain.widths == block.widths == (1, 1)

@@ -126,10 +126,10 @@ def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
 def test_what_was_learnt_decides_how_the_next_text_begins() -> None:
     planner = Planner(TREES)
     speed(world(0.0, 0.4), planner, 200, 1)
-    planner.opens(length=50, left=100, rows=1, relative=0.1)
+    planner.opens(length=50, left=100, rows=1, relative=0.1, sampled=False)
     assert planner.current == 0
     speed(world(0.9, 0.1), planner := Planner(TREES), 200, 1)
-    planner.opens(length=50, left=100, rows=1, relative=0.1)
+    planner.opens(length=50, left=100, rows=1, relative=0.1, sampled=False)
     assert planner.current > 0
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from worlds import FastNoise, World, as_draft, check_by_chi_square, completed, every_tree, on_tokens, text_law
 
+from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.schemes import (
     IID,
@@ -22,6 +23,7 @@ from polydraft.trees import Chain, Draft, Frontier, Widths, grow
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
+    ByShape,
     KSeq,
     NaiveMatch,
     NodeVerifier,
@@ -190,3 +192,16 @@ def test_lists_of_all_tokens_need_no_reordering(verifier: PathVerifier):
     before, after = (verifier.verify(each, rows, FastNoise.seeded(4, many)) for each in (draft, marked))
     assert set(before.length.tolist()) == {0, 1, 2}
     assert torch.equal(before.path, after.path) and torch.equal(before.next_token, after.next_token)
+
+
+def test_a_rule_for_each_shape_is_that_rule():
+    """Chains are verified as blocks, trees with branches node by node; both are drawn by one scheme."""
+    verifier, world, roots = ByShape(), World.random(2), torch.zeros(60, dtype=torch.int64)
+    for widths, rule in (((1, 1), verifier.chain), ((2, 1), verifier.tree)):
+        draft = grow(roots, Widths(widths), verifier.scheme, world.propose, FastNoise.seeded(3, 60))
+        rows = world.target_rows(draft.tree)
+        assert torch.equal(verifier.path_law(draft, rows).end, rule.path_law(draft, rows).end)
+        found, expected = (one.verify(draft, rows, FastNoise.seeded(4, 60)) for one in (verifier, rule))
+        assert torch.equal(found.path, expected.path) and torch.equal(found.next_token, expected.next_token)
+    with pytest.raises(UnpairedScheme, match="must verify the same drafts, but are block verification of iid and"):
+        ByShape(chain=BlockVerification())

@@ -21,6 +21,7 @@ from polydraft.schemes import (
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
+    ByShape,
     ImportanceWeighted,
     KSeq,
     Lenient,
@@ -118,6 +119,7 @@ TREE_RULES: tuple[TreeVerifier, ...] = (
     TopDown(SpeculativeSampling()),
     BottomUp(SpeculativeSampling()),
     BlockVerification(),
+    ByShape(),
     TopDown(RecursiveRejectionWithoutReplacement()),
     *(lift(rule) for rule in LIFTED for lift in (TopDown, BottomUp)),
     TraversalVerification(IID()),

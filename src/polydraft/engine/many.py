@@ -122,7 +122,8 @@ class ManyRun:
         if isinstance(setup.policy, Planner) and setup.asked:
             longest = max(len(one.tokens) for one in setup.asked)
             left = setup.capacity - longest
-            setup.policy.opens(longest, left, setup.size, relative_cost(setup.target, setup.drafter))
+            relative = relative_cost(setup.target, setup.drafter)
+            setup.policy.opens(longest, left, setup.size, relative, setup.params.temperature > 0)
         self._slots = Slots(method, setup.size, setup.capacity, setup.params) if setup.asked else None
 
     @property

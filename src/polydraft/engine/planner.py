@@ -7,7 +7,7 @@ from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDraf
 from polydraft.engine.block import Block
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, LanguageModel
-from polydraft.trees import TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
 MEMORY = 0.98
@@ -30,6 +30,9 @@ READING = 1 / 40
 WIDENING = 1 / 64
 """What another row or node adds to a pass, in passes over one token, before any was timed."""
 ARMS: tuple[TreePolicy, ...] = tuple(map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2))))
+"""The trees to choose from at temperature 0."""
+SAMPLED_ARMS: tuple[TreePolicy, ...] = tuple(map(Chain, (4, 7, 1)))
+"""Those above it, where chains drawn from whole rows and verified as blocks were ahead of trees."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +79,17 @@ class Planner:
     not learn anew; not by two at once.
 
     Args:
-        trees: policies to choose from; the first is the first guess.
+        trees: policies to choose from; the first is the first guess. None for those that suit the temperature.
 
     Raises:
         InvalidParameter: there is none, or one of them drafts nothing.
     """
 
-    def __init__(self, trees: Sequence[TreePolicy] = ARMS) -> None:
-        if not trees or any(not tree.shape.counts for tree in trees):
+    def __init__(self, trees: Sequence[TreePolicy] | None = None) -> None:
+        if trees is not None and (not trees or any(not tree.shape.counts for tree in trees)):
             raise InvalidParameter("A planner needs at least one tree, and every tree a draft.")
-        self.shapes = (PLAIN, *(tree.shape for tree in trees))
-        self.known = [Experience() for _ in self.shapes]
+        self._suited = trees is None
+        self._choose_from(ARMS if trees is None else trees)
         self.current = 1
         self.steps = 0
         self.spent = 0.0
@@ -102,10 +105,15 @@ class Planner:
 
     @property
     def largest(self) -> TreeShape:
-        """The largest of the shapes."""
-        return max(self.shapes, key=lambda shape: shape.size)
+        """The largest of the shapes, for any temperature if they are still to be chosen by it."""
+        others = [tree.shape for tree in SAMPLED_ARMS] if self._suited and not self.steps else []
+        return max([*self.shapes, *others], key=lambda shape: shape.size)
 
-    def opens(self, length: int, left: int, rows: int, relative: float) -> None:
+    def _choose_from(self, trees: Sequence[TreePolicy]) -> None:
+        self.shapes = (PLAIN, *(tree.shape for tree in trees))
+        self.known = [Experience() for _ in self.shapes]
+
+    def opens(self, length: int, left: int, rows: int, relative: float, sampled: bool) -> None:
         """Learn that texts begin, before their prompts are read, and choose their first tree.
 
         Args:
@@ -113,7 +121,10 @@ class Planner:
             left: the most tokens that are to come.
             rows: the texts of a batch.
             relative: what a pass of the drafter should cost beside one of the target.
+            sampled: whether the temperature is above 0.
         """
+        if self._suited and not self.steps:
+            self._choose_from(SAMPLED_ARMS if sampled else ARMS)
         self._relative, self._rows = relative, rows
         best = max(self._tried_arms(), key=self.rate, default=1)
         known = self.known[0].steps > 0 or self.known[best].steps > 1

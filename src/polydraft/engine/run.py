@@ -81,7 +81,8 @@ class Run:
         """Tell a planner what begins."""
         lengths = self.setup.prompt.lengths.tolist()
         left = max(limit.max_length - length for limit, length in zip(self.setup.limits, lengths, strict=True))
-        planner.opens(max(lengths), left, len(lengths), relative_cost(self.setup.target, self.setup.drafter))
+        relative = relative_cost(self.setup.target, self.setup.drafter)
+        planner.opens(max(lengths), left, len(lengths), relative, self.setup.laws[0].params.temperature > 0)
 
     def exhaust(self) -> "Run":
         """Generate to the end."""

@@ -14,6 +14,7 @@ from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
 from polydraft.verifiers.trees.block import BlockVerification
 from polydraft.verifiers.trees.bottom_up import BottomUp
+from polydraft.verifiers.trees.by_shape import ByShape
 from polydraft.verifiers.trees.law import PathLaw, PathVerifier, expected_accepted
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.top_down import TopDown
@@ -22,6 +23,7 @@ from polydraft.verifiers.trees.traversal import TraversalVerification
 __all__ = [
     "BlockVerification",
     "BottomUp",
+    "ByShape",
     "ImportanceWeighted",
     "KSeq",
     "Lenient",
