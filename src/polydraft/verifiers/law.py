@@ -165,10 +165,10 @@ def law_of_shares(
     rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
     left = (target_probs - marginal).clamp_min_(0)
     total = left.sum(dim=-1, keepdim=True)
+    if total.device.type == "cpu" and total.numel() and float(total.min()) > 0:
+        return OutcomeLaw(shares, left.div_(total).mul_(rejected))  # in this order: a tiny total must not overflow
     empty = total <= 0
-    rest = left.div_(total.masked_fill(empty, 1)).mul_(rejected)  # in this order: a tiny total must not overflow
-    if total.device.type == "cpu" and not bool(empty.any()):
-        return OutcomeLaw(shares, rest)
+    rest = left.div_(total.masked_fill(empty, 1)).mul_(rejected)
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 

@@ -72,9 +72,8 @@ class LowestFirst:
         measure = measure * (counts[:, 0] > 2)
         both = np.add.outer(degree, degree)
         wanted = ((both >= 2) & (both < counts)).astype(np.float64)
-        lone = numbers(law.lone) * (counts[:, 0] > 1)
-        lone_below = np.zeros((len(lone), lone.shape[1] + 1))
-        lone.cumsum(axis=1, out=lone_below[:, 1:])
+        lone = _lone(numbers(law.rates)) * (counts[:, 0] > 1)
+        lone_below = prefix_sums(lone)
         used = (measure > 0).sum(axis=1).tolist()
         return cls(law, weights, lone, lone_below, wanted, measure, used, numbers(odds)[..., ::-1], before, {})
 
@@ -100,15 +99,16 @@ class LowestFirst:
         outside, sums = np.zeros((2, len(row), size + 1))
         np.cumsum(self.weights[row] * inside, axis=1, out=outside[:, 1:])
         outside += above[:, None]
-        sums[:, :0:-1] = self.lone[row] * inside
-        sums[counted(len(row)), size - high] = self.lone_below[row, low]
+        np.multiply(self.lone[row], inside, out=sums[:, :0:-1])
+        below = self.lone_below[row, low]
         if self.before.shape[1]:
             factors = self._factors(row, low)
-            sums[counted(len(row)), size - high] += factors[:, 0].sum(axis=1)
+            below += factors[:, 0].sum(axis=1)
             blocks = zip(sums, factors[:, 1:], row.tolist(), low.tolist(), high.tolist(), strict=True)
             for line, factor, number, start, stop in blocks:
                 steps = self._steps(number, start, stop)[:, : stop - start]
                 line[size - stop + 1 : size - start + 1] += factor[:, : self.used[number]].ravel() @ steps
+        sums[counted(len(row)), size - high] = below
         return np.minimum(outside + outside * SCALE * sums.cumsum(axis=1)[:, ::-1], 1)
 
     def _missed_in_order(self, row: Places, low: Places, high: Places) -> Numbers:
@@ -139,3 +139,10 @@ class LowestFirst:
         flat = steps.reshape(-1, high - low)
         self.kept[row] = (low, high, flat)
         return flat
+
+
+def _lone(rates: Numbers) -> Numbers:
+    """Return `SuccessiveLaw.lone`."""
+    others = suffix_sums(rates)[:, 1:]
+    others[:, 1:] += rates[:, :-1].cumsum(axis=1)
+    return rates / SCALE / np.where(others > 0, others, np.inf)

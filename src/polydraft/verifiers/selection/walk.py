@@ -121,11 +121,14 @@ def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: 
         more = law.priority * state.inside - rule
         weight = _mixture(state.need / state.left[:, None] - rule, more)
         ends = weight >= 0
-        step = state.left
-        if not ends.all():
+        if ends.all():
+            step = state.left
+        else:
             step, state.cut = _step(state, slack, line - law.inside, rule)
             step, weight = np.where(ends, state.left, step), np.where(ends, weight, 0)
-        supply = step[:, None] * (rule + weight[:, None] * more)
+        if ends.any():
+            rule += weight[:, None] * more
+        supply = step[:, None] * rule
         shares[state.row] += _accepted(law, state, step, weight, supply)
         state.need -= supply
         np.maximum(state.need, 0, out=state.need)
