@@ -18,6 +18,7 @@ from polydraft import Completed, ModelDrafter, NoDraft, generate_many
 from polydraft.drafters import EnsembleDrafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, check_memory
+from polydraft.verifiers import ByShape
 
 VOCAB, NEW = 30, 8
 PROMPTS: dict[Hashable, Tensor] = {
@@ -78,7 +79,7 @@ def test_other_seeds_and_other_names_give_other_texts() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_prompt_may_have_options_of_its_own(size: int) -> None:
     own: dict[Hashable, dict[str, Any]] = {"pi": {"max_new_tokens": 3, "seed": 99}, 17: {"temperature": 1.7}}
-    verifier = polydraft.TopDown(polydraft.TopThenSampleRule())
+    verifier = ByShape()
     done = many(per_prompt=own, batch_size=size, temperature=0.8, verifier=verifier)
     assert done["pi"].seed == 99
     assert done["pi"].tokens == alone("pi", 99, temperature=0.8, max_new_tokens=3)
@@ -91,7 +92,7 @@ def test_the_options_of_one_prompt_choose_no_verifier_for_the_others() -> None:
     own: dict[Hashable, dict[str, Any]] = {"pi": {"temperature": 0}}
     options: dict[str, Any] = {"temperature": 0.8, "top_k": 0, "max_new_tokens": NEW}
     run = generate_many(target(), PROMPTS, drafter=drafter(), per_prompt=own, **options)
-    assert run.setup.verifier.name == polydraft.TopDown(polydraft.TopThenSampleRule()).name
+    assert run.setup.verifier == ByShape()
     assert run.setup.params.temperature == 0.8
 
 

@@ -180,7 +180,10 @@ class Planner:
         return [arm for arm, found in enumerate(self.known) if found.steps]
 
     def _trial(self, best: int) -> int:
-        """Return the arm to try if one is due and affordable, by risk and the time since; else the best."""
+        """Return the arm to try if one is due and affordable, by risk and the time since; else the best.
+
+        Of arms without risk it is the one of which most is hoped.
+        """
         if self.steps - self._tried < PAUSE:
             return best
         left = BUDGET * self.spent - self.lost
@@ -189,7 +192,10 @@ class Planner:
         if not affordable:
             return best
         self._tried = self.steps
-        return min(affordable, key=lambda one: risks[one] / (self.steps - self.known[one].last))
+        return min(
+            affordable,
+            key=lambda one: (risks[one] / (self.steps - self.known[one].last), -self._hoped(one) / self._seconds(one)),
+        )
 
     def _risk(self, arm: int, best: int) -> float:
         """Return the time that a step of an arm is expected to lose."""
