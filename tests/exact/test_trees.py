@@ -27,6 +27,7 @@ from polydraft.verifiers import (
     KSeq,
     NaiveMatch,
     NodeVerifier,
+    OutcomeLaw,
     PathVerifier,
     Race,
     RecursiveRejection,
@@ -205,3 +206,22 @@ def test_a_rule_for_each_shape_is_that_rule():
         assert torch.equal(found.path, expected.path) and torch.equal(found.next_token, expected.next_token)
     with pytest.raises(UnpairedScheme, match="must verify the same drafts, but are block verification of iid and"):
         ByShape(chain=BlockVerification())
+
+
+class Reluctant(RecursiveRejection):
+    """A rule that accepts no draft, exact all the same."""
+
+    def law(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor) -> OutcomeLaw:
+        return OutcomeLaw(torch.zeros_like(target_probs[..., : drafts.shape[-1]]), target_probs)
+
+
+def test_a_rule_derived_from_another_keeps_its_own_law_on_chains():
+    world, roots = World.random(2), torch.zeros(60, dtype=torch.int64)
+    everything = replace(world, shortlist=(torch.arange(4), torch.arange(4).expand(4, 4)), draft=world.target[:2])
+    draft = grow(roots, Widths((1, 1)), IID(), everything.propose, FastNoise.seeded(3, 60))
+    rows = world.target_rows(draft.tree)
+    found = [
+        TopDown(rule).verify(replace(draft, whole=True), rows, FastNoise.seeded(4, 60)).length
+        for rule in (RecursiveRejection(), Reluctant())
+    ]
+    assert bool(found[0].any()) and not bool(found[1].any())

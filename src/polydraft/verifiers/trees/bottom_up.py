@@ -85,7 +85,7 @@ class BottomUp:
         self, drafts: Int[Tensor, "b f k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "b f A"]
     ) -> tuple[Float[Tensor, "b f k"], Float[Tensor, "b f A"]]:
         """Return shares and marginal."""
-        if isinstance(self.rule, BEST_WITH_ONE):
+        if type(self.rule) in BEST_WITH_ONE:
             alone = lone_draft(self.rule.scheme, drafts, draft_probs, mass)
             if alone:
                 return alone

@@ -39,8 +39,11 @@ def is_whole(draft: Draft) -> bool:
 
 
 def is_speculative(rule: NodeVerifier, draft: Draft) -> bool:
-    """Tell whether a draft is a chain drawn from whole rows, and the rule verifies it by speculative sampling."""
-    return is_whole(draft) and isinstance(rule, BEST_WITH_ONE) and is_drawn(rule.scheme)
+    """Tell whether a draft is a chain drawn from whole rows, and the rule verifies it by speculative sampling.
+
+    A rule derived from one of these may have another law, so it is asked for that.
+    """
+    return is_whole(draft) and type(rule) in BEST_WITH_ONE and is_drawn(rule.scheme)
 
 
 @dataclass(frozen=True, eq=False)
