@@ -73,12 +73,13 @@ def test_it_comes_back_when_the_draft_becomes_good() -> None:
 
 def test_a_hiccup_does_not_cost_a_tree_its_place() -> None:
     planner, stream = Planner(TREES), random.Random(1)
-    arms = world(0.9, 0.1)
+    arms, depths = world(0.9, 0.1), []
     for step in range(300):
         tokens, seconds = arms[planner.current](stream)
         first = planner.current and not planner.known[planner.current].steps
+        depths.append(planner.shape.depth)
         planner.learn(tokens, 20 * seconds if first and step else seconds)
-    assert planner.shape.depth == 3
+    assert depths[-100:].count(3) > 90
 
 
 def test_trials_lose_no_more_than_their_share() -> None:
@@ -145,3 +146,17 @@ def test_relative_cost_is_that_of_the_weights() -> None:
 def test_a_planner_needs_trees(trees: tuple) -> None:
     with pytest.raises(InvalidParameter, match="at least one tree"):
         Planner(trees)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_hiccup_at_the_very_first_steps_does_not_decide(slow: int) -> None:
+    """One of the first two steps, one with a tree and one without, takes four times as long."""
+    for win, least in ((0.0, 0.95), (0.9, 1.5)):
+        stream, planner, arms = random.Random(2), Planner(TREES), world(win, 0.25 if win == 0 else 0.1)
+        planner.opens(length=10, left=400, rows=1, relative=0.1, sampled=False)
+        written = spent = 0.0
+        for step in range(120):
+            tokens, seconds = arms[planner.current](stream)
+            planner.learn(tokens, 4 * seconds if step == slow else seconds)
+            written, spent = written + tokens, spent + seconds
+        assert written / spent >= least

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter
 from polydraft.engine.block import Emission, Statistics
-from polydraft.engine.decode import Method, check_drafting
+from polydraft.engine.decode import check_drafting
 from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits
-from polydraft.engine.planner import Planner, relative_cost
 from polydraft.engine.slots import Request, Slots
-from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
+from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import HuggingFaceModel, check_memory, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
@@ -111,20 +109,8 @@ class ManyRun:
         self._waiting = deque(setup.asked)
         self._running: dict[Hashable, Completed] = {}
         self._done = deque(setup.refused)
-        self._watch = Stopwatch(setup.target.device)
-        self._guard = Guarded(setup.drafter)
-        method = Method(
-            TimedModel(setup.target, self._watch),
-            TimedDrafter(self._guard, self._watch),
-            TimedVerifier(setup.verifier, self._watch),
-            setup.policy,
-        )
-        if isinstance(setup.policy, Planner) and setup.asked:
-            longest = max(len(one.tokens) for one in setup.asked)
-            left = setup.capacity - longest
-            relative = relative_cost(setup.target, setup.drafter)
-            setup.policy.opens(longest, left, setup.size, relative, setup.params.temperature > 0)
-        self._slots = Slots(method, setup.size, setup.capacity, setup.params) if setup.asked else None
+        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy)
+        self._slots = self._open() if setup.asked else None
 
     @property
     def over(self) -> bool:
@@ -149,19 +135,21 @@ class ManyRun:
             self._advance(self._slots)
         return self._done.popleft()
 
+    def _open(self) -> Slots:
+        setup = self.setup
+        longest = max(len(one.tokens) for one in setup.asked)
+        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.params.temperature > 0)
+        return Slots(self._watched.method, setup.size, setup.capacity, setup.params)
+
     def _advance(self, slots: Slots) -> None:
-        try:
-            with self._watch.charge("total"):
-                while self._waiting and slots.free:
-                    self._join(slots, self._waiting.popleft())
-                names = {slot: request.name for slot, request in slots.requests.items()}
-                block = slots.step() if names else None
-        finally:
-            self.statistics.note(self._watch.seconds, self._guard.failure)
+        with self._watched.counting(self.statistics):
+            while self._waiting and slots.free:
+                self._join(slots, self._waiting.popleft())
+            names = {slot: request.name for slot, request in slots.requests.items()}
+            block = slots.step() if names else None
         if block is not None:
             self.statistics.add(block)
-            if isinstance(self.setup.policy, Planner):
-                self.setup.policy.note(block, self._watch.lap())
+            self._watched.learn(block)
             for slot, gained in block.rows.items():
                 self._note(names[slot], gained)
 

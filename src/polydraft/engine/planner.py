@@ -1,10 +1,11 @@
 """Choosing the tree of every step by what trees brought and took so far, plain decoding among them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine.block import Block
+from polydraft.engine.wrappers.witness import Outlook
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
@@ -12,10 +13,10 @@ from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
 PLAIN = TreeShape(())
 MEMORY = 0.98
 """How much of an arm's experience is left after each further step of it."""
-PRIOR = 1.5
-"""How many steps' worth of experience an arm is given in advance."""
 HOPE = 0.55
-"""How likely a level of drafts has an accepted one, before any was seen; counts as much as `PRIOR` levels."""
+"""How likely a level of drafts has an accepted one, before any was seen; counts as much as one level."""
+TRUST = 5.0
+"""How many of an arm's own steps count as much as what is hoped of it."""
 STAKE = 0.02
 """The share of a text's plain steps that a first trial may lose."""
 BUDGET = 0.008
@@ -23,6 +24,8 @@ BUDGET = 0.008
 HICCUP = 1.5
 """A step counts as at most so many times as long as expected, since a machine is busy now and then, and a tree's first
 as long as expected if it took longer, since a new shape is slow."""
+UNFORESEEN = 1.75
+"""How many times as long as its size suggests the very first step may count, which nothing was timed before."""
 PAUSE = 8
 """The least number of steps between two such trials."""
 READING = 1 / 40
@@ -65,13 +68,15 @@ class Planner:
     Rule: if the size of the draft model lets expect that a step with the first tree loses little of the text's time,
     the first step takes that tree and the second drafts nothing. After that the arm of the best rate
 
-        (tokens + 1.5 hoped) / (steps + 1.5) / mean seconds
+        (tokens + 5 hoped) / (steps + 5) / mean seconds
 
     is taken; plain decoding with its one token is an arm. Hoped for are 1 + p + ... + p^depth tokens, p being the share
-    of levels won in all trees so far. While a tree is best, untried ones are taken on what is hoped of them and what
-    their levels should take. Any other arm is tried only if what this is expected to lose, with all that trials
-    lost before, stays below 0.8 % of the time spent. Plain steps cost nothing but themselves: the draft model is not
-    run, not even over the prompt, and reads what it missed when it is asked again, which counts as part of the risk.
+    of levels won in all trees so far; of chains drawn by sampling, where both laws are known at every node, the mean
+    chance of winning (`Outlook`), from which one step tells as much as from many results. While a tree is best,
+    untried ones are taken on what is hoped of them and what their levels should take. Any other arm is tried only if
+    what this is expected to lose, with all that trials lost before, stays below 0.8 % of the time spent. Plain steps
+    cost nothing but themselves: the draft model is not run, not even over the prompt, and reads what it missed when it
+    is asked again, which counts as part of the risk.
     Exactness: the tree of a step depends on steps that are over, so every output law is the target's; with sampling,
     which text is written depends on the times measured, so that a seed alone does not fix it.
 
@@ -96,7 +101,7 @@ class Planner:
         self.lost = 0.0
         self._relative, self._rows, self._unread = 0.0, 1, 0
         self._tried = 0
-        self._won, self._faced = PRIOR * HOPE, PRIOR
+        self._won, self._faced = HOPE, 1.0
 
     @property
     def shape(self) -> TreeShape:
@@ -131,25 +136,34 @@ class Planner:
         self.current = best if known or self._first_cost(length) <= STAKE * left else 0
         self._unread = 0 if self.current else length
 
-    def note(self, block: Block, seconds: float) -> None:
+    def note(self, block: Block, seconds: float, outlook: Outlook | None = None) -> None:
         """Learn from a step and choose the next tree."""
         if not block.rows:
             return
         tokens = sum(len(row.tokens) for row in block.rows.values()) / len(block.rows)
-        self.learn(tokens, seconds)
+        self.learn(tokens, seconds, outlook)
 
-    def learn(self, tokens: float, seconds: float) -> None:
-        """Learn that the current tree brought so many tokens per row in so much time; choose the next."""
+    def learn(self, tokens: float, seconds: float, outlook: Outlook | None = None) -> None:
+        """Learn that the current tree brought so many tokens per row in so much time; choose the next.
+
+        Args:
+            tokens: the new tokens per row.
+            seconds: what the step took.
+            outlook: the chances that its drafts had, if they are known; else the result stands for them.
+        """
         reading = self._reading() if self.current else 0.0
         own = max(seconds - reading, 0.5 * seconds)
         if self.known[0].steps and own > HICCUP * (expected := self._seconds(self.current)):
             own = (HICCUP if self.known[self.current].steps else 1.0) * expected
+        if not (self.current or self.known[0].steps):
+            own = self._settled(own)
         self.known[self.current] = self.known[self.current].after(tokens, own, self.steps)
         self.steps += 1
         self.spent += seconds
         if self.current:
-            self._won = MEMORY * self._won + tokens - 1
-            self._faced = MEMORY * self._faced + min(tokens, self.shape.depth)
+            seen = outlook or Outlook(tokens - 1, min(tokens, self.shape.depth))
+            self._won = MEMORY * self._won + seen.won
+            self._faced = MEMORY * self._faced + seen.faced
         best = max(self._tried_arms(), key=self.rate)
         if self.current != best:
             self.lost += max(0.0, own + reading - own * self.rate(self.current) / self.rate(best))
@@ -161,8 +175,20 @@ class Planner:
         found = self.known[arm]
         if not found.seconds:
             return float("inf")
-        tokens = (found.tokens + PRIOR * self._hoped(arm)) / (found.steps + PRIOR)
+        tokens = (found.tokens + TRUST * self._hoped(arm)) / (found.steps + TRUST)
         return tokens * found.steps / found.seconds
+
+    def _settled(self, plain: float) -> float:
+        """Return what the first plain step should count, and correct the trees before it: each may be a hiccup.
+
+        No tree takes less than plain decoding with its size added, nor, as far as is known, much more.
+        """
+        sizes = {arm: 1 + self._extra(arm) for arm in self._tried_arms()}
+        plain = min([plain, *(self._seconds(arm) / size for arm, size in sizes.items())])
+        for arm, size in sizes.items():
+            found = self.known[arm]
+            self.known[arm] = replace(found, seconds=min(found.seconds, UNFORESEEN * size * plain * found.steps))
+        return plain
 
     def _next(self, best: int) -> int:
         """Return an untried tree that should beat the best, if that is a tree; else what `_trial` says."""
@@ -203,16 +229,19 @@ class Planner:
         return reading + max(0.0, self._seconds(arm) - self._hoped(arm) / self.rate(best))
 
     def _seconds(self, arm: int) -> float:
-        """Return what a step takes, or should take: an untried tree costs as much a level as one that was tried."""
-        found, plain = self.known[arm], self.known[0].seconds / self.known[0].steps
+        """Return what a step takes, or should take.
+
+        An untried tree costs as much a level as the cheapest that was tried, and one more for being a tree.
+        """
+        found = self.known[arm]
         if found.steps:
             return found.seconds / found.steps
+        plain = self.known[0].seconds / self.known[0].steps
         tried = [one for one in self._tried_arms() if one]
         if not tried:
             return plain * (1 + self._extra(arm))
-        near = min(tried, key=lambda one: abs(self.shapes[one].depth - self.shapes[arm].depth))
-        more = max(0.0, self.known[near].seconds / self.known[near].steps - plain)
-        return plain + more * self.shapes[arm].depth / self.shapes[near].depth
+        level = min((self._seconds(one) - plain) / (1 + self.shapes[one].depth) for one in tried)
+        return plain + max(0.0, level) * (1 + self.shapes[arm].depth)
 
     def _extra(self, arm: int) -> float:
         """Return what a tree should cost, in plain steps, by its size and that of the drafter."""

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
-from polydraft.engine.decode import Method, check_drafting, check_room, decode
-from polydraft.engine.planner import Planner, relative_cost
+from polydraft.engine.decode import check_drafting, check_room, decode
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
-from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
+from polydraft.engine.wrappers.watched import Watched
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.trees import TreePolicy
@@ -48,41 +46,24 @@ class Run:
         self.statistics = Statistics()
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
-        self._watch = Stopwatch(setup.target.device)
-        self._guard = Guarded(setup.drafter)
-        method = Method(
-            TimedModel(setup.target, self._watch),
-            TimedDrafter(self._guard, self._watch),
-            TimedVerifier(setup.verifier, self._watch),
-            setup.policy,
-        )
-        self._blocks = decode(method, setup.prompt, setup.laws, setup.limits, noise)
-        if isinstance(setup.policy, Planner):
-            self._open(setup.policy)
+        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy)
+        self._blocks = decode(self._watched.method, setup.prompt, setup.laws, setup.limits, noise)
+        lengths = setup.prompt.lengths.tolist()
+        left = max(limit.max_length - length for limit, length in zip(setup.limits, lengths, strict=True))
+        self._watched.opens(max(lengths), left, len(lengths), setup.laws[0].params.temperature > 0)
 
     def __iter__(self) -> Iterator[Block]:
         return self
 
     def __next__(self) -> Block:
-        try:
-            with self._watch.charge("total"):
-                block = next(self._blocks)
-        finally:
-            self.statistics.note(self._watch.seconds, self._guard.failure)
+        with self._watched.counting(self.statistics):
+            block = next(self._blocks)
         self.statistics.add(block)
-        if isinstance(self.setup.policy, Planner):
-            self.setup.policy.note(block, self._watch.lap())
+        self._watched.learn(block)
         for row, gained in block.rows.items():
             self.new_tokens[row].extend(gained.tokens)
             self.finish[row] = gained.finish
         return block
-
-    def _open(self, planner: Planner) -> None:
-        """Tell a planner what begins."""
-        lengths = self.setup.prompt.lengths.tolist()
-        left = max(limit.max_length - length for limit, length in zip(self.setup.limits, lengths, strict=True))
-        relative = relative_cost(self.setup.target, self.setup.drafter)
-        planner.opens(max(lengths), left, len(lengths), relative, self.setup.laws[0].params.temperature > 0)
 
     def exhaust(self) -> "Run":
         """Generate to the end."""

@@ -1,0 +1,48 @@
+"""A method under observation: behind stopwatches and a guard, with its times and chances told to a planner."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from polydraft.drafters import Drafter
+from polydraft.engine.block import Block, Statistics
+from polydraft.engine.decode import Method
+from polydraft.engine.planner import Planner, relative_cost
+from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
+from polydraft.engine.wrappers.witness import Witness
+from polydraft.models import LanguageModel
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import TreeVerifier
+
+
+class Watched:
+    """Wrap the parts of a method; `method` is what decodes."""
+
+    def __init__(self, target: LanguageModel, drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
+        self._watch, self._guard = Stopwatch(target.device), Guarded(drafter)
+        self._planner = policy if isinstance(policy, Planner) else None
+        timed = TimedVerifier(verifier, self._watch)
+        self._witness = Witness(timed) if self._planner else None
+        self._relative = relative_cost(target, drafter) if self._planner else 0.0
+        self.method = Method(
+            TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch), self._witness or timed, policy
+        )
+
+    def opens(self, length: int, left: int, rows: int, sampled: bool) -> None:
+        """Tell a planner what begins; the arguments are those of `Planner.opens`."""
+        if self._planner is not None:
+            self._planner.opens(length, left, rows, self._relative, sampled)
+
+    @contextmanager
+    def counting(self, statistics: Statistics) -> Iterator[None]:
+        """Charge the time spent inside to the total, and hand all times on, also after an error."""
+        try:
+            with self._watch.charge("total"):
+                yield
+        finally:
+            statistics.note(self._watch.seconds, self._guard.failure)
+
+    def learn(self, block: Block) -> None:
+        """Let a planner learn from a step."""
+        if self._planner is not None and self._witness is not None:
+            self._planner.note(block, self._watch.lap(), self._witness.outlook)

@@ -1,0 +1,52 @@
+"""A verifier that remembers what chances the drafts had, for those who plan by it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polydraft.probs import Noise
+from polydraft.trees import Draft, Verdict
+from polydraft.verifiers import TreeVerifier
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How many levels of drafts a row faced in a step, and how many of them it could expect to win."""
+
+    won: float
+    faced: float
+
+
+class Witness:
+    """Wrap a verifier so that `outlook` holds the chances of the last drafts, or None where they are not plain.
+
+    Of a node with one sampled draft the chance is the overlap of both laws, sum of min(p, q), whatever came of it. That
+    is known at every node of a chain, also below a rejected draft, so that one step tells more than its result does.
+    """
+
+    def __init__(self, verifier: TreeVerifier) -> None:
+        self.verifier = verifier
+        self.scheme = verifier.scheme
+        self.name = verifier.name
+        self.lossless = verifier.lossless
+        self.outlook: Outlook | None = None
+
+    def verify(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict:
+        """Verify, and remember the chances."""
+        self.outlook = outlook(draft, target_probs, self.scheme.deterministic)
+        return self.verifier.verify(draft, target_probs, noise)
+
+
+def outlook(draft: Draft, target_probs: Tensor, deterministic: bool) -> Outlook | None:
+    """Return the chances of a chain of sampled drafts, mean of its rows; None for all other drafts."""
+    several = draft.tree.topology.width > 1 or draft.probs.dim() > 3
+    if deterministic or several or draft.tree.tokens.shape[-1] == 1:
+        return None
+    inner, there = draft.tree.topology.inner, draft.tree.valid[:, 1:]
+    target, listed = target_probs[:, :inner], draft.shortlist[:, :inner]
+    if not draft.whole:
+        target = target.gather(-1, listed.clamp_min(0)).where(listed >= 0, 0)
+    chances = torch.minimum(draft.probs[:, :inner], target).sum(dim=-1)
+    won, faced = torch.stack([chances.where(there, 0), there.to(chances.dtype)]).sum(dim=-1).mean(dim=-1).tolist()
+    return Outlook(won, faced)
