@@ -1,6 +1,6 @@
 """Measure the embedded pair: plain decoding against Hugging Face's loop, and trees against plain decoding.
 
-    python benchmarks/embedded_pair.py plain
+    python benchmarks/embedded_pair.py plain --temperature 1 --repeats 5
     python benchmarks/embedded_pair.py trees --temperature 0.8 chain:3 2,1,1 2,2,1
 
 Every comparison is made of paired runs in this process, alternating which side goes first; medians are reported with
@@ -34,23 +34,24 @@ def seconds(function) -> float:
     return time.perf_counter() - begin
 
 
-def plain(pair: polydraft.Pair, tokens: int, repeats: int) -> None:
-    """Time `NoDraft` and Hugging Face's own `generate` on the same model, greedy: the same text."""
+def plain(pair: polydraft.Pair, temperature: float, tokens: int, repeats: int) -> None:
+    """Time `NoDraft` and Hugging Face's own `generate` on the same model; at temperature 0 both write the same text."""
     ratios = []
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    fixed = {"max_new_tokens": tokens, "eos_token_id": None, **sampling}
     for number, ids in enumerate(track(encoded(pair) * repeats, "plain decoding", transient=True)):
-        fixed = {"max_new_tokens": tokens, "do_sample": False}
 
-        def ours(ids=ids, fixed=fixed) -> object:
+        def ours(ids=ids) -> object:
             return polydraft.generate(pair.target, ids, drafter=polydraft.NoDraft(), **fixed)
 
-        def theirs(ids=ids, fixed=fixed) -> object:
+        def theirs(ids=ids) -> object:
             return pair.target.generate(ids, **fixed)
 
         order = (ours, theirs) if number % 2 else (theirs, ours)
         times = {function.__name__: seconds(function) for function in order}
         ratios.append(times["theirs"] / times["ours"])
     CONSOLE.print(
-        f"NoDraft against Hugging Face generate: {median(ratios):.3f}x as fast "
+        f"NoDraft against Hugging Face generate, temperature {temperature:g}: {median(ratios):.3f}x as fast "
         f"(median of {len(ratios)} pairs, {min(ratios):.2f} to {max(ratios):.2f}), {describe_machine()}"
     )
 
@@ -97,7 +98,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     pair = polydraft.load_pair()
     if given.what == "plain":
-        plain(pair, given.tokens, given.repeats)
+        plain(pair, given.temperature, given.tokens, given.repeats)
     else:
         trees(pair, given.trees, given.temperature, given.tokens, given.repeats)
 

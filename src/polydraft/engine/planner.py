@@ -9,6 +9,7 @@ from polydraft.engine.wrappers.witness import Outlook
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
+from polydraft.trees.policies import FixedShape
 
 PLAIN = TreeShape(())
 MEMORY = 0.98
@@ -61,7 +62,7 @@ class Experience:
         )
 
 
-class Planner:
+class Planner(FixedShape):
     """A tree policy that learns as it goes: before each step it takes the tree with the most tokens per second.
 
     Problem: arms with unknown, drifting rewards, where also trying costs: lose little on what turns out slow.
@@ -100,7 +101,7 @@ class Planner:
         self.spent = 0.0
         self.lost = 0.0
         self._relative, self._rows, self._unread = 0.0, 1, 0
-        self._tried = 0
+        self._tried, self._best = 0, 1
         self._won, self._faced = HOPE, 1.0
 
     @property
@@ -164,10 +165,12 @@ class Planner:
             seen = outlook or Outlook(tokens - 1, min(tokens, self.shape.depth))
             self._won = MEMORY * self._won + seen.won
             self._faced = MEMORY * self._faced + seen.faced
-        best = max(self._tried_arms(), key=self.rate)
+        self._unread = 0 if self.current else self._unread + 1
+        if self.current == self._best == 0 and self.steps % PAUSE:
+            return  # one more plain step changes nothing, and to think it over takes as long as to verify it
+        self._best = best = max(self._tried_arms(), key=self.rate)
         if self.current != best:
             self.lost += max(0.0, own + reading - own * self.rate(self.current) / self.rate(best))
-        self._unread = 0 if self.current else self._unread + 1
         self.current = self._next(best) if self.known[0].steps else 0
 
     def rate(self, arm: int) -> float:

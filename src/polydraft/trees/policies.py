@@ -41,8 +41,17 @@ def largest_shape(policy: TreePolicy) -> TreeShape:
     return policy.largest if isinstance(policy, ChoosingPolicy) else policy.shape
 
 
+class FixedShape:
+    """A policy whose next tree has its `shape`, whatever is drawn, and that learns nothing from verdicts.
+
+    Asking for this class is quick, and asked in every step; asking for a protocol is not.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
-class Chain:
+class Chain(FixedShape):
     """One draft per node: `length` drafts in a row."""
 
     length: int
@@ -54,7 +63,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Widths:
+class Widths(FixedShape):
     """Every node at depth i has `widths[i]` children: (4, 2, 1) gives 4, then 8, then 8 nodes."""
 
     widths: tuple[int, ...]
@@ -66,7 +75,7 @@ class Widths:
 
 
 @dataclass(frozen=True)
-class TrunkThenBranch:
+class TrunkThenBranch(FixedShape):
     """A chain of `trunk` drafts, then `widths` below its end: (2, (3, 1)) is the tree of widths 1, 1, 3, 1.
 
     Worth it where draft and target agree at first and part later: drafts beside the trunk would be wasted. With widths
@@ -83,14 +92,10 @@ class TrunkThenBranch:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(FixedShape):
     """A given shape, such as `EAGLE_25`, `MEDUSA_63` or the result of a shape search."""
 
     shape: TreeShape
-
-
-FIXED_SHAPES = (Chain, Widths, TrunkThenBranch, Fixed)
-"""The policies whose every tree has one shape. Asking for these classes is quick; asking for a protocol is not."""
 
 
 @lru_cache(maxsize=256)

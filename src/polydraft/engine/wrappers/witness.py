@@ -40,8 +40,9 @@ class Witness:
 
 def outlook(draft: Draft, target_probs: Tensor, deterministic: bool) -> Outlook | None:
     """Return the chances of a chain of sampled drafts, mean of its rows; None for all other drafts."""
-    several = draft.tree.topology.width > 1 or draft.probs.dim() > 3
-    if deterministic or several or draft.tree.tokens.shape[-1] == 1:
+    if deterministic or draft.tree.tokens.shape[-1] == 1:
+        return None
+    if draft.tree.topology.width > 1 or draft.probs.dim() > 3:
         return None
     inner, there = draft.tree.topology.inner, draft.tree.valid[:, 1:]
     target, listed = target_probs[:, :inner], draft.shortlist[:, :inner]

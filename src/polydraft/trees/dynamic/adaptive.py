@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polydraft.trees.dynamic.bounds import require_positive, require_share
 from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.policies import FIXED_SHAPES, Chain, TreePolicy
+from polydraft.trees.policies import Chain, FixedShape, TreePolicy
 from polydraft.trees.shape import TreeShape
 from polydraft.trees.tree import TokenTree, Verdict
 
@@ -31,7 +31,7 @@ def policy_after(policy: TreePolicy, tree: TokenTree, verdict: Verdict) -> TreeP
     """Return the policy for the next step: itself, unless it learns."""
     return (
         policy
-        if isinstance(policy, FIXED_SHAPES) or not isinstance(policy, LearningPolicy)
+        if isinstance(policy, FixedShape) or not isinstance(policy, LearningPolicy)
         else policy.after(tree, verdict)
     )
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme, require_scheme
-from polydraft.trees.policies import FIXED_SHAPES
+from polydraft.trees.policies import FixedShape
 from polydraft.trees.shape import TreeShape
 
 
@@ -124,7 +124,7 @@ class DynamicPolicy(Protocol):
 
 def is_dynamic(policy: object) -> TypeGuard[DynamicPolicy]:
     """Tell whether a policy shapes each tree as it grows; quick for the common ones, unlike a protocol's check."""
-    return not isinstance(policy, FIXED_SHAPES) and isinstance(policy, DynamicPolicy)
+    return not isinstance(policy, FixedShape) and isinstance(policy, DynamicPolicy)
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -138,18 +139,20 @@ class ImportanceWeighted:
     def _match(self, left: "_Entrant", right: "_Entrant", mass: Numbers) -> "_Entrant":
         """Let two entrants meet: choose the weights and compute the winner's law."""
         listed = _likeliest(mass, self.alphabet)
-        order = np.lexsort((np.arange(len(mass)), (left.law + right.law) / 2 - mass, ~listed))
-        number = int(listed.sum()) if self.free is None else min(self.free, int(listed.sum()))
+        order = ((left.law + right.law) / 2 - mass + 4 * ~listed).argsort(kind="stable")
+        number = int(listed.sum())
+        number = number if self.free is None else min(self.free, number)
         one, two = left.law[order], right.law[order]
         law = one * _later(two) + two * _later(one) + one * two
-        met = np.outer(one[:number], two[:number])
-        met = met + met.T
-        np.fill_diagonal(met, 0)
-        won = np.triu(met)
+        earlier = _earlier(number)
+        met = one[:number, None] * two[:number]
+        won = (met + met.T) * earlier
+        met = won + won.T
         fixed = np.maximum(law[:number] - won.sum(axis=1), 0)
         shared = np.array(share_pairs(won.tolist(), (mass[order[:number]] - fixed).tolist())).reshape(met.shape)
-        weight = np.triu(np.where(met > 0, shared / np.where(met > 0, met, 1), 1), 1).clip(0, 1)
-        weight = weight + np.tril(1 - weight.T, -1)
+        there = met > 0
+        weight = np.divide(shared, met, out=earlier.copy(), where=there).clip(0, 1) * earlier
+        weight = weight + (1 - weight).T * earlier.T
         law[:number] = fixed + (met * weight).sum(axis=1)
         result, rank = np.empty_like(law), np.empty_like(order)
         result[order], rank[order] = law, counted(len(order))
@@ -213,6 +216,12 @@ def _likeliest(mass: Numbers, number: int | None) -> Flags:
     listed = np.zeros(len(mass), dtype=np.bool_)
     listed[np.argpartition(-mass, number)[:number]] = True
     return listed
+
+
+@lru_cache(maxsize=64)
+def _earlier(number: int) -> Numbers:
+    """Return ones above the diagonal of a square, where the row comes before the column."""
+    return np.triu(np.ones((number, number)), 1)
 
 
 def _later(row: Numbers) -> Numbers:

@@ -38,11 +38,12 @@ def emit(
 def leaf_atom(
     shortlist: Int[Tensor, "b n K"],
     target_probs: Float[Tensor, "b n V"],
-    last: Int[Tensor, "b"],
-    uniforms: Float[Tensor, "b"],
-) -> Int[Tensor, "b"]:
-    """Draw the atom that is emitted at a leaf, where nothing was drafted: the tail if its shortlist is empty."""
-    rows, size = torch.arange(len(last), device=last.device), shortlist.shape[-1]
+    rows: Int[Tensor, " g"],
+    last: Int[Tensor, " g"],
+    uniforms: Float[Tensor, " g"],
+) -> Int[Tensor, " g"]:
+    """Draw the atom that some rows emit at a leaf, where nothing was drafted: the tail if its shortlist is empty."""
+    size = shortlist.shape[-1]
     if last.device.type == "cpu" and not bool((shortlist[rows, last] >= 0).any()):
         return torch.full_like(last, size)
     return sample(atoms_at(shortlist, target_probs, rows, last), uniforms)

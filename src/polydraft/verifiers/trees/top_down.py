@@ -118,11 +118,11 @@ def by_batch(
     for _ in range(topology.height):
         walk.append(_pick(goes_to, walk[-1]))
     steps, last = torch.stack(walk, dim=-1), walk[-1]
-    path = steps[:, 1:].where(steps[:, 1:] != steps[:, :-1], -1)
+    path, rows = steps[:, 1:].where(steps[:, 1:] != steps[:, :-1], -1), torch.arange(len(last), device=last.device)
     at_leaf, end = last >= topology.inner, last.clamp_max(topology.inner - 1)
-    atom = sample(law.rest[torch.arange(len(end), device=end.device), end], _pick(left, end))
+    atom = sample(law.rest[rows, end], _pick(left, end))
     if last.device.type != "cpu" or bool(at_leaf.any()):
-        atom = leaf_atom(draft.shortlist, target_probs, last, _pick(uniforms, last)).where(at_leaf, atom)
+        atom = leaf_atom(draft.shortlist, target_probs, rows, last, _pick(uniforms, last)).where(at_leaf, atom)
     return path, last, atom
 
 
@@ -134,16 +134,18 @@ def by_visits(
     last, atom = torch.zeros_like(children[:, 0, 0]), torch.zeros_like(children[:, 0, 0])
     going, node = torch.arange(len(children)), torch.zeros_like(last)
     while len(going):
-        below = children[going, node]
+        below, last[going] = children[going, node], node
         places = int((below >= 0).sum(dim=-1).max())
+        if places == 0:
+            atom[going] = leaf_atom(draft.shortlist, target_probs, going, node, uniforms[going, node])
+            break
         target = atoms_at(draft.shortlist, target_probs, going, node)
-        law = OutcomeLaw(target[:, :0], target)
-        if places:
-            draft_probs = torch.nn.functional.pad(draft.probs[going, node], (0, 1)).to(target.dtype)
-            law = rule.law(drafts[going, node, :places], draft_probs, target)
+        draft_probs = torch.nn.functional.pad(draft.probs[going, node], (0, 1)).to(target.dtype)
+        law = rule.law(drafts[going, node, :places], draft_probs, target)
         outcome, left = _decided(law, uniforms[going, node])
         kept = outcome < places
-        last[going], atom[going[~kept]] = node, sample(law.rest[~kept], left[~kept])
+        if not bool(kept.all()):
+            atom[going[~kept]] = sample(law.rest[~kept], left[~kept])
         going, node = going[kept], _pick(below[kept], outcome[kept])
     return path_to(draft.tree, last), last, atom
 
