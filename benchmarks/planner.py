@@ -3,16 +3,17 @@
     python benchmarks/planner.py --tokens 96 --repeats 2
     python benchmarks/planner.py --settings good useless --tokens 96 --fresh
 
-Every text is written by plain decoding and by the planner in turn, in an order that rotates; the good pair also writes
-it with every fixed tree that the planner knows. One planner serves all texts of a setting, as it would in a program;
-with --fresh every text gets one that knows nothing. Before anything counts, each arm writes a few tokens, since the
-first pass of a new shape takes longer.
+Every text is written by plain decoding and by the planner side by side: whoever has written least takes the next step,
+so that a machine whose speed drifts meets all alike. The good pair also writes it with every fixed tree that the
+planner knows. One planner serves all texts of a setting, as it would in a program; with --fresh every text gets one
+that knows nothing. Before anything counts, each arm writes a few tokens, since the first pass of a new shape is slow.
 """
 
 import argparse
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import polydraft
 from polydraft.cli.demo import demo_prompts, describe_machine
-from polydraft.engine import Planner, as_drafter, default_policy
+from polydraft.engine import Planner, Run, as_drafter, default_policy
 from polydraft.engine.planner import ARMS, SAMPLED_ARMS
 from polydraft.probs import SamplingParams
 from polydraft.trees import TreePolicy
@@ -92,28 +93,55 @@ def fixed_trees(options: Settings) -> tuple[TreePolicy, ...]:
     return (*known_trees(options), usual)
 
 
-def speed(pair: polydraft.Pair, inputs: Settings, options: Settings) -> float:
-    """Return tokens per second of the whole call."""
-    begin = time.perf_counter()
-    run = polydraft.stream(pair.target, eos_token_id=None, **inputs, **options).exhaust()
-    return run.statistics.new_tokens / (time.perf_counter() - begin)
+@dataclass
+class Lane:
+    """A text in progress: its blocks, what was written and the seconds that it took."""
+
+    run: Run
+    seconds: float
+    over: bool = False
+
+    @classmethod
+    def begin(cls, pair: polydraft.Pair, inputs: Settings, options: Settings) -> "Lane":
+        begin = time.perf_counter()
+        run = polydraft.stream(pair.target, eos_token_id=None, **inputs, **options)
+        return cls(run, time.perf_counter() - begin)
+
+    def step(self) -> None:
+        begin = time.perf_counter()
+        self.over = next(self.run, None) is None
+        self.seconds += time.perf_counter() - begin
+
+    @property
+    def written(self) -> int:
+        return self.run.statistics.new_tokens
+
+
+def side_by_side(lanes: list[Lane]) -> list[float]:
+    """Write all texts, the shortest first at every step; return each one's tokens per second."""
+    while going := [lane for lane in lanes if not lane.over]:
+        min(going, key=lambda lane: lane.written).step()
+    return [lane.written / lane.seconds for lane in lanes]
 
 
 def speeds(
     pair: polydraft.Pair, options: Settings, batch: int, arms: dict[str, Arm], repeats: int
 ) -> dict[str, list[float]]:
-    """Return each arm's tokens per second, a value for each text and repeat; arms take turns with every text."""
+    """Return each arm's tokens per second, a value for each text and repeat."""
     sides = {PLAIN: lambda: {"drafter": polydraft.NoDraft()}} | {
         name: lambda make=make: {"policy": make()} for name, make in arms.items()
     }
     found: dict[str, list[float]] = {name: [] for name in sides}
     texts = batches(pair, batch)
     for tree in (None, *known_trees(options)):
-        speed(pair, texts[0], {**options, "max_new_tokens": 8, **({"policy": tree} if tree else sides[PLAIN]())})
+        few = {**options, "max_new_tokens": 8, **({"policy": tree} if tree else sides[PLAIN]())}
+        side_by_side([Lane.begin(pair, texts[0], few)])
     for number, inputs in enumerate(texts * repeats):
         order = list(sides)
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            found[name].append(speed(pair, inputs, {**options, **sides[name]()}))
+        order = order[number % len(order) :] + order[: number % len(order)]
+        lanes = [Lane.begin(pair, inputs, {**options, **sides[name]()}) for name in order]
+        for name, speed in zip(order, side_by_side(lanes), strict=True):
+            found[name].append(speed)
     return found
 
 

@@ -160,3 +160,12 @@ def test_a_hiccup_at_the_very_first_steps_does_not_decide(slow: int) -> None:
             planner.learn(tokens, 4 * seconds if step == slow else seconds)
             written, spent = written + tokens, spent + seconds
         assert written / spent >= least
+
+
+def test_what_a_dear_draft_model_had_to_read_does_not_make_trees_look_cheap() -> None:
+    """Every level costs as much as a plain step and reading nothing, though a planner expects it to be dear."""
+    planner, speeds = Planner(TREES), []
+    for seed in range(24):
+        planner.opens(length=60, left=96, rows=1, relative=1.5, sampled=False)
+        speeds.append(speed(world(0.85, 1.1), planner, 96, seed))
+    assert sorted(speeds)[12] >= 0.97 and min(speeds) >= 0.9

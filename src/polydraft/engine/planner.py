@@ -13,7 +13,7 @@ from polydraft.trees.policies import FixedShape
 
 PLAIN = TreeShape(())
 MEMORY = 0.98
-"""How much of an arm's experience is left after each further step of it."""
+"""How much of an arm's experience is left after each further step, of whatever arm: machines and texts drift."""
 HOPE = 0.55
 """How likely a level of drafts has an accepted one, before any was seen; counts as much as one level."""
 TRUST = 5.0
@@ -33,6 +33,8 @@ READING = 1 / 40
 """What reading a token with others takes, in passes over one token."""
 WIDENING = 1 / 64
 """What another row or node adds to a pass, in passes over one token, before any was timed."""
+BESIDES = 0.1
+"""What a tree costs beside its levels and nodes, in passes over one token, when it is compared with another."""
 ARMS: tuple[TreePolicy, ...] = tuple(map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2))))
 """The trees to choose from at temperature 0."""
 SAMPLED_ARMS: tuple[TreePolicy, ...] = tuple(map(Chain, (4, 7, 1)))
@@ -57,9 +59,8 @@ class Experience:
 
     def after(self, tokens: float, seconds: float, number: int) -> "Experience":
         """Add a step."""
-        return Experience(
-            MEMORY * self.steps + 1, MEMORY * self.tokens + tokens, MEMORY * self.seconds + seconds, number
-        )
+        kept = MEMORY ** (number - self.last)
+        return Experience(kept * self.steps + 1, kept * self.tokens + tokens, kept * self.seconds + seconds, number)
 
 
 class Planner(FixedShape):
@@ -153,7 +154,8 @@ class Planner(FixedShape):
             outlook: the chances that its drafts had, if they are known; else the result stands for them.
         """
         reading = self._reading() if self.current else 0.0
-        own = max(seconds - reading, 0.5 * seconds)
+        least = self._seconds(0) * (1 + self._extra(self.current)) if reading else seconds
+        own = max(seconds - reading, min(seconds, least))  # reading is an estimate, and must not explain too much
         if self.known[0].steps and own > HICCUP * (expected := self._seconds(self.current)):
             own = (HICCUP if self.known[self.current].steps else 1.0) * expected
         if not (self.current or self.known[0].steps):
@@ -234,7 +236,7 @@ class Planner(FixedShape):
     def _seconds(self, arm: int) -> float:
         """Return what a step takes, or should take.
 
-        An untried tree costs as much a level as the cheapest that was tried, and one more for being a tree.
+        An untried tree costs as much beside plain decoding, for its size, as the cheapest that was tried.
         """
         found = self.known[arm]
         if found.steps:
@@ -243,8 +245,8 @@ class Planner(FixedShape):
         tried = [one for one in self._tried_arms() if one]
         if not tried:
             return plain * (1 + self._extra(arm))
-        level = min((self._seconds(one) - plain) / (1 + self.shapes[one].depth) for one in tried)
-        return plain + max(0.0, level) * (1 + self.shapes[arm].depth)
+        unit = min((self._seconds(one) - plain) / (BESIDES + self._extra(one)) for one in tried)
+        return plain + max(0.0, unit) * (BESIDES + self._extra(arm))
 
     def _extra(self, arm: int) -> float:
         """Return what a tree should cost, in plain steps, by its size and that of the drafter."""
