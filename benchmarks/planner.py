@@ -139,7 +139,8 @@ def speeds(
     for number, inputs in enumerate(texts * repeats):
         order = list(sides)
         order = order[number % len(order) :] + order[: number % len(order)]
-        lanes = [Lane.begin(pair, inputs, {**options, **sides[name]()}) for name in order]
+        own = {"seed": options["seed"] + number} if "seed" in options else {}  # luck must not be the same twice
+        lanes = [Lane.begin(pair, inputs, {**options, **own, **sides[name]()}) for name in order]
         for name, speed in zip(order, side_by_side(lanes), strict=True):
             found[name].append(speed)
     return found

@@ -37,7 +37,7 @@ BESIDES = 0.1
 """What a tree costs beside its levels and nodes, in passes over one token, when it is compared with another."""
 ARMS: tuple[TreePolicy, ...] = tuple(map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2))))
 """The trees to choose from at temperature 0."""
-SAMPLED_ARMS: tuple[TreePolicy, ...] = tuple(map(Chain, (4, 7, 1)))
+SAMPLED_ARMS: tuple[TreePolicy, ...] = tuple(map(Chain, (5, 7, 1)))
 """Those above it, where chains drawn from whole rows and verified as blocks were ahead of trees."""
 
 
