@@ -7,12 +7,22 @@ from doubles import perturbed, tiny_model
 import polydraft
 from polydraft.drafters import ModelDrafter, NgramDrafter
 from polydraft.engine import Planner
-from polydraft.engine.wrappers.witness import Outlook, Witness, outlook
+from polydraft.engine.wrappers.witness import Outlook, Witness, keeps_overlaps, outlook
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
-from polydraft.schemes import IID, Product, TopK
+from polydraft.schemes import IID, Product, TopK, TopThenIID
 from polydraft.trees import Chain, Draft, TreePolicy, Verdict, Widths
-from polydraft.verifiers import NaiveMatch, RecursiveRejection, SpeculativeSampling, TopDown, TreeVerifier
+from polydraft.verifiers import (
+    BlockVerification,
+    ByShape,
+    NaiveMatch,
+    Optimal,
+    RecursiveRejection,
+    SharedNoise,
+    SpeculativeSampling,
+    TopDown,
+    TreeVerifier,
+)
 
 
 class Notes:
@@ -44,19 +54,23 @@ def test_the_chances_of_a_chain_are_the_overlaps_at_all_its_nodes(size: int | No
     for draft, target in drafts(TopDown(SpeculativeSampling()), Chain(3), 1.0, size):
         dense = torch.zeros_like(target).scatter_add(-1, draft.shortlist.clamp_min(0), draft.probs)
         overlaps = torch.minimum(dense, target).sum(dim=-1)[:, :3]
-        found = outlook(draft, target, deterministic=False)
+        found = outlook(draft, target)
         assert found is not None and found.faced == 3
         assert found.won == pytest.approx(float(overlaps.sum(dim=-1).mean()), abs=1e-5)
 
 
 def test_where_chances_are_not_plain_there_is_no_outlook() -> None:
-    (greedy, target), *_ = drafts(TopDown(NaiveMatch(TopK())), Chain(2), 0.0, None)
-    assert outlook(greedy, target, deterministic=True) is None
     (tree, target), *_ = drafts(TopDown(RecursiveRejection(IID())), Widths((2, 1)), 1.0, None)
-    assert outlook(tree, target, deterministic=False) is None
+    assert outlook(tree, target) is None
     (several, target), *_ = drafts(TopDown(RecursiveRejection(Product())), Chain(2), 1.0, None)
-    assert outlook(several, target, deterministic=False) is None
-    assert outlook(Draft.nothing(torch.tensor([1])), target[:1, :1], deterministic=False) is None
+    assert outlook(several, target) is None
+    assert outlook(Draft.nothing(torch.tensor([1])), target[:1, :1]) is None
+
+
+def test_only_rules_that_accept_by_overlap_have_an_outlook() -> None:
+    keeping = (ByShape(), BlockVerification(), TopDown(SpeculativeSampling()), TopDown(RecursiveRejection()))
+    others = (SharedNoise(), TopDown(NaiveMatch(IID())), TopDown(NaiveMatch(TopK())), TopDown(Optimal(TopThenIID(1))))
+    assert all(keeps_overlaps(rule) for rule in keeping) and not any(keeps_overlaps(rule) for rule in others)
 
 
 def test_a_witness_decides_nothing() -> None:
@@ -65,7 +79,7 @@ def test_a_witness_decides_nothing() -> None:
         witness = Witness(plain)
         told, own = (one.verify(draft, target, Noise.from_seed(3, len(target))) for one in (witness, plain))
         assert torch.equal(told.path, own.path) and torch.equal(told.next_token, own.next_token)
-        assert witness.outlook == outlook(draft, target, deterministic=False)
+        assert witness.outlook == outlook(draft, target)
 
 
 def test_a_planner_is_told_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

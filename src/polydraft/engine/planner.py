@@ -75,10 +75,10 @@ class Planner(FixedShape):
     is taken; plain decoding with its one token is an arm. Hoped for are 1 + p + ... + p^depth tokens, p being the share
     of levels won in all trees so far; of chains drawn by sampling, where both laws are known at every node, the mean
     chance of winning (`Outlook`), from which one step tells as much as from many results. While a tree is best,
-    untried ones are taken on what is hoped of them and what their levels should take. Any other arm is tried only if
-    what this is expected to lose, with all that trials lost before, stays below 0.8 % of the time spent. Plain steps
-    cost nothing but themselves: the draft model is not run, not even over the prompt, and reads what it missed when it
-    is asked again, which counts as part of the risk.
+    untried ones are taken on what is hoped of them and what trees of their size should take. Any other arm is tried
+    only if what this is expected to lose, with all that trials lost before, stays below 0.8 % of the time spent. Plain
+    steps cost nothing but themselves: the draft model is not run, not even over the prompt, and reads what it missed
+    when it is asked again, which counts as part of the risk.
     Exactness: the tree of a step depends on steps that are over, so every output law is the target's; with sampling,
     which text is written depends on the times measured, so that a seed alone does not fix it.
 

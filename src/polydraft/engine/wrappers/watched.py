@@ -9,20 +9,24 @@ from polydraft.engine.decode import Method
 from polydraft.engine.planner import Planner, relative_cost
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
-from polydraft.engine.wrappers.witness import Witness
+from polydraft.engine.wrappers.witness import Witness, keeps_overlaps
 from polydraft.models import LanguageModel
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
 class Watched:
-    """Wrap the parts of a method; `method` is what decodes."""
+    """Wrap the parts of a method; `method` is what decodes.
+
+    Args:
+        target, drafter, verifier, policy: those of `Method`; a planner for a policy is told how each step went.
+    """
 
     def __init__(self, target: LanguageModel, drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
         self._watch, self._guard = Stopwatch(target.device), Guarded(drafter)
         self._planner = policy if isinstance(policy, Planner) else None
         timed = TimedVerifier(verifier, self._watch)
-        self._witness = Witness(timed) if self._planner else None
+        self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
         self._relative = relative_cost(target, drafter) if self._planner else 0.0
         self.method = Method(
             TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch), self._witness or timed, policy
@@ -44,5 +48,5 @@ class Watched:
 
     def learn(self, block: Block) -> None:
         """Let a planner learn from a step."""
-        if self._planner is not None and self._witness is not None:
-            self._planner.note(block, self._watch.lap(), self._witness.outlook)
+        if self._planner is not None:
+            self._planner.note(block, self._watch.lap(), self._witness.outlook if self._witness else None)

@@ -3,16 +3,24 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers import BlockVerification, BottomUp, ByShape, TopDown, TraversalVerification, TreeVerifier
+from polydraft.verifiers.nodes.speculative import is_drawn
+from polydraft.verifiers.trees.chain import BEST_WITH_ONE
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """How many levels of drafts a row faced in a step, and how many of them it could expect to win."""
+    """The chances of a step's drafts, mean of the rows.
+
+    Args:
+        won: how many levels a row could expect to win.
+        faced: how many levels of drafts it faced.
+    """
 
     won: float
     faced: float
@@ -32,17 +40,26 @@ class Witness:
         self.lossless = verifier.lossless
         self.outlook: Outlook | None = None
 
-    def verify(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict:
+    def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Verify, and remember the chances."""
-        self.outlook = outlook(draft, target_probs, self.scheme.deterministic)
+        self.outlook = outlook(draft, target_probs)
         return self.verifier.verify(draft, target_probs, noise)
 
 
-def outlook(draft: Draft, target_probs: Tensor, deterministic: bool) -> Outlook | None:
-    """Return the chances of a chain of sampled drafts, mean of its rows; None for all other drafts."""
-    if deterministic or draft.tree.tokens.shape[-1] == 1:
-        return None
-    if draft.tree.topology.width > 1 or draft.probs.dim() > 3:
+def keeps_overlaps(verifier: TreeVerifier) -> bool:
+    """Tell whether a rule accepts the sampled drafts of a chain as often as both laws overlap, or more."""
+    if not is_drawn(verifier.scheme):
+        return False
+    if isinstance(verifier, ByShape):
+        return keeps_overlaps(verifier.chain)
+    if isinstance(verifier, TopDown | BottomUp):
+        return type(verifier.rule) in BEST_WITH_ONE
+    return isinstance(verifier, BlockVerification | TraversalVerification)
+
+
+def outlook(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Outlook | None:
+    """Return the chances of a chain of sampled drafts under a rule that keeps overlaps; None for other trees."""
+    if draft.tree.tokens.shape[-1] == 1 or draft.tree.topology.width > 1 or draft.probs.dim() > 3:
         return None
     inner, there = draft.tree.topology.inner, draft.tree.valid[:, 1:]
     target, listed = target_probs[:, :inner], draft.shortlist[:, :inner]
