@@ -17,7 +17,6 @@ from polydraft.schemes import (
     TopThenSample,
     WithoutReplacement,
 )
-from polydraft.trees import TreeShape, topology
 from polydraft.verifiers import (
     ImportanceWeighted,
     KSeq,
@@ -30,7 +29,6 @@ from polydraft.verifiers import (
 )
 from polydraft.verifiers.law import law_of_shares
 from polydraft.verifiers.nodes.speculative import lone_draft
-from polydraft.verifiers.trees.top_down import _pays_to_wait
 
 INDEPENDENT: list[Scheme] = [IID(), TopThenIID(0), TopThenIID(1), TopThenSample(), SpecHub(), TopK(), Given()]
 RULES: list[NodeVerifier] = [
@@ -71,21 +69,6 @@ def test_only_nodes_with_room_for_one_draft_have_a_short_cut():
     found = lone_draft(IID(), torch.tensor([[1]]), row, row)
     assert found is not None
     assert torch.equal(found[0], SpeculativeSampling().shares(torch.tensor([[1]]), row, row))
-
-
-def test_a_dear_rule_waits_in_trees_where_some_nodes_have_one_child():
-    cpu = torch.device("cpu")
-    mixed, even = TreeShape(((2,), (1, 1), (2, 1))), TreeShape(((2,), (2, 2)))
-    assert topology(mixed, 1, cpu).mixed and not topology(even, 1, cpu).mixed
-    assert not topology(TreeShape(((1,), (1,))), 1, cpu).mixed
-    assert _pays_to_wait(Optimal(), topology(mixed, 1, cpu))
-    assert not _pays_to_wait(Optimal(), topology(even, 1, cpu))
-    assert not _pays_to_wait(SpeculativeSampling(), topology(mixed, 1, cpu))
-
-
-def test_no_rule_waits_on_a_short_chain():
-    chain = topology(TreeShape(((1,),) * 5), 1, torch.device("cpu"))
-    assert not any(_pays_to_wait(rule, chain) for rule in RULES)
 
 
 def test_a_subnormal_residual_is_emitted_without_overflow():

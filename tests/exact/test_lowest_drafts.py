@@ -8,8 +8,9 @@ from two_weights import MANY_DRAFTS, TwoWeights
 
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
-from polydraft.theory.quadrature import _end
+from polydraft.theory.quadrature import _end, row_nodes
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
+from polydraft.theory.successive import SCALE
 from polydraft.verifiers.selection.lowest import LowestFirst
 
 
@@ -25,18 +26,13 @@ def all_inside(draft: Tensor, k: int, members: list[int]) -> float:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_the_chance_that_no_low_draft_is_in_a_block_agrees_with_the_enumeration(k: int):
-    """Two rows at once, blocks in turn: tables kept for one block must not serve another."""
-    drafts = torch.stack([draft_row(6, 1.0, k), draft_row(6, 3.0, k + 10)])
-    law = SuccessiveLaw.of(drafts, torch.tensor([k, max(k - 1, 1)]))
-    blocks = LowestFirst.of(law, drafts.numpy())
-    for low, high in ((0, 5), (1, 5), (3, 5), (0, 4), (2, 4), (1, 4), (0, 5)):
-        above = drafts[:, high:].sum(dim=-1).numpy()
-        found = blocks.missed(np.arange(2), np.full(2, low), np.full(2, high), above)
-        for row, count in enumerate(law.counts.tolist()):
-            for j in range(low, high + 1):
-                members = [*range(low), *range(j, high)]
-                expected = 1 - all_inside(drafts[row], count, members)
-                assert found[row, j] == pytest.approx(expected, abs=1e-13)
+    draft = draft_row(6, 1.0 + 2.0 * (k % 2), k)
+    blocks = LowestFirst.of(draft.numpy(), k)
+    for low, high in ((0, 5), (1, 5), (3, 5), (0, 4), (2, 4), (1, 4)):
+        found = blocks.missed(low, high, float(draft[high:].sum()))
+        for j in range(low, high + 1):
+            expected = 1 - all_inside(draft, k, [*range(low), *range(j, high)])
+            assert found[j] == pytest.approx(expected, abs=1e-13)
 
 
 @pytest.mark.parametrize("k", [3, 4])
@@ -47,10 +43,9 @@ def test_a_token_that_has_long_rung_before_all_others_leaves_chances_at_most_one
         draft = rare * torch.tensor([1, 2, 3, 1.5, 1, 2], dtype=torch.float64)
         draft[common] = 1.0
         law = SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([k]))
-        blocks = LowestFirst.of(law, draft.numpy()[None])
+        blocks = LowestFirst.of(draft.numpy(), k)
         for low, high in ((0, 3), (0, 5), (1, 4), (2, 6), (3, 5)):
-            above = draft[high:].sum().numpy()[None]
-            found = blocks.missed(np.zeros(1, np.int64), np.array([low]), np.array([high]), above)[0]
+            found = blocks.missed(low, high, float(draft[high:].sum()))
             order = torch.tensor([[*range(low), *range(low, high)[::-1], *range(high, 6)]])
             expected = law.missed_chain(order)[0, low : high + 1].flip(-1).numpy()
             np.testing.assert_allclose(found[low : high + 1], expected, rtol=1e-12, atol=0)
@@ -62,8 +57,10 @@ def test_prefixes_have_the_containment_of_the_law(k: int):
     rows = torch.stack([draft_row(24, spread, k) for spread in (0.0, 1.0, 4.0, 9.0, 1.0, 1.0)])
     rows[4, 3:], rows[5] = 0.0, 0.0
     rows = rows / rows.sum(dim=-1, keepdim=True).clamp_min(1e-300)
-    law = SuccessiveLaw.of(rows, torch.tensor([k, max(k - 1, 0), k, k, k, k]))
-    found = LowestFirst.of(law, rows.numpy()).missed_by_prefixes()
+    counts = [k, max(k - 1, 0), k, k, k, k]
+    law = SuccessiveLaw.of(rows, torch.tensor(counts))
+    nodes = zip(rows.numpy(), counts, strict=True)
+    found = np.stack([LowestFirst.of(row, count).missed_by_prefixes() for row, count in nodes])
     np.testing.assert_allclose(found, law.missed_chain().numpy(), rtol=1e-12, atol=0)
 
 
@@ -71,10 +68,9 @@ def test_prefixes_have_the_containment_of_the_law(k: int):
 def test_the_lowest_of_many_drafts_agrees_with_fractions(case: TwoWeights):
     """With odds cut to keep their products in range, the last case was wrong by 0.086."""
     draft, size = case.row(), case.size
-    blocks = LowestFirst.of(SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([case.drafts])), draft.numpy()[None])
+    blocks = LowestFirst.of(draft.numpy(), case.drafts)
     for low, high in ((0, size - 1), (case.heavy // 2, size - 3), (2, size - case.light // 4)):
-        above = draft[high:].sum().numpy()[None]
-        found = blocks.missed(np.zeros(1, np.int64), np.array([low]), np.array([high]), above)[0]
+        found = blocks.missed(low, high, float(draft[high:].sum()))
         inside = [case.containment([*range(low), *range(j, high)]) for j in range(low, high + 1)]
         expected = np.array([float(1 - chance) for chance in inside])
         np.testing.assert_allclose(found[low : high + 1], expected, rtol=0, atol=1e-12)
@@ -107,6 +103,16 @@ def test_rows_that_share_a_batch_have_their_own_nodes():
     for row in range(3):
         alone = SuccessiveLaw.of(rows[row, None], counts[row, None])
         torch.testing.assert_close(together.chain()[row, None], alone.chain(), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 16])
+@pytest.mark.parametrize("spread", [0.0, 2.0, 9.0])
+def test_a_row_on_the_host_has_the_nodes_that_it_has_among_tensors(k: int, spread: float):
+    rates = draft_row(64, spread, k) * SCALE
+    nodes = time_nodes(rates.unsqueeze(0), torch.tensor([k]), k)
+    time, weight = row_nodes(rates.numpy(), k)
+    np.testing.assert_allclose(time, nodes.time[0].numpy(), rtol=1e-12)
+    np.testing.assert_allclose(weight, nodes.weight[0].numpy(), rtol=1e-12)
 
 
 def test_nodes_end_where_all_but_nothing_is_left():

@@ -1,6 +1,7 @@
 """Exactness of top-down verification on trees of depth two, by enumerating every draft tree."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,9 +40,11 @@ from polydraft.verifiers import (
     TraversalVerification,
     expected_accepted,
 )
+from polydraft.verifiers.law import HostVerifier
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
-from polydraft.verifiers.trees.top_down import by_batch, by_visits
+from polydraft.verifiers.trees.emission import emit
+from polydraft.verifiers.trees.top_down import by_batch, by_nodes, by_visits
 
 RULES: list[NodeVerifier] = [
     *(NaiveMatch(scheme) for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Given())),
@@ -50,6 +53,12 @@ RULES: list[NodeVerifier] = [
     TopThenSampleRule(),
 ]
 SQUARE = [(rule, (2, 2)) for rule in RULES] + [(SpeculativeSampling(), (1, 1))]
+ON_HOST = [
+    *(
+        Optimal(scheme)
+        for scheme in (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenIID(1), TopK(), Given())
+    ),
+]
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]
 
 
@@ -106,6 +115,20 @@ def test_visited_nodes_and_all_nodes_give_the_same_verdict(rule: NodeVerifier, w
     rows, uniforms = world.target_rows(draft.tree), noise.uniform(draft.tree.tokens.shape[-1])
     visited, everywhere = (decide(rule, draft, rows, uniforms) for decide in (by_visits, by_batch))
     assert all(torch.equal(one, two) for one, two in zip(visited, everywhere, strict=True))
+
+
+@cases([(rule, widths) for rule in ON_HOST for widths in ((2, 2), (2, 1), (1, 2))])
+@pytest.mark.parametrize("listed", [2, 4])
+def test_rules_on_the_host_give_the_verdict_of_all_nodes_laws(rule: Any, widths: tuple[int, int], listed: int):
+    """Of shortlists so short that tokens come from the tail, and of all tokens; token by token, not in law alone."""
+    many, world, noise = 200, World.random(7, listed=listed), FastNoise.seeded(2, 200)
+    assert isinstance(rule, HostVerifier)
+    draft = grow(torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, noise)
+    rows, uniforms = world.target_rows(draft.tree), noise.uniform(draft.tree.tokens.shape[-1] + 1)
+    found = by_nodes(rule, draft, rows, uniforms)
+    path, last, atom = by_batch(rule, draft, rows, uniforms[:, 1:])
+    assert torch.equal(found.path, path)
+    assert torch.equal(found.next_token, emit(draft.shortlist, rows, last, atom, uniforms[:, 0]))
 
 
 @cases(SQUARE)

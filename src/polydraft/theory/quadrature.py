@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 FAINT = 1e-15
@@ -15,6 +16,8 @@ SOONEST = 12.0
 """An integrand of rings is smooth on the scale of this time, in units of the mean time of the first ring."""
 LONGEST = 24.0
 """The longest stretch of log time that one panel of nodes covers."""
+DENSITY = 1.8
+"""Half the number of nodes per unit of the transformed time."""
 EVENED = 1e-14
 """Nodes are as even as they may be for errors of this size."""
 
@@ -52,10 +55,30 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     length = (_end(slowest, counts, most) / scale).log1p().masked_fill(counts < 3, 1.0)
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
-    places, shares = _row_nodes(panels, density * (4 + 1.8 * math.sqrt(most)), density * 1.8, length, longest)
+    places, shares = _row_nodes(panels, _base(density, most), density * DENSITY, length, longest)
     scale, length = scale.unsqueeze(-1), length.unsqueeze(-1)
     time = scale * (length * places).expm1()
     return TimeNodes(time, (time + scale).div_(time).mul_(shares).mul_(length))
+
+
+def row_nodes(rates: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the times and weights of `time_nodes` for one row on the host; none for fewer than three drafts."""
+    if count < 3:
+        return np.zeros(0), np.zeros(0)
+    slowest = np.maximum(np.sort(rates).cumsum(), 1e-300)
+    powers, constants = (table.numpy() for table in _bounds(torch.device("cpu")))
+    scale = math.exp((constants - np.log(slowest[-3:]) @ powers).max())
+    length = math.log1p(_overdue(len(rates), count) / slowest[-count] / scale)
+    panels = max(1, math.ceil(length / LONGEST))
+    half = math.ceil(_base(1.0, count) + DENSITY * length / panels)
+    places, shares = (table.numpy() for table in _unit_nodes(panels, 2 * half))
+    time = scale * np.expm1(length * places)
+    return time, (time + scale) / time * shares * length
+
+
+def _base(density: float, most: int) -> float:
+    """Return half the number of nodes that both ends and the last ring take."""
+    return density * (4 + DENSITY * math.sqrt(most))
 
 
 def _row_nodes(

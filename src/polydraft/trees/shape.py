@@ -146,12 +146,6 @@ class Topology:
         return int(self.parents.max()) + 1
 
     @cached_property
-    def mixed(self) -> bool:
-        """Whether some nodes have one child and others have more."""
-        counts = (self.children >= 0).sum(dim=-1)
-        return bool((counts == 1).any()) and bool((counts > 1).any())
-
-    @cached_property
     def height(self) -> int:
         """The number of drafts on the longest path; read back once for all trees that share this value."""
         return int(self.depth.max())

@@ -8,6 +8,7 @@ outcome "rest" of a node's law.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -16,6 +17,7 @@ from polydraft.errors import InvalidParameter, VocabularyMismatch
 from polydraft.probs import Noise, check_probs
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,21 @@ class ScalableVerifier(NodeVerifier, Protocol):
 
 
 @runtime_checkable
+class HostVerifier(Protocol):
+    """A node rule that works on the host, node by node; a CPU asks it only for the nodes that a walk visits."""
+
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts and the marginal of all atoms.
+
+        Args:
+            drafts: k atoms, -1 for absent ones.
+            draft_row: A draft probabilities, or J rows of them under the `Product` scheme.
+            target_mass: A target probabilities, of total at most one.
+        """
+        ...
+
+
+@runtime_checkable
 class TreeVerifier(Protocol):
     """A rule that decides which path of a token tree to keep and which token follows it."""
 
@@ -172,6 +189,22 @@ def law_of_shares(
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 
+def node_by_node(
+    rule: HostVerifier,
+    drafts: Int[Tensor, "*b k"],
+    draft_probs: Float[Tensor, "*rows A"],
+    target_mass: Float[Tensor, "*b A"],
+) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+    """Return shares and marginals of many nodes, like the target mass in type and device."""
+    masses = numbers(target_mass.reshape(-1, target_mass.shape[-1]))
+    rows = numbers(draft_probs).reshape(len(masses), *draft_probs.shape[target_mass.dim() - 1 :])
+    flat = integers(drafts.reshape(-1, drafts.shape[-1]))
+    shares, marginal = np.zeros(flat.shape), np.zeros(masses.shape)
+    for number, node in enumerate(zip(flat, rows, masses, strict=True)):
+        shares[number], marginal[number] = rule.at_node(*node)
+    return tensor(shares).to(target_mass).view(drafts.shape), tensor(marginal).to(target_mass).view(target_mass.shape)
+
+
 def present(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b"]:
     """Return the number of drafts at each node."""
     return (drafts >= 0).sum(dim=-1)
@@ -188,6 +221,15 @@ def onto_first_copies(shares: Float[Tensor, "*b k"], drafts: Int[Tensor, "*b k"]
     same = drafts.unsqueeze(-1) == drafts.unsqueeze(-2)
     total = (same * shares.unsqueeze(-2)).sum(dim=-1)
     return total.where(first_copies(drafts), torch.zeros_like(total))
+
+
+def summed_at_first(shares: Numbers, drafts: Places) -> Numbers:
+    """Return what `onto_first_copies` does, for the drafts of one node on the host."""
+    result, first = np.zeros(len(shares)), dict[int, int]()
+    for place, token in enumerate(drafts.tolist()):
+        if token >= 0:
+            result[first.setdefault(token, place)] += shares[place]
+    return result
 
 
 def at_draft(row: Float[Tensor, "*b A"], draft: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:

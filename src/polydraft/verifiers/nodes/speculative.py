@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import IID, Product, Scheme, TopThenIID, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
+from polydraft.verifiers.selection.ordered import Numbers, Places
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,23 @@ def lone_draft(
     row = draft_probs[..., 0, :] if isinstance(scheme, Product) else draft_probs
     rule = SpeculativeSampling()
     return rule.shares(drafts, row, target_mass), rule.marginal(row, target_mass, present(drafts))
+
+
+def lone_draft_at(
+    scheme: Scheme, drafts: Places, draft_row: Numbers, target_mass: Numbers
+) -> tuple[Numbers, Numbers] | None:
+    """Return what `lone_draft` does, for one node on the host."""
+    if len(drafts) != 1:
+        return None
+    draft, marginal = int(drafts[0]), np.zeros(len(target_mass))
+    if draft < 0:
+        return np.zeros(1), marginal
+    if not is_drawn(scheme):
+        marginal[draft] = target_mass[draft]
+        return target_mass[[draft]], marginal
+    row = draft_row.reshape(-1, len(target_mass))[0]
+    chance = min(target_mass[draft] / row[draft], 1.0) if row[draft] > 0 else 1.0
+    return np.array([chance]), np.minimum(target_mass, row)
 
 
 def is_drawn(scheme: Scheme) -> bool:

@@ -4,20 +4,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
-from polydraft.theory.containment import certain_and_drawn
+from polydraft.errors import UnpairedScheme
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Given,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
+from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent
-from polydraft.verifiers.selection.ordered import (
-    Flags,
-    Numbers,
-    Ordered,
-    Places,
-    counted,
-    prefix_sums,
-    suffix_sums,
-    tensor,
-)
+from polydraft.verifiers.selection.ordered import Numbers, OrderedRow, Places, counted
 from polydraft.verifiers.selection.successive import Successive
 
 
@@ -46,9 +48,9 @@ class Clipped:
     """
 
     order: Places
-    drafts: Ordered
-    certain: Places
-    size: Places
+    drafts: OrderedRow
+    certain: int
+    size: int
     mass: Numbers
     taken: Numbers
 
@@ -60,74 +62,117 @@ class Clipped:
     def by_token(self, row: Numbers) -> Numbers:
         """Put a row in the order back into the tokens' own order."""
         tokens = np.empty_like(row)
-        tokens[counted(len(row))[:, None], self.order] = row
+        tokens[self.order] = row
         return tokens
 
     def places(self, drafts: Places) -> Places:
         """Return the place of each draft in the order, -1 for absent ones."""
-        row, places = counted(len(drafts))[:, None], np.empty_like(self.order)
-        places[row, self.order] = counted(self.order.shape[1])
-        return np.where(drafts >= 0, places[row, drafts], -1)
+        places = np.empty_like(self.order)
+        places[self.order] = counted(len(self.order))
+        return np.where(drafts >= 0, places[drafts], -1)
 
 
-def clip(scheme: Scheme, draft_probs: Numbers, target_mass: Numbers, counts: Places) -> Clipped:
-    """Clip target masses to what the drafts can bear. Draft rows need not be normalised.
+def clip(scheme: Scheme, draft_row: Numbers, target_mass: Numbers, count: int) -> Clipped:
+    """Clip a node's target mass to what `count` drafts can bear. The draft row need not be normalised.
 
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        certain = _certain(scheme, draft_probs, counts)
-        weights = draft_probs if certain is None else np.where(certain, 0.0, draft_probs)
-        total = weights.sum(axis=1, keepdims=True)
-        weights = weights / np.where(total > 0, total, 1.0)
-        order = _by_need(weights, target_mass, certain).argsort(axis=1, kind="stable")
-        row = counted(len(order))[:, None]
-        weights, mass = weights[row, order], target_mass[row, order]
-        drafts = _ordered(scheme, weights, None if certain is None else certain[row, order], counts)
-        number = np.zeros_like(counts) if certain is None else certain.sum(axis=1)
-        size, taken = _clipped(weights, mass, drafts.containment, number)
-    return Clipped(order, drafts, number, size, mass, taken)
+    fixed = _fixed(scheme, count)
+    key, certain = _keys(draft_row, target_mass, fixed, isinstance(scheme, Given))
+    order = key.argsort(kind="stable")
+    weights, mass = _in_order(draft_row, target_mass, order, certain)
+    drafts = _ordered(scheme, weights, certain, count)
+    size, taken = _clipped(weights, mass, drafts.inside, certain)
+    return Clipped(order, drafts, certain, size, mass, taken)
 
 
-def _certain(scheme: Scheme, draft_probs: Numbers, counts: Places) -> Flags | None:
-    """Mark the tokens drafted for certain; None for the schemes that have none and draw distinct ones."""
-    if isinstance(scheme, WithoutReplacement | ConditionalPoisson):
-        return None
-    certain: Flags = certain_and_drawn(scheme, tensor(draft_probs), tensor(counts))[0].numpy()
-    return certain
+def _fixed(scheme: Scheme, count: int) -> int:
+    """Return how many of the likeliest tokens are drafted for certain (`certain_and_drawn`)."""
+    if isinstance(scheme, TopK | Given):
+        return count
+    if isinstance(scheme, TopThenSample | SpecHub):
+        return max(count - 1, 0)
+    if isinstance(scheme, TopThenIID):
+        return min(count, scheme.top)
+    if isinstance(scheme, IID | WithoutReplacement | ConditionalPoisson):
+        return 0
+    raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
 
 
-def _by_need(weights: Numbers, target_mass: Numbers, certain: Flags | None) -> Numbers:
-    """Return a key that grows with target / draft, in logarithms: subnormal draft probabilities count."""
-    need = np.maximum(np.log(target_mass) - np.log(weights), np.finfo(np.float64).min)
-    need = np.where(weights > 0, need, np.inf)
-    return need if certain is None else np.where(certain, -np.inf, need)
-
-
-def _ordered(scheme: Scheme, weights: Numbers, certain: Flags | None, counts: Places) -> Ordered:
+def _ordered(scheme: Scheme, weights: Numbers, certain: int, count: int) -> OrderedRow:
     if isinstance(scheme, WithoutReplacement):
-        return Successive.of(weights, counts)
+        return Successive.of(weights, count)
     if isinstance(scheme, ConditionalPoisson):
-        return Conditional(weights, counts)
-    return Independent.of(weights, certain, counts)
+        return Conditional.of(weights, count)
+    return Independent.of(weights, certain, count)
 
 
-def _clipped(weights: Numbers, mass: Numbers, containment: Numbers, certain: Places) -> tuple[Places, Numbers]:
+@compiled
+def _keys(draft: Numbers, mass: Numbers, fixed: int, alike: bool) -> tuple[Numbers, int]:
+    """Return a key that grows with target / draft, least for certain tokens, and how many of these there are.
+
+    In logarithms: subnormal draft probabilities count. If tokens are alike, the first ones are drafted for certain,
+    else the likeliest, earlier ones first among equals.
+    """
+    key, least = np.empty(len(draft)), -np.finfo(np.float64).max
+    for i in range(len(draft)):
+        key[i] = max(np.log(mass[i]) - np.log(draft[i]), least) if draft[i] > 0 else np.inf
+    certain = 0
+    while certain < fixed:
+        best = -1
+        for i in range(len(draft)):
+            if draft[i] > 0 and key[i] > -np.inf and (best < 0 or (not alike and draft[i] > draft[best])):
+                best = i
+        if best < 0:
+            break
+        key[best] = -np.inf
+        certain += 1
+    return key, certain
+
+
+@compiled
+def _in_order(draft: Numbers, mass: Numbers, order: Places, certain: int) -> tuple[Numbers, Numbers]:
+    """Return the draft row without its certain tokens, scaled to one, and the target mass, both in the order."""
+    weights, masses = np.zeros(len(order)), np.empty(len(order))
+    total = 0.0
+    for j in range(len(order)):
+        masses[j] = mass[order[j]]
+        if j >= certain:
+            weights[j] = draft[order[j]]
+            total += weights[j]
+    if total > 0:
+        weights /= total
+    return weights, masses
+
+
+@compiled
+def _clipped(weights: Numbers, mass: Numbers, inside: Numbers, certain: int) -> tuple[int, Numbers]:
     """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends."""
-    needed, below, above = prefix_sums(mass), prefix_sums(weights), suffix_sums(weights)
-    size = (containment - needed).argmax(axis=1)
-    limit, prefix = size[:, None], counted(needed.shape[1])
-    row = counted(len(size))
-    spare = (containment[row, size] - needed[row, size])[:, None]
-    curve = needed + spare
-    least = np.where((prefix <= limit) & (below > 0), curve / below, np.inf).min(axis=1, keepdims=True)
-    most = np.where((prefix >= limit) & (above > 0), (1 - curve) / above, 0).max(axis=1, keepdims=True)
-    place, some = prefix[:-1], weights > 0
-    raised = np.maximum(mass, np.where(some, least * weights, 0))
-    lowered = np.minimum(mass, np.where(some, most * weights, 0))
-    if certain.any():
-        fixed = certain[:, None]
-        raised = np.where(fixed > 0, mass + spare / fixed * (place < fixed), raised)
-        lowered = np.where(place >= fixed, lowered, mass)
-    return size, np.where(place < limit, raised, lowered)
+    number = len(weights)
+    needed, below, above = np.zeros(number + 1), np.zeros(number + 1), np.zeros(number + 1)
+    for j in range(number):
+        needed[j + 1] = needed[j] + mass[j]
+        below[j + 1] = below[j] + weights[j]
+    for j in range(number - 1, -1, -1):
+        above[j] = above[j + 1] + weights[j]
+    size = 0
+    for j in range(number + 1):
+        if inside[j] - needed[j] > inside[size] - needed[size]:
+            size = j
+    spare = inside[size] - needed[size]
+    least, most = np.inf, 0.0
+    for j in range(number + 1):
+        if j <= size and below[j] > 0:
+            least = min(least, (needed[j] + spare) / below[j])
+        if j >= size and above[j] > 0:
+            most = max(most, (1 - needed[j] - spare) / above[j])
+    taken = np.empty(number)
+    for j in range(number):
+        if j < certain:
+            taken[j] = mass[j] + spare / certain if j < size else mass[j]
+        elif j < size:
+            taken[j] = mass[j] if certain > 0 or weights[j] <= 0 else max(mass[j], least * weights[j])
+        else:
+            taken[j] = min(mass[j], most * weights[j]) if weights[j] > 0 else 0.0
+    return size, taken

@@ -1,48 +1,16 @@
 """Independent drafts conditioned on being distinct, over tokens in an order."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import torch
 
-from polydraft.theory.conditional import conditional_chain
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, entry, lowest, numbers, tensor
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.ordered import LOWEST, Numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
-    """Conditional Poisson drafts from rows in the order.
-
-    Args:
-        weights: the draft rows.
-        counts: the number of drafts asked for.
-    """
-
-    weights: Numbers
-    counts: Places
-
-    @property
-    def containment(self) -> Numbers:
-        """Q of every prefix of the order."""
-        return self._chain
-
-    @cached_property
-    def _chain(self) -> Numbers:
-        weights = tensor(self.weights)
-        order = torch.arange(weights.shape[-1]).expand(weights.shape)
-        return numbers(conditional_chain(weights, order, tensor(self.counts)))
-
-    def rows(self) -> "ConditionalRows":
-        """Return the rows with what their simple rules need."""
-        inside, logs = self.containment, np.log(self.weights)
-        counts = np.minimum(self.counts, (self.weights > 0).sum(axis=1))
-        return ConditionalRows(inside, np.diff(inside), logs, counts, _log_sums(logs, int(counts.max())))
-
-
-@dataclass(frozen=True, eq=False)
-class ConditionalRows:
-    """Rows of conditional Poisson drafts.
+    """Conditional Poisson drafts.
 
     The simple rule takes the lowest draft in the block. With X_j = (places below low and places j..high - 1), the
     chance that all drafts lie in X_j is sum_a e_a(places below low) e_{k-a}(places j..high - 1) / e_k(all), with e the
@@ -50,50 +18,54 @@ class ConditionalRows:
     the token at j. In logarithms.
 
     Args:
-        inside: Q of every prefix.
-        priority: its differences.
-        logs: the logarithms of the draft rows.
-        counts: the numbers of drafts.
-        before: log e_a of every prefix, for every a up to the largest count.
+        inside: Q of every prefix, e_k of it over e_k of all.
+        logs: the logarithms of the draft probabilities.
+        before: log e_a of every prefix, for every a up to the number of drafts.
     """
 
     inside: Numbers
-    priority: Numbers
     logs: Numbers
-    counts: Places
     before: Numbers
 
-    def kept(self, rows: Places) -> "ConditionalRows":
-        """Return some of the rows."""
-        return ConditionalRows(
-            self.inside.take(rows, axis=0),
-            self.priority.take(rows, axis=0),
-            self.logs.take(rows, axis=0),
-            self.counts.take(rows, axis=0),
-            self.before.take(rows, axis=0),
-        )
+    @classmethod
+    def of(cls, weights: Numbers, count: int) -> "Conditional":
+        """Prepare a row in the order; at most its whole support is drafted."""
+        logs = np.log(weights)
+        before = _log_sums(logs, min(count, int((weights > 0).sum())))
+        return cls(np.exp(before[-1] - before[-1, -1]), logs, before)
 
-    def taken(self, low: Places, high: Places) -> Numbers:
+    def taken(self, low: int, high: int) -> Numbers:
         """Return 1 - Q(X_j) plus a constant."""
-        row, most = counted(len(low)), self.before.shape[1] - 1
-        place = counted(self.logs.shape[1])
-        logs = np.where(place < high[:, None], self.logs, -np.inf)
-        after = _log_sums(logs[:, ::-1], most)[:, :, ::-1]
-        other = self.counts[:, None] - counted(most + 1)
-        both = self.before[row, :, low][:, :, None] + after[row[:, None], other]
-        both[other < 0] = -np.inf
-        joint = np.exp(np.logaddexp.reduce(both, axis=1) - self.before[row, self.counts, -1][:, None])
-        return (entry(self.inside, high) + entry(self.inside, low))[:, None] - joint
+        return self.inside[high] + self.inside[low] - _joint(self.logs, self.before, low, high)
 
-    def picked(self, low: Places, high: Places, places: Places) -> Flags:
-        """Return the lowest draft."""
-        return lowest(low, high, places)
+    def choice(self, low: int, high: int) -> int:
+        """Return `LOWEST`."""
+        return LOWEST
 
 
+@compiled
 def _log_sums(logs: Numbers, count: int) -> Numbers:
     """Return log e_j of the first i weights for j <= count and i = 0..A."""
-    table = np.full((len(logs), count + 1, logs.shape[1] + 1), -np.inf)
-    table[:, 0] = 0
+    table = np.full((count + 1, len(logs) + 1), -np.inf)
+    table[0] = 0
     for j in range(1, count + 1):
-        np.logaddexp.accumulate(logs + table[:, j - 1, :-1], axis=1, out=table[:, j, 1:])
+        for i in range(len(logs)):
+            table[j, i + 1] = np.logaddexp(table[j, i], logs[i] + table[j - 1, i])
     return table
+
+
+@compiled
+def _joint(logs: Numbers, before: Numbers, low: int, high: int) -> Numbers:
+    """Return the chance that all drafts lie below `low` or at j..high - 1, for j = low..high."""
+    count = len(before) - 1
+    after, result = np.full(count + 1, -np.inf), np.empty(len(logs) + 1)
+    after[0] = 0
+    for j in range(high, low - 1, -1):
+        if j < high:
+            for b in range(count, 0, -1):
+                after[b] = np.logaddexp(after[b], logs[j] + after[b - 1])
+        total = 0.0
+        for b in range(count + 1):
+            total += np.exp(before[count - b, low] + after[b] - before[count, -1])
+        result[j] = total
+    return result

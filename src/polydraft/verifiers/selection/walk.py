@@ -1,11 +1,10 @@
 """The selection law of a node's drafts, by a walk through ever smaller blocks of the order of tokens."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRows, Places, counted, entry, within
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.ordered import FIRST, LOWEST, Numbers, OrderedRow, Places
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
@@ -45,157 +44,144 @@ def accepted_shares(clipped: Clipped, places: Places) -> Numbers:
     What is taken is accepted until a token has had v. A walk also ends where the simple rule mixed with the priority of
     high places takes at least v of every token of the block; most walks end like that, after a few rounds.
 
-    The walk runs on the host, all rows together.
+    The walk runs on the host, its loops over tokens in machine code.
 
-    Shapes: `places` are the drafts' places in the order, -1 for absent ones; a row without drafts has no shares. A
+    Shapes: `places` are the drafts' places in the order, -1 for absent ones; without drafts there are no shares. A
     token drafted twice may have shares at both copies.
     Source: our own. The condition on v is Strassen's theorem (Ann. Math. Statist. 36, 1965).
     """
-    shares = np.zeros(places.shape)
-    rows: Places = np.flatnonzero(places.max(axis=1, initial=-1) >= 0)
-    if len(rows):
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            law, every = clipped.drafts.rows(), len(rows) == len(places)
-            some = law if every else law.kept(rows)
-            shares[rows] = _shares(
-                some, clipped.accepted[rows], places[rows], clipped.size[rows], clipped.certain[rows]
-            )
+    need, certain = clipped.accepted, clipped.certain
+    if not len(places) or places.max() < 0:
+        return np.zeros(len(places))
+    if certain < 2:
+        return walk(clipped.drafts, need, places, clipped.size, 0)
+    first, fixed = certain - 1, (places >= 0) & (places < certain)
+    whole, merged = need[:certain].sum(), need.copy()
+    merged[:certain], merged[first] = 0, whole  # the tokens drafted for certain are one token, the last of them
+    shares = walk(clipped.drafts, merged, np.where(fixed, first, places), clipped.size, first)
+    together = shares[fixed].sum() / (whole if whole > 0 else 1)
+    return np.where(fixed, together * need[places], shares)
+
+
+def walk(law: OrderedRow, need: Numbers, places: Places, size: int, first: int) -> Numbers:
+    """Walk down the blocks of a node's order.
+
+    Args:
+        law: the draft law.
+        need: how often each place is to be accepted at least.
+        places: the places of the drafts, -1 for absent ones, not all absent.
+        size: the size of H.
+        first: the place before which nothing is drafted and nothing is needed.
+    """
+    shares, need, slack = np.zeros(len(places)), need.copy(), np.empty(len(need) + 1)
+    top, left = int(places.max()), 1.0
+    low, high = (max(size, first), len(need)) if top >= size else (first, size)
+    cut = high
+    while left >= NOISE:
+        low, high = _narrowed(law.inside, need, slack, left, low, high, cut, top)
+        line, choice = law.taken(low, high), law.choice(low, high)
+        step, weight, cut = _step(law.inside, line, need, slack, left, low, high)
+        _accept(law.inside, line, need, places, shares, low, high, step, weight, choice)
+        left -= step
     return shares
 
 
-def _shares(law: OrderedRows, need: Numbers, places: Places, sizes: Places, certain: Places) -> Numbers:
-    """Return the shares; the tokens drafted for certain are one token on the walk, at the last of their places."""
-    if certain.max() < 2:
-        return walk(law, need, places, sizes, np.maximum(certain - 1, 0))
-    first = np.maximum(certain - 1, 0)
-    place, fixed = counted(need.shape[1]), (places >= 0) & (places < certain[:, None])
-    whole = np.where(place < certain[:, None], need, 0).sum(axis=1)
-    merged = np.where(place < first[:, None], 0, need)
-    rows = counted(len(need))
-    merged[rows, first] = np.where(certain > 0, whole, merged[rows, first])
-    shares = walk(law, merged, np.where(fixed, first[:, None], places), sizes, first)
-    together = np.where(fixed, shares, 0).sum(axis=1) / np.where(whole > 0, whole, 1)
-    own = np.take_along_axis(need, np.maximum(places, 0), axis=1)
-    return np.where(fixed, together[:, None] * own, shares)
+@compiled
+def _narrowed(
+    inside: Numbers, need: Numbers, slack: Numbers, left: float, low: int, high: int, cut: int, top: int
+) -> tuple[int, int]:
+    """Cut a block, return the part with the last draft, at place `top`, and write down the slacks of all prefixes.
 
-
-@dataclass
-class _State:
-    """Rows on their walk: where they come from, their blocks, a prefix to cut at, and what is left to do.
-
-    `need` is zero outside the block, whose places `inside` marks. Of the prefixes in between, `below` marks those
-    without the place of the last draft, and `last` is that draft.
+    `cut` is a prefix at which the block is cut in any case.
     """
-
-    row: Places
-    need: Numbers
-    places: Places
-    last: Flags
-    below: Flags
-    inside: Flags
-    low: Places
-    high: Places
-    cut: Places
-    left: Numbers
-
-    def kept(self, rows: Places) -> "_State":
-        return _State(*(getattr(self, name).take(rows, axis=0) for name in _State.__match_args__))
+    missing = slack[high] = 0.0
+    for j in range(high - 1, low - 1, -1):
+        missing += need[j]
+        slack[j] = max(left * (inside[high] - inside[j]) - missing, 0.0)
+    least, start = slack[low], low
+    for j in range(low + 1, high):
+        if slack[j] <= FREE * least or j == cut:
+            if j > top:
+                return start, j
+            start = j
+        least = min(least, slack[j])
+    return start, high
 
 
-def walk(law: OrderedRows, need: Numbers, places: Places, sizes: Places, first: Places) -> Numbers:
-    """Walk all rows.
+@compiled
+def _step(
+    inside: Numbers, line: Numbers, need: Numbers, slack: Numbers, left: float, low: int, high: int
+) -> tuple[float, float, int]:
+    """Return how often a round decides, the weight of the priority of high places in it, and the prefix to cut at.
 
-    Args:
-        law: the draft laws.
-        need: how often each place is to be accepted at least.
-        places: the places of the drafts, -1 for absent ones; no row is without drafts.
-        sizes: the sizes of H.
-        first: the places before which nothing is drafted and nothing is needed.
+    The walk ends if some weight gives every token what it needs. Else the simple rule decides alone.
     """
-    shares = np.zeros(places.shape)
-    state = _started(need, places, sizes, first)
-    while True:
-        slack = _narrowed(law, state)
-        line = law.taken(state.low, state.high)
-        rule = np.where(state.inside, line[:, 1:] - line[:, :-1], 0)
-        more = law.priority * state.inside - rule
-        weight = _mixture(state.need / state.left[:, None] - rule, more)
-        ends = weight >= 0
-        if ends.all():
-            step = state.left
+    least, most = 0.0, 1.0
+    for j in range(low, high):
+        rule = line[j + 1] - line[j]
+        more = inside[j + 1] - inside[j] - rule
+        ratio = (need[j] / left - rule - NOISE) / more
+        if more >= 0:
+            least = max(least, ratio)
         else:
-            step, state.cut = _step(state, slack, line - law.inside, rule)
-            step, weight = np.where(ends, state.left, step), np.where(ends, weight, 0)
-        if ends.any():
-            rule += weight[:, None] * more
-        supply = step[:, None] * rule
-        shares[state.row] += _accepted(law, state, step, weight, supply)
-        state.need -= supply
-        np.maximum(state.need, 0, out=state.need)
-        state.left = state.left - step
-        going = np.flatnonzero(state.left >= NOISE)
-        if len(going) < len(state.left):
-            if not len(going):
-                return shares
-            state, law = state.kept(going), law.kept(going)
+            most = min(most, ratio)
+    if least <= most:
+        return left, least, high
+    step, base = left, slack[high]
+    for j in range(low + 1, high):
+        gain = line[j] - inside[j]
+        if gain > NOISE:
+            free = slack[j] - base
+            spared = SPARED * (high - j) / (high - low) * min(free, slack[low] - base)
+            bound = max((free - spared) / gain, 0.0)
+            if bound * (line[j + 1] - line[j]) < need[j]:
+                step = min(step, bound)
+    if left - step < NOISE:
+        step = left
+    cut, smallest = low, np.inf
+    for j in range(low + 1, high):
+        gain = line[j] - inside[j]
+        if gain > NOISE and step * (line[j + 1] - line[j]) < need[j]:
+            remaining = slack[j] - base - step * gain
+            if remaining < smallest:
+                cut, smallest = j, remaining
+    return step, 0.0, cut
 
 
-def _started(need: Numbers, places: Places, sizes: Places, first: Places) -> _State:
-    """Choose between H and the places off H."""
-    top = places.max(axis=1)
-    off = top >= sizes
-    low, high = np.where(off, np.maximum(sizes, first), first), np.where(off, need.shape[1], sizes)
-    last = counted(places.shape[1]) == places.argmax(axis=1)[:, None]
-    below = counted(need.shape[1])[1:] <= top[:, None]
-    inside = within(low, high, counted(need.shape[1]))
-    return _State(counted(len(need)), need * inside, places, last, below, inside, low, high, high, np.ones(len(need)))
+@compiled
+def _accept(
+    inside: Numbers,
+    line: Numbers,
+    need: Numbers,
+    places: Places,
+    shares: Numbers,
+    low: int,
+    high: int,
+    step: float,
+    weight: float,
+    choice: int,
+) -> None:
+    """Add to every draft's share how often a round accepts it, no more than is missing of what is taken.
 
-
-def _narrowed(law: OrderedRows, state: _State) -> Numbers:
-    """Cut the blocks, keep the part with the last draft, and return the slacks that all prefixes had."""
-    between = counted(law.priority.shape[1])[1:]
-    slack = state.left[:, None] * (entry(law.inside, state.high)[:, None] - law.inside)
-    slack[:, :-1] -= state.need[:, ::-1].cumsum(axis=1)[:, ::-1]
-    np.maximum(slack, 0, out=slack)
-    free = slack[:, 1:-1] <= FREE * np.minimum.accumulate(slack[:, :-2], axis=1)
-    free |= between == state.cut[:, None]
-    free &= state.inside[:, 1:]
-    free &= state.inside[:, :-1]
-    state.low = np.where(free & state.below, between, state.low[:, None]).max(axis=1)
-    state.high = np.where(free > state.below, between, state.high[:, None]).min(axis=1)
-    state.inside = within(state.low, state.high, counted(law.priority.shape[1]))
-    state.need *= state.inside
-    return slack
-
-
-def _mixture(short: Numbers, more: Numbers) -> Numbers:
-    """Return the least weight w in [0, 1] with w more >= short up to rounding, -1 if there is none."""
-    ratio = (short - NOISE) / more
-    least = np.where(more >= 0, ratio, 0).max(axis=1, initial=0)
-    most = np.where(more < 0, ratio, 1).min(axis=1)
-    return np.where(least <= np.minimum(most, 1), least, -1)
-
-
-def _step(state: _State, slack: Numbers, gain: Numbers, rule: Numbers) -> tuple[Numbers, Places]:
-    """Return how often the simple rule decides, at most what is left, and the prefix to cut at."""
-    low, high, gain = state.low[:, None], state.high[:, None], gain[:, :-1]
-    slack = slack[:, :-1] - entry(slack, state.high)[:, None]
-    place = counted(slack.shape[1])
-    tight = (gain > NOISE) & (place > low)
-    spared = (high - place) * (SPARED / (high - low)) * np.minimum(slack, entry(slack, state.low)[:, None])
-    bound = np.maximum((slack - spared) / gain, 0)
-    bound = np.where(tight & (bound * rule < state.need), bound, np.inf)
-    step = np.minimum(bound.min(axis=1), state.left)
-    step = np.where(state.left - step < NOISE, state.left, step)
-    growing = tight & (step[:, None] * rule < state.need)
-    return step, np.where(growing, slack - step[:, None] * gain, np.inf).argmin(axis=1)
-
-
-def _accepted(law: OrderedRows, state: _State, step: Numbers, weight: Numbers, supply: Numbers) -> Numbers:
-    """Return how often each draft is accepted in a round: no more than is missing of what is taken."""
-    chosen = law.picked(state.low, state.high, state.places)
-    simple = step * (1 - weight) / chosen.sum(axis=1)
-    taken = chosen * simple[:, None] + state.last * (step * weight)[:, None]
-    row = counted(len(chosen))[:, None]
-    offered = supply[row, state.places]  # -1, an absent draft, reads the last place: it is not taken
-    return taken * np.where(offered > 0, np.minimum(state.need[row, state.places] / offered, 1), 1)
+    What is taken comes off the needs.
+    """
+    count, chosen, last = 0, -1, places.argmax()
+    for i in range(len(places)):
+        if low <= places[i] < high:
+            count += 1
+            if chosen < 0 or (choice == LOWEST and places[i] < places[chosen]):
+                chosen = i
+    for i in range(len(places)):
+        place = places[i]
+        taken = step * weight if i == last else 0.0
+        if choice == FIRST or choice == LOWEST:
+            taken += step * (1 - weight) if i == chosen else 0.0
+        elif low <= place < high:
+            taken += step * (1 - weight) / count
+        if taken > 0:
+            rule = line[place + 1] - line[place]
+            supply = step * (rule + weight * (inside[place + 1] - inside[place] - rule))
+            shares[i] += taken * (min(need[place] / supply, 1.0) if supply > 0 else 1.0)
+    for j in range(low, high):
+        rule = line[j + 1] - line[j]
+        need[j] = max(need[j] - step * (rule + weight * (inside[j + 1] - inside[j] - rule)), 0.0)
