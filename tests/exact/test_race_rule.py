@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from enumeration import Enumeration, atoms_of, enumerated, mean_shares
@@ -26,7 +27,8 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers import KSeq, Race, RecursiveRejection, SpeculativeSampling
-from polydraft.verifiers.nodes.race import race_shares
+from polydraft.verifiers.nodes.race import fitted_rates, fitted_rates_at, race_shares
+from polydraft.verifiers.selection.host_race import HostRace
 from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
 
 SCHEMES: list[Scheme] = [
@@ -341,3 +343,18 @@ def test_dependent_drafts_are_refused():
     for scheme in (WithoutReplacement(), ConditionalPoisson()):
         with pytest.raises(UnpairedScheme, match=f"The race, unlike Optimal, .* not {scheme.name}"):
             Race(scheme)
+
+
+@pytest.mark.parametrize("k", [2, 4])
+@each_scheme
+def test_rates_of_many_nodes_together_are_those_of_one_on_the_host(scheme: Scheme, k: int):
+    """A GPU fits all nodes' rates at once in float64, a CPU one node's in float32: the same search."""
+    stream = torch.Generator().manual_seed(k)
+    rows = (2 * torch.randn(2 if isinstance(scheme, Product) else 1, 40, generator=stream)).double().softmax(dim=-1)
+    target = (2 * torch.randn(40, generator=stream)).double().softmax(dim=-1)
+    together, alone = race_law(scheme, rows, k), HostRace.of(scheme, rows.numpy(), k)
+    rates = fitted_rates(together, target.unsqueeze(0))[0].numpy()
+    with np.errstate(all="ignore"):
+        found = fitted_rates_at(alone, target.numpy())
+        np.testing.assert_allclose(found, rates, rtol=0, atol=1e-3)
+        np.testing.assert_allclose(alone.taken(rates), together.taken(torch.tensor(rates)[None])[0], rtol=0, atol=1e-13)

@@ -38,7 +38,7 @@ def by_cut(met: np.ndarray, need: np.ndarray) -> float:
 
 def check(met: np.ndarray, need: np.ndarray) -> None:
     """Compare with the minimal cut and, where its solver is exact enough, with the linear program."""
-    won = np.array(share_pairs(np.triu(met).tolist(), need.tolist()))
+    won = share_pairs(np.triu(met), np.asarray(need, dtype=np.float64))
     assert (won >= 0).all()
     np.testing.assert_allclose(won + won.T, met, rtol=0, atol=1e-15)
     served = float(np.minimum(np.maximum(need, 0), won.sum(axis=1)).sum())
@@ -81,7 +81,11 @@ def test_degenerate_rows(target: Tensor, draft: Tensor):
 def test_a_path_over_several_tokens_is_found():
     """Token 0 has too much and shares no pair with 2, which lacks: 1 must pass it on."""
     won = [[0.0, 0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
-    assert share_pairs(won, [0.0, 0.5, 0.5]) == [[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.0, 0.5, 0.0]]
+    assert share_pairs(np.array(won), np.array([0.0, 0.5, 0.5])).tolist() == [
+        [0.0] * 3,
+        [0.5, 0.0, 0.0],
+        [0.0, 0.5, 0.0],
+    ]
 
 
 def matched(target: Tensor, rows: Tensor, free: int) -> float:

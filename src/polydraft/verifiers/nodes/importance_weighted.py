@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -11,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present, summed_at_first
+from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
+from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, integers, numbers
 from polydraft.verifiers.selection.shared_pairs import share_pairs
 
@@ -112,6 +112,20 @@ class ImportanceWeighted:
         together = onto_first_copies(_like(drafts, shares, drafts.shape), drafts)
         return together.to(mass), torch.minimum(mass, _like(mass, selected, mass.shape).to(mass))
 
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return shares and marginal of one node."""
+        alone = lone_draft_at(self.scheme, drafts, draft_row, target_mass)
+        if alone:
+            return alone
+        there = int((drafts >= 0).sum())
+        if not there:
+            return np.zeros(len(drafts)), np.zeros(len(target_mass))
+        winner = self._winner(_entrants(draft_row, there), target_mass)
+        marginal = np.minimum(target_mass, winner.law)
+        chances = winner.chances(drafts[None])[0]
+        kept = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
+        return summed_at_first(chances * kept, drafts), marginal
+
     def _solved(
         self, draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> "Iterator[tuple[Places, _Entrant]]":
@@ -126,8 +140,7 @@ class ImportanceWeighted:
         for number, node in enumerate(numbers(nodes)):
             k, wanted, rows = int(node[0]), node[1 : 1 + atoms], node[1 + atoms :].reshape(-1, atoms)
             if k:
-                entrants = [_Entrant(rows[j % len(rows)], j) for j in range(k)]
-                yield np.flatnonzero(integers(place) == number), self._winner(entrants, wanted)
+                yield np.flatnonzero(integers(place) == number), self._winner(_entrants(rows, k), wanted)
 
     def _winner(self, entrants: "list[_Entrant]", mass: Numbers) -> "_Entrant":
         while len(entrants) > 1:
@@ -142,21 +155,54 @@ class ImportanceWeighted:
         order = ((left.law + right.law) / 2 - mass + 4 * ~listed).argsort(kind="stable")
         number = int(listed.sum())
         number = number if self.free is None else min(self.free, number)
-        one, two = left.law[order], right.law[order]
-        law = one * _later(two) + two * _later(one) + one * two
-        earlier = _earlier(number)
-        met = one[:number, None] * two[:number]
-        won = (met + met.T) * earlier
-        met = won + won.T
-        fixed = np.maximum(law[:number] - won.sum(axis=1), 0)
-        shared = np.array(share_pairs(won.tolist(), (mass[order[:number]] - fixed).tolist())).reshape(met.shape)
-        there = met > 0
-        weight = np.divide(shared, met, out=earlier.copy(), where=there).clip(0, 1) * earlier
-        weight = weight + (1 - weight).T * earlier.T
-        law[:number] = fixed + (met * weight).sum(axis=1)
-        result, rank = np.empty_like(law), np.empty_like(order)
-        result[order], rank[order] = law, counted(len(order))
+        law, won, fixed = _met(left.law[order], right.law[order], number)
+        pairs = won + won.T
+        shared = share_pairs(won, mass[order[:number]] - fixed)
+        result, rank, weight = _divided(law, fixed, pairs, shared, order)
         return _Entrant(result, matched=_Match(left, right, rank, weight))
+
+
+@compiled
+def _met(one: Numbers, two: Numbers, number: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the winner's law if the earlier token is selected in every pair, and of the first tokens more.
+
+    Returns:
+        That law; the mass of the pairs that each of the first `number` tokens wins against each other one; and what
+        such a token is selected with besides, against itself and all later ones.
+    """
+    law, won = np.empty(len(one)), np.zeros((number, number))
+    ours, theirs = 0.0, 0.0
+    for i in range(len(one) - 1, -1, -1):
+        law[i] = one[i] * theirs + two[i] * ours + one[i] * two[i]
+        ours += one[i]
+        theirs += two[i]
+    fixed = law[:number].copy()
+    for i in range(number):
+        for j in range(i + 1, number):
+            won[i, j] = one[i] * two[j] + one[j] * two[i]
+            fixed[i] -= won[i, j]
+        fixed[i] = max(fixed[i], 0.0)
+    return law, won, fixed
+
+
+@compiled
+def _divided(
+    law: Numbers, fixed: Numbers, pairs: Numbers, shared: Numbers, order: Places
+) -> tuple[Numbers, Places, Numbers]:
+    """Return the winner's law by token, each token's place in the order, and the weights of the first tokens' pairs."""
+    number, result, rank = len(fixed), np.empty(len(law)), np.empty(len(law), np.int64)
+    weight = np.zeros((number, number))
+    for i in range(number):
+        law[i] = fixed[i]
+        for j in range(number):
+            if i < j:
+                weight[i, j] = min(max(shared[i, j] / pairs[i, j], 0.0), 1.0) if pairs[i, j] > 0 else 1.0
+                weight[j, i] = 1 - weight[i, j]
+            law[i] += pairs[i, j] * weight[i, j]
+    for place in range(len(law)):
+        result[order[place]] = law[place]
+        rank[order[place]] = place
+    return result, rank, weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +223,8 @@ class _Entrant:
         """Return the probability that each draft of some rows is this entrant, given all drafts."""
         if self.matched is None:
             return np.broadcast_to(counted(drafts.shape[1]) == self.place, drafts.shape).astype(np.float64)
-        ours, theirs = self.matched.left.chances(drafts), self.matched.right.chances(drafts)
-        tokens = np.maximum(drafts, 0)
-        wins = self.matched.wins(tokens[:, :, None], tokens[:, None, :])
-        met = ours[:, :, None] * theirs[:, None, :]
-        return (met * wins).sum(axis=2) + (met * (1 - wins)).sum(axis=1)
+        match = self.matched
+        return _chances(match.left.chances(drafts), match.right.chances(drafts), drafts, match.rank, match.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,15 +242,29 @@ class _Match:
     rank: Places
     weight: Numbers
 
-    def wins(self, ours: Places, theirs: Places) -> Numbers:
-        """Return the probability that our token wins against theirs; one half against itself."""
-        mine, other = self.rank[ours], self.rank[theirs]
-        decided = np.where(mine == other, 0.5, mine < other)
-        free = len(self.weight)
-        if not free:
-            return decided
-        weighted = self.weight[np.minimum(mine, free - 1), np.minimum(other, free - 1)]
-        return np.where((np.maximum(mine, other) < free) & (mine != other), weighted, decided)
+
+@compiled
+def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
+    """Return the probability that each draft of some rows wins a match, given all drafts; one half against itself."""
+    result, free = np.zeros(ours.shape), len(weight)
+    for row in range(len(drafts)):
+        for i in range(drafts.shape[1]):
+            for j in range(drafts.shape[1]):
+                met = ours[row, i] * theirs[row, j]
+                if met > 0:
+                    mine, other = rank[drafts[row, i]], rank[drafts[row, j]]
+                    wins = 1.0 if mine < other else 0.5 if mine == other else 0.0
+                    if mine != other and max(mine, other) < free:
+                        wins = weight[mine, other]
+                    result[row, i] += met * wins
+                    result[row, j] += met * (1 - wins)
+    return result
+
+
+def _entrants(rows: Numbers, number: int) -> list[_Entrant]:
+    """Return the drafts, drawn from one row or several in turn."""
+    rows = rows.reshape(-1, rows.shape[-1])
+    return [_Entrant(rows[j % len(rows)], j) for j in range(number)]
 
 
 def _likeliest(mass: Numbers, number: int | None) -> Flags:
@@ -216,19 +273,6 @@ def _likeliest(mass: Numbers, number: int | None) -> Flags:
     listed = np.zeros(len(mass), dtype=np.bool_)
     listed[np.argpartition(-mass, number)[:number]] = True
     return listed
-
-
-@lru_cache(maxsize=64)
-def _earlier(number: int) -> Numbers:
-    """Return ones above the diagonal of a square, where the row comes before the column."""
-    return np.triu(np.ones((number, number)), 1)
-
-
-def _later(row: Numbers) -> Numbers:
-    """Return for every place what comes after it."""
-    sums = np.zeros_like(row)
-    sums[:-1] = row[:0:-1].cumsum()[::-1]
-    return sums
 
 
 def _like(tensor: Tensor, values: Numbers, shape: torch.Size) -> Tensor:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,8 +18,16 @@ from polydraft.schemes import (
     TopThenSample,
     require_scheme,
 )
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.law import (
+    OutcomeLaw,
+    law_of_shares,
+    onto_first_copies,
+    present,
+    summed_at_first,
+)
+from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
+from polydraft.verifiers.selection.host_race import HostRace, common_mass, moved
+from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
 from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
 
 SCHEMES = (IID, Product, TopThenIID, TopThenSample, SpecHub, TopK, Given)
@@ -30,10 +39,10 @@ MOMENTUM = 0.2
 LONGEST_STEP = 4.0
 LEAD = 6.0
 """The logarithm by which rates off the set that limits the acceptance are raised at first."""
-NEAR = 1e-5
+NEAR = 1e-4
 """A row is done when its acceptance is as near as this to what no rule can exceed."""
 PATIENCE = 3
-WORTHWHILE = 1e-5
+WORTHWHILE = 1e-4
 """A row's rates are kept once `PATIENCE` rounds have not raised its acceptance by this much."""
 
 
@@ -99,6 +108,25 @@ class Race:
         """Return sum min(m, r)."""
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
 
+    @np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore")
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return shares and marginal of one node, on the host."""
+        alone = lone_draft_at(self.scheme, drafts, draft_row, target_mass)
+        if alone:
+            return alone
+        log_rates, taken = self._fitted_at(draft_row, target_mass, int((drafts >= 0).sum()))
+        kept = np.where(taken > 0, np.minimum(target_mass / taken, 1.0), 1.0)
+        wins = np.where(drafts >= 0, np.exp(log_rates[drafts] - log_rates.max()), 0.0)
+        total = wins.sum()
+        shares = wins / (total if total > 0 else 1.0) * kept[drafts]
+        return summed_at_first(shares, drafts), np.minimum(target_mass, taken)
+
+    def _fitted_at(self, draft_row: Numbers, target_mass: Numbers, count: int) -> tuple[Numbers, Numbers]:
+        """Return what `_fitted` does, for one node on the host."""
+        law = HostRace.of(self.scheme, draft_row, count)
+        log_rates = fitted_rates_at(law, target_mass)
+        return log_rates, law.taken(log_rates)
+
     def _solve(
         self,
         drafts: Int[Tensor, "*b k"],
@@ -112,11 +140,19 @@ class Race:
         log_rates, taken = self._fitted(draft_probs, target_mass, present(drafts))
         return race_shares(drafts, log_rates, taken, target_mass), _kept(target_mass, taken)
 
+    @np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore")
     def _fitted(
         self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> tuple[Float[Tensor, "*b A"], Float[Tensor, "*b A"]]:
-        """Return the logarithms of the rates, and how often each token is taken."""
+        """Return the logarithms of the rates, and how often each token is taken; on a CPU node by node."""
         size = target_mass.shape[-1]
+        if target_mass.device.type == "cpu":
+            masses = numbers(target_mass.reshape(-1, size))
+            draft_rows = numbers(draft_probs).reshape(len(masses), -1, size)
+            nodes = zip(draft_rows, masses, integers(counts.flatten()), strict=True)
+            both = [self._fitted_at(row, mass, int(count)) for row, mass, count in nodes]
+            fitted = tensor(np.array(both).reshape(len(masses), 2, size))
+            return fitted[:, 0].view(target_mass.shape), fitted[:, 1].view(target_mass.shape)
         rows = draft_probs.shape[-2] if isinstance(self.scheme, Product) else 1
         law = RaceLaw.of(self.scheme, draft_probs.double().reshape(-1, rows, size), counts.flatten())
         log_rates = fitted_rates(law, target_mass.double().reshape(-1, size))
@@ -151,6 +187,28 @@ def fitted_rates(law: RaceLaw, target_mass: Float[Tensor, "n A"]) -> Float[Tenso
                 break
             state, rows, since, velocity, moved = state.at(kept), rows[kept], since[kept], velocity[kept], moved[kept]
         rates = moved
+    return best
+
+
+def fitted_rates_at(law: HostRace, target_mass: Numbers) -> Numbers:
+    """Return what `fitted_rates` does, for one node on the host."""
+    (limit, members), expected, wanted = law.limit(target_mass), law.expected, np.log(target_mass)
+    both = np.minimum(expected, target_mass)
+    common, velocity = both / (both.sum() or 1.0), np.zeros(len(wanted))
+    rates = np.where(expected > 0, wanted - np.log(expected), 0.0) - LEAD * members.astype(np.float64)
+    rates = moved(rates, velocity, target_mass, wanted, common, 0.0, LONGEST_STEP)  # no step: cut to its range
+    best, reached, since = rates, -1.0, 0
+    for _ in range(MOST_ROUNDS):
+        taken = law.roughly_taken(rates)
+        accepted = common_mass(target_mass, taken)
+        if accepted > reached + WORTHWHILE:
+            best, reached, since = rates, accepted, 0
+        else:
+            since += 1
+        if since >= PATIENCE or accepted >= limit - NEAR:
+            break
+        velocity *= MOMENTUM
+        rates = moved(rates, velocity, taken, wanted, common, STEP, LONGEST_STEP)
     return best
 
 

@@ -4,22 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polydraft.errors import UnpairedScheme
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Given,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
+from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.conditional import Conditional
-from polydraft.verifiers.selection.independent import Independent
-from polydraft.verifiers.selection.ordered import Numbers, OrderedRow, Places, counted
+from polydraft.verifiers.selection.independent import Independent, certain_tokens
+from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRow, Places, counted
 from polydraft.verifiers.selection.successive import Successive
 
 
@@ -78,26 +67,12 @@ def clip(scheme: Scheme, draft_row: Numbers, target_mass: Numbers, count: int) -
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    fixed = _fixed(scheme, count)
-    key, certain = _keys(draft_row, target_mass, fixed, isinstance(scheme, Given))
-    order = key.argsort(kind="stable")
+    tokens = certain_tokens(scheme, draft_row, count)
+    order, certain = _keys(draft_row, target_mass, tokens).argsort(kind="stable"), int(tokens.sum())
     weights, mass = _in_order(draft_row, target_mass, order, certain)
     drafts = _ordered(scheme, weights, certain, count)
     size, taken = _clipped(weights, mass, drafts.inside, certain)
     return Clipped(order, drafts, certain, size, mass, taken)
-
-
-def _fixed(scheme: Scheme, count: int) -> int:
-    """Return how many of the likeliest tokens are drafted for certain (`certain_and_drawn`)."""
-    if isinstance(scheme, TopK | Given):
-        return count
-    if isinstance(scheme, TopThenSample | SpecHub):
-        return max(count - 1, 0)
-    if isinstance(scheme, TopThenIID):
-        return min(count, scheme.top)
-    if isinstance(scheme, IID | WithoutReplacement | ConditionalPoisson):
-        return 0
-    raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
 
 
 def _ordered(scheme: Scheme, weights: Numbers, certain: int, count: int) -> OrderedRow:
@@ -109,26 +84,18 @@ def _ordered(scheme: Scheme, weights: Numbers, certain: int, count: int) -> Orde
 
 
 @compiled
-def _keys(draft: Numbers, mass: Numbers, fixed: int, alike: bool) -> tuple[Numbers, int]:
-    """Return a key that grows with target / draft, least for certain tokens, and how many of these there are.
+def _keys(draft: Numbers, mass: Numbers, certain: Flags) -> Numbers:
+    """Return a key that grows with target / draft, least for certain tokens.
 
-    In logarithms: subnormal draft probabilities count. If tokens are alike, the first ones are drafted for certain,
-    else the likeliest, earlier ones first among equals.
+    In logarithms: subnormal draft probabilities count.
     """
     key, least = np.empty(len(draft)), -np.finfo(np.float64).max
     for i in range(len(draft)):
-        key[i] = max(np.log(mass[i]) - np.log(draft[i]), least) if draft[i] > 0 else np.inf
-    certain = 0
-    while certain < fixed:
-        best = -1
-        for i in range(len(draft)):
-            if draft[i] > 0 and key[i] > -np.inf and (best < 0 or (not alike and draft[i] > draft[best])):
-                best = i
-        if best < 0:
-            break
-        key[best] = -np.inf
-        certain += 1
-    return key, certain
+        if certain[i]:
+            key[i] = -np.inf
+        else:
+            key[i] = max(np.log(mass[i]) - np.log(draft[i]), least) if draft[i] > 0 else np.inf
+    return key
 
 
 @compiled

@@ -4,8 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polydraft.errors import UnpairedScheme
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Given,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenIID,
+    TopThenSample,
+    WithoutReplacement,
+)
 from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import EVERY, LOWEST, Numbers
+from polydraft.verifiers.selection.ordered import EVERY, LOWEST, Flags, Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,40 @@ class Independent:
     def choice(self, low: int, high: int) -> int:
         """Return `LOWEST`, which is the certain token, in its block, else `EVERY`."""
         return LOWEST if low < self.certain else EVERY
+
+
+def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
+    """Mark the tokens of a row that are drafted for certain (`theory.containment.certain_and_drawn`).
+
+    Raises:
+        UnpairedScheme: the scheme's containment is not known.
+    """
+    if isinstance(scheme, TopK | Given):
+        fixed = count
+    elif isinstance(scheme, TopThenSample | SpecHub):
+        fixed = max(count - 1, 0)
+    elif isinstance(scheme, TopThenIID):
+        fixed = min(count, scheme.top)
+    elif isinstance(scheme, IID | WithoutReplacement | ConditionalPoisson):
+        fixed = 0
+    else:
+        raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
+    return _likeliest(draft_row, fixed, isinstance(scheme, Given))
+
+
+@compiled
+def _likeliest(draft: Numbers, number: int, alike: bool) -> Flags:
+    """Mark the likeliest tokens that have any mass, earlier ones first among equals; if tokens are alike, the first."""
+    marked = np.zeros(len(draft), dtype=np.bool_)
+    for _ in range(number):
+        best = -1
+        for i in range(len(draft)):
+            if draft[i] > 0 and not marked[i] and (best < 0 or (not alike and draft[i] > draft[best])):
+                best = i
+        if best < 0:
+            break
+        marked[best] = True
+    return marked
 
 
 @compiled

@@ -10,7 +10,7 @@ from polydraft.theory.quadrature import row_nodes
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE, SURE
 from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, counted, numbers, prefix_sums, suffix_sums, tensor
+from polydraft.verifiers.selection.ordered import Numbers, counted, numbers, tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +48,17 @@ class LowestFirst:
     @classmethod
     def of(cls, weights: Numbers, count: int) -> "LowestFirst":
         """Prepare a row for `count` drafts, or for its whole support if that is smaller."""
-        rates, count = weights * SCALE, min(count, int((weights > 0).sum()))
-        time, share = row_nodes(rates, count if count <= MOST_LINEAR else 0)
-        ripe = np.minimum(np.multiply.outer(rates, time), SURE / max(count, 1))
-        start = np.exp(-ripe.sum(axis=0)) * (time * share * (rates.sum() / SCALE))
-        return cls(weights, count, _lone(rates) * (count > 1), np.expm1(ripe), start)
+        count = min(count, int(np.count_nonzero(weights)))
+        time, share = row_nodes(weights * SCALE, count if count <= MOST_LINEAR else 0)
+        lone, odds, start = _prepared(weights, time, share, count)
+        np.expm1(odds, out=odds)
+        return cls(weights, count, lone, odds, start)
 
     def missed_by_prefixes(self) -> Numbers:
         """Return 1 - Q of every prefix: of blocks that end before the first place."""
         if self.count > MOST_LINEAR:
             return numbers(self._law.missed_chain())[0]
-        sums = prefix_sums(self.lone) + _rung_inside(self.odds, self.start, self.count)
-        outside = suffix_sums(self.weights)
-        missed = np.minimum(outside + outside * SCALE * sums, 1)
-        missed[prefix_sums(self.weights > 0) < self.count] = 1  # so many drafts cannot lie inside
-        return np.where((outside > 0) & (self.count > 0), missed, 0)
+        return _missed_by_prefixes(self.weights, self.lone, self.odds, self.start, self.count)
 
     @property
     def _law(self) -> SuccessiveLaw:
@@ -83,27 +79,49 @@ class LowestFirst:
         return chain
 
 
-def _lone(rates: Numbers) -> Numbers:
-    """Return `SuccessiveLaw.lone`."""
-    others = suffix_sums(rates)[1:]
-    others[1:] += rates[:-1].cumsum()
-    return rates / SCALE / np.where(others > 0, others, np.inf)
+@compiled
+def _prepared(weights: Numbers, time: Numbers, share: Numbers, count: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Return `lone`, the logarithms of 1 + odds, and `start`, for nodes at `time` with the weights `share`."""
+    size, nodes = len(weights), len(time)
+    lone, ripe, start = np.zeros(size), np.empty((size, nodes)), np.zeros(nodes)
+    above, below, total = np.zeros(size + 1), 0.0, weights.sum()
+    for i in range(size - 1, -1, -1):
+        above[i] = above[i + 1] + weights[i]
+    cut = SURE / max(count, 1)
+    for i in range(size):
+        others = below + above[i + 1]
+        if count > 1 and others > 0:
+            lone[i] = weights[i] / (others * SCALE)
+        below += weights[i]
+        for node in range(nodes):
+            ripe[i, node] = min(weights[i] * SCALE * time[node], cut)
+            start[node] -= ripe[i, node]
+    for node in range(nodes):
+        start[node] = np.exp(start[node]) * time[node] * share[node] * total
+    return lone, ripe, start
 
 
 @compiled
-def _rung_inside(odds: Numbers, start: Numbers, count: int) -> Numbers:
-    """Return the integral of Pr[two to count - 1 clocks have rung, all among the first j], for j = 0..A."""
-    exactly, result = np.zeros((max(count, 1), len(start))), np.zeros(len(odds) + 1)
+def _missed_by_prefixes(weights: Numbers, lone: Numbers, odds: Numbers, start: Numbers, count: int) -> Numbers:
+    """Return 1 - Q of every prefix: the integral is over Pr[2 to count - 1 clocks have rung, all in the prefix]."""
+    exactly, result = np.zeros((max(count, 1), len(start))), np.zeros(len(weights) + 1)
     exactly[0] = start
-    for j in range(len(odds) if count > 2 else 0):
-        for a in range(count - 1, 0, -1):
-            for node in range(len(start)):
-                exactly[a, node] += odds[j, node] * exactly[a - 1, node]
-        total = 0.0
+    for j in range(len(weights) - 1, -1, -1):
+        result[j] = result[j + 1] + weights[j]
+    summed, there = 0.0, 0
+    for j in range(len(weights) + 1 if count > 0 else 0):
+        rung = 0.0
         for a in range(2, count):
-            total += exactly[a].sum()
-        result[j + 1] = total
-    return result
+            rung += exactly[a].sum()
+        missed = min(result[j] + result[j] * SCALE * (summed + rung), 1.0)  # in this order: lone may be huge
+        result[j] = missed if there >= count or result[j] <= 0 else 1.0  # so many drafts cannot lie inside
+        if j < len(weights):
+            summed += lone[j]
+            there += weights[j] > 0
+            for a in range(count - 1, 0, -1) if count > 2 else range(0, 0, -1):
+                for node in range(len(start)):
+                    exactly[a, node] += odds[j, node] * exactly[a - 1, node]
+    return result if count > 0 else np.zeros(len(weights) + 1)
 
 
 @compiled
@@ -129,7 +147,7 @@ def _missed(
     result[low] = above
     for j in range(low, high):
         result[j + 1] = result[j] + weights[j]  # what is off X_j, before it is multiplied
-    result[high] = min(result[high] * (1 + SCALE * summed), 1.0)
+    result[high] = min(result[high] + result[high] * SCALE * summed, 1.0)
     for j in range(high - 1, low - 1, -1):
         summed += lone[j]
         if count > 2:
@@ -138,5 +156,5 @@ def _missed(
                     grown = odds[j, node] * inside[b - 1, node]
                     summed += factor[b, node] * grown
                     inside[b, node] += grown
-        result[j] = min(result[j] * (1 + SCALE * summed), 1.0)
+        result[j] = min(result[j] + result[j] * SCALE * summed, 1.0)
     return result

@@ -1,12 +1,16 @@
 """Sharing the mass of pairs between their two tokens so that as much as possible is needed: a maximum flow."""
 
-from itertools import pairwise
+import numpy as np
+
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.ordered import Numbers
 
 NOISE = 1e-15
 """Masses below this are rounding errors."""
 
 
-def share_pairs(won: list[list[float]], need: list[float]) -> list[list[float]]:
+@compiled
+def share_pairs(won: Numbers, need: Numbers) -> Numbers:
     """Move mass within pairs of tokens until sum_i min(need_i, what i has won) is as large as it can be.
 
     Problem: the pair {i, j} has the mass won[i][j] + won[j][i], of which i has won the former; a negative need counts
@@ -23,41 +27,32 @@ def share_pairs(won: list[list[float]], need: list[float]) -> list[list[float]]:
         won: n x n, the diagonal zero; changed in place and returned.
         need: what counts of each token's mass.
     """
-    extra = [sum(row) - max(least, 0.0) for row, least in zip(won, need, strict=True)]
-    while path := _shortest_path(won, extra):
-        start, end = path[0], path[-1]
-        steps = list(pairwise(path))
-        moved = min(extra[start], -extra[end], *(won[i][j] for i, j in steps))
-        extra[start], extra[end] = extra[start] - moved, extra[end] + moved
-        for i, j in steps:
-            won[i][j], won[j][i] = won[i][j] - moved, won[j][i] + moved
-    return won
-
-
-def _shortest_path(won: list[list[float]], extra: list[float]) -> list[int]:
-    """Return a path from a token with a surplus to one that lacks, empty if there is none."""
-    frontier = [token for token, mass in enumerate(extra) if mass > NOISE]
-    unseen = [token for token, mass in enumerate(extra) if mass <= NOISE]
-    before = dict.fromkeys(frontier, -1)
-    while frontier and unseen:
-        reached: list[int] = []
-        for token in frontier:
-            row = won[token]
-            found = [other for other in unseen if row[other] > NOISE]
-            if not found:
-                continue
-            before.update(dict.fromkeys(found, token))
-            for other in found:
-                if extra[other] < -NOISE:
-                    return _traced(before, other)
-            reached += found
-            unseen = [other for other in unseen if row[other] <= NOISE]
-        frontier = reached
-    return []
-
-
-def _traced(before: dict[int, int], token: int) -> list[int]:
-    path = [token]
-    while (token := before[token]) >= 0:
-        path.append(token)
-    return path[::-1]
+    number = len(need)
+    before, queue, extra = np.empty(number, np.int64), np.empty(number, np.int64), np.empty(number)
+    for i in range(number):
+        extra[i] = won[i].sum() - max(need[i], 0.0)
+    while True:
+        tail, end = 0, -1
+        for i in range(number):
+            before[i] = -2  # not seen
+            if extra[i] > NOISE:
+                before[i], queue[tail], tail = -1, i, tail + 1
+        head = 0
+        while head < tail and end < 0:
+            i, head = queue[head], head + 1
+            for j in range(number):
+                if before[j] == -2 and won[i, j] > NOISE:
+                    before[j], queue[tail], tail = i, j, tail + 1
+                    if extra[j] < -NOISE:
+                        end = j
+                        break
+        if end < 0:
+            return won
+        moved, j = -extra[end], end
+        while before[j] >= 0:
+            moved, j = min(moved, won[before[j], j]), before[j]
+        moved = min(moved, extra[j])
+        extra[j], extra[end], j = extra[j] - moved, extra[end] + moved, end
+        while before[j] >= 0:
+            i = before[j]
+            won[i, j], won[j, i], j = won[i, j] - moved, won[j, i] + moved, i

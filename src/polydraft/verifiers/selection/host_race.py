@@ -1,0 +1,200 @@
+"""A race among the drafts of one node on the host: how often it takes each token, and rates for it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.schemes import Product, Scheme
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.independent import certain_tokens
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
+from polydraft.verifiers.selection.race_law import EARLIEST, EXACT_NODES, LATEST, WIDEST
+
+ROUGH_NODES = 48
+"""Nodes at the widest ratio of rates while rates are fitted."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostRace:
+    """What `RaceLaw` is for many nodes: tokens drafted for certain, and independent draws from one or several rows.
+
+    Args:
+        rows: the draft rows, which sum to one or are zero, without the certain tokens.
+        draws: the number of draws from each row.
+        certain: the certain tokens.
+    """
+
+    rows: Numbers
+    draws: Places
+    certain: Flags
+
+    @classmethod
+    def of(cls, scheme: Scheme, draft_row: Numbers, count: int) -> "HostRace":
+        """Return the law of a scheme's drafts; `Product` has several rows."""
+        rows = draft_row.reshape(-1, draft_row.shape[-1])
+        if isinstance(scheme, Product):
+            live = int((rows > 0).any(axis=1).cumprod().sum())  # the first row without mass ends the drafts
+            drawn, certain = count if live == len(rows) else min(count, live), np.zeros(rows.shape[1], dtype=np.bool_)
+        else:
+            certain = certain_tokens(scheme, rows[0], count)
+            drawn = count - int(certain.sum())
+        rows = np.where(certain, 0.0, rows)
+        mass = rows.sum(axis=1)
+        draws = np.maximum((drawn - counted(len(rows)) + len(rows) - 1) // len(rows), 0)
+        return cls(rows / np.where(mass > 0, mass, 1.0)[:, None], np.where(mass > 0, draws, 0), certain)
+
+    @property
+    def expected(self) -> Numbers:
+        """The mean number of drafts of each token."""
+        return self.draws @ self.rows + self.certain
+
+    def taken(self, log_rates: Numbers) -> Numbers:
+        """Return how often the race takes each token (`RaceLaw.taken`)."""
+        return self._integrated(log_rates, EXACT_NODES, self.rows)
+
+    def roughly_taken(self, log_rates: Numbers) -> Numbers:
+        """Return the same with errors near 1e-4, for a fourth of the time: enough to find rates with."""
+        return self._integrated(log_rates, ROUGH_NODES, self._rough)
+
+    @cached_property
+    def _rough(self) -> NDArray[np.floating]:
+        return self.rows.astype(np.float32)
+
+    def _integrated(self, log_rates: Numbers, nodes: int, rows: NDArray[np.floating]) -> Numbers:
+        """Integrate in the precision of the rows, with `nodes` nodes for the widest ratio of rates, else fewer."""
+        weight, late = _exponents(log_rates, nodes, self.certain, rows)
+        np.exp(late, out=late)
+        last, whole = _last(late @ rows.T, self.draws, weight, rows)
+        return _taken(log_rates, rows, last @ late, self.certain, whole)
+
+    def limit(self, target_mass: Numbers) -> tuple[float, Flags]:
+        """Return what no rule can exceed, 1 + m(H) - Q(H), the least over prefixes H of an order, and H.
+
+        Drafts in H can only become tokens of H. The order is that of m / (how often a token is drafted), after the
+        tokens drafted for certain: for drafts of one row the least is the optimum (`optimal_set`), for others a bound.
+        """
+        order = _needs(self.expected, target_mass, self.certain).argsort(kind="stable")
+        return _limit(order, self.rows, self.draws, target_mass, self.certain)
+
+
+@compiled
+def _needs(expected: Numbers, mass: Numbers, certain: Flags) -> Numbers:
+    """Return the keys of the order of `HostRace.limit`."""
+    keys = np.empty(len(mass))
+    for i in range(len(mass)):
+        keys[i] = -np.inf if certain[i] else mass[i] / expected[i] if expected[i] > 0 else np.inf
+    return keys
+
+
+@compiled
+def _limit(order: Places, rows: Numbers, draws: Places, mass: Numbers, certain: Flags) -> tuple[float, Flags]:
+    """Return 1 + m(H) - Q(H), the least over prefixes H of the order, and H."""
+    sums, missing, held = np.zeros(len(rows)), certain.sum(), 0.0
+    least, size = np.inf, 0
+    for place in range(len(order)):
+        token = int(order[place])
+        held, missing, inside = held + float(mass[token]), missing - certain[token], 1.0
+        for j in range(len(rows)):
+            sums[j] += rows[j, token]
+            inside *= sums[j] ** draws[j]
+        room = held - float(inside if missing == 0 else 0.0)
+        if room < least:
+            least, size = room, place + 1
+    members = np.zeros(len(order), dtype=np.bool_)
+    for place in range(size):
+        members[order[place]] = True
+    return least + 1, members
+
+
+@compiled
+def _exponents(
+    log_rates: Numbers, number: int, certain: Flags, rows: NDArray[np.floating]
+) -> tuple[Numbers, NDArray[np.floating]]:
+    """Return the weights of the trapezoidal rule (`race_law`), times e^{-a(D) s}, and the exponents -a_i s.
+
+    Of the nodes a third are for one rate, and others in proportion to the logarithms of rates: the error is even then.
+    """
+    slowest = log_rates.min()
+    some = int(np.ceil(number * (1 - 2 * slowest / WIDEST) / 3))
+    step = (np.log(LATEST) - EARLIEST - slowest) / (some - 1)
+    rates, fixed = np.exp(log_rates), 0.0
+    for i in range(len(rates)):
+        if certain[i]:
+            fixed += rates[i]
+    weight, exponents = np.empty(some), np.empty((some, len(rates)), dtype=rows.dtype)
+    for node in range(some):
+        u = EARLIEST + step * node
+        time = np.exp(u - np.exp(-u))
+        weight[node] = step * time * (np.exp(-u) + 1) * np.exp(-time * fixed)
+        for i in range(len(rates)):
+            exponents[node, i] = -time * rates[i]
+    return weight, exponents
+
+
+@compiled
+def _last(
+    phi: NDArray[np.floating], draws: Places, weight: Numbers, rows: NDArray[np.floating]
+) -> tuple[NDArray[np.floating], float]:
+    """Return, for rows and nodes, what a draw from the row counts if it is the first to ring, and that of certain ones.
+
+    These are weight n_j phi_j^{n_j - 1} prod_{l != j} phi_l^{n_l}, and the sum of weight prod_l phi_l^{n_l}.
+    """
+    last, whole = np.zeros((len(draws), len(weight)), dtype=rows.dtype), 0.0
+    for node in range(len(weight)):
+        every = weight[node]
+        for j in range(len(draws)):
+            every *= phi[node, j] ** draws[j]
+            product = weight[node] * draws[j]
+            for other in range(len(draws)):
+                product *= phi[node, other] ** (draws[other] - (other == j)) if draws[other] else 1.0
+            last[j, node] = product
+        whole += every
+    return last, whole
+
+
+@compiled
+def _taken(
+    log_rates: Numbers, rows: NDArray[np.floating], rung: NDArray[np.floating], certain: Flags, whole: float
+) -> Numbers:
+    """Return a_i (sum_j q_j(i) rung_j(i) + 1[i is certain] whole)."""
+    result = np.empty(len(log_rates))
+    for i in range(len(result)):
+        often = whole if certain[i] else 0.0
+        for j in range(len(rows)):
+            often += rows[j, i] * rung[j, i]
+        result[i] = np.exp(log_rates[i]) * often
+    return result
+
+
+@compiled
+def moved(
+    rates: Numbers, velocity: Numbers, taken: Numbers, wanted: Numbers, common: Numbers, step: float, longest: float
+) -> Numbers:
+    """Return logarithms of rates raised by `step` (wanted - log taken) plus the velocity, which becomes this change.
+
+    The difference is cut to `longest` either way and nothing where both are infinite; the result is cut to a range
+    around its mean over `common`.
+    """
+    result = np.empty(len(rates))
+    for i in range(len(rates)):
+        wrong = wanted[i] - np.log(taken[i])
+        velocity[i] += step * min(max(wrong, -longest), longest) if wrong == wrong else 0.0
+        result[i] = rates[i] + velocity[i]
+    mean = 0.0
+    for i in range(len(rates)):
+        result[i] = min(max(result[i], -4 * WIDEST), 4 * WIDEST)
+        mean += result[i] * common[i]
+    for i in range(len(rates)):
+        result[i] = min(max(result[i] - mean, -WIDEST / 2), WIDEST / 2) - WIDEST / 2
+    return result
+
+
+@compiled
+def common_mass(one: Numbers, other: Numbers) -> float:
+    """Return sum_i min(one_i, other_i)."""
+    total = 0.0
+    for i in range(len(one)):
+        total += min(one[i], other[i])
+    return total
