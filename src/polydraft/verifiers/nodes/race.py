@@ -42,7 +42,7 @@ LEAD = 6.0
 NEAR = 1e-4
 """A row is done when its acceptance is as near as this to what no rule can exceed."""
 PATIENCE = 3
-WORTHWHILE = 1e-4
+WORTHWHILE = 1e-5
 """A row's rates are kept once `PATIENCE` rounds have not raised its acceptance by this much."""
 
 
@@ -58,8 +58,8 @@ class Race:
     `TopThenSample`, `SpecHub`, `TopK`, `Given`. Any number of drafts; their order does not matter.
     Exactness: for any positive rates that do not depend on the drafts, because r is computed for the rates at hand; the
     integrals have an error near 1e-12. The rates are a function of the draft row, the mass and the number of drafts.
-    Cost: O(K) per node of the quadrature and round, at most `MOST_ROUNDS` rounds, all rows at once; a few tensor
-    operations per round, so it suits a GPU, where `Optimal` walks on the host.
+    Cost: O(K) per node of the quadrature and round, at most `MOST_ROUNDS` rounds. On a GPU a few tensor operations per
+    round for all nodes at once; on a CPU node by node, the rates being searched in float32.
     Acceptance: sum min(m, r), close to the optimum. Rates start with a lead of e^6 for tokens off the set H that limits
     the acceptance, 1 + m(H) - Q(H); they are raised where m > r and lowered where m < r, by 1.8 (log m - log r) and a
     fifth of the last change, until the limit is nearly reached; the best are kept. Races come as near as one likes to
