@@ -53,11 +53,13 @@ RULES: list[NodeVerifier] = [
     TopThenSampleRule(),
 ]
 SQUARE = [(rule, (2, 2)) for rule in RULES] + [(SpeculativeSampling(), (1, 1))]
+REPEATING = (IID(), TopThenIID(1), TopK(), Given())
 ON_HOST = [
-    *(
-        Optimal(scheme)
-        for scheme in (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenIID(1), TopK(), Given())
-    ),
+    *(Optimal(scheme) for scheme in (*REPEATING, WithoutReplacement(), ConditionalPoisson())),
+    *(Race(scheme) for scheme in REPEATING),
+    ImportanceWeighted(),
+    KSeq(),
+    SpecHubRule(),
 ]
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]
 
@@ -129,6 +131,28 @@ def test_rules_on_the_host_give_the_verdict_of_all_nodes_laws(rule: Any, widths:
     path, last, atom = by_batch(rule, draft, rows, uniforms[:, 1:])
     assert torch.equal(found.path, path)
     assert torch.equal(found.next_token, emit(draft.shortlist, rows, last, atom, uniforms[:, 0]))
+
+
+@pytest.mark.parametrize("rule", [Race(Product()), ImportanceWeighted(Product()), Optimal(IID()), KSeq()])
+def test_rules_on_the_host_read_several_rows_whole_rows_and_absent_nodes(rule: Any):
+    many, world = 300, World.random(8)
+    size = world.target[0].shape[-1]
+    table = torch.rand(size, 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+        rows = table[frontier.tokens % size]
+        rows = rows / rows.sum(dim=-1, keepdim=True)
+        several = isinstance(rule.scheme, Product)
+        return torch.arange(size).expand(*rows.shape[:2], size), rows if several else rows[..., 0, :]
+
+    draft = grow(torch.zeros(many, dtype=torch.int64), Widths((2, 1)), rule.scheme, propose, FastNoise.seeded(3, many))
+    draft.tree.valid[::3, [2, 4]] = False
+    rows, uniforms = world.target_rows(draft.tree), FastNoise.seeded(4, many).uniform(6)
+    for each in (draft, replace(draft, whole=True)):
+        found = by_nodes(rule, each, rows, uniforms)
+        path, last, atom = by_batch(rule, each, rows, uniforms[:, 1:])
+        assert torch.equal(found.path, path) and set(found.length.tolist()) == {0, 1, 2}
+        assert torch.equal(found.next_token, emit(each.shortlist, rows, last, atom, uniforms[:, 0]))
 
 
 @cases(SQUARE)

@@ -26,7 +26,7 @@ from polydraft.verifiers.law import (
     summed_at_first,
 )
 from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
-from polydraft.verifiers.selection.host_race import HostRace, common_mass, moved
+from polydraft.verifiers.selection.host_race import HostRace, common_mass, first_rates, moved, race_at
 from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
 from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
 
@@ -115,11 +115,8 @@ class Race:
         if alone:
             return alone
         log_rates, taken = self._fitted_at(draft_row, target_mass, int((drafts >= 0).sum()))
-        kept = np.where(taken > 0, np.minimum(target_mass / taken, 1.0), 1.0)
-        wins = np.where(drafts >= 0, np.exp(log_rates[drafts] - log_rates.max()), 0.0)
-        total = wins.sum()
-        shares = wins / (total if total > 0 else 1.0) * kept[drafts]
-        return summed_at_first(shares, drafts), np.minimum(target_mass, taken)
+        shares, marginal = race_at(drafts, log_rates, taken, target_mass)
+        return summed_at_first(shares, drafts), marginal
 
     def _fitted_at(self, draft_row: Numbers, target_mass: Numbers, count: int) -> tuple[Numbers, Numbers]:
         """Return what `_fitted` does, for one node on the host."""
@@ -192,10 +189,9 @@ def fitted_rates(law: RaceLaw, target_mass: Float[Tensor, "n A"]) -> Float[Tenso
 
 def fitted_rates_at(law: HostRace, target_mass: Numbers) -> Numbers:
     """Return what `fitted_rates` does, for one node on the host."""
-    (limit, members), expected, wanted = law.limit(target_mass), law.expected, np.log(target_mass)
-    both = np.minimum(expected, target_mass)
-    common, velocity = both / (both.sum() or 1.0), np.zeros(len(wanted))
-    rates = np.where(expected > 0, wanted - np.log(expected), 0.0) - LEAD * members.astype(np.float64)
+    limit, members = law.limit(target_mass)
+    rates, wanted, common = first_rates(law.expected, target_mass, members, LEAD)
+    velocity = np.zeros(len(rates))
     rates = moved(rates, velocity, target_mass, wanted, common, 0.0, LONGEST_STEP)  # no step: cut to its range
     best, reached, since = rates, -1.0, 0
     for _ in range(MOST_ROUNDS):

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from polydraft.schemes import Product, Scheme
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.independent import certain_tokens
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places
 from polydraft.verifiers.selection.race_law import EARLIEST, EXACT_NODES, LATEST, WIDEST
 
-ROUGH_NODES = 48
+ROUGH_NODES = 40
 """Nodes at the widest ratio of rates while rates are fitted."""
 
 
@@ -23,11 +23,13 @@ class HostRace:
     Args:
         rows: the draft rows, which sum to one or are zero, without the certain tokens.
         draws: the number of draws from each row.
+        expected: the mean number of drafts of each token.
         certain: the certain tokens.
     """
 
     rows: Numbers
     draws: Places
+    expected: Numbers
     certain: Flags
 
     @classmethod
@@ -40,22 +42,14 @@ class HostRace:
         else:
             certain = certain_tokens(scheme, rows[0], count)
             drawn = count - int(certain.sum())
-        rows = np.where(certain, 0.0, rows)
-        mass = rows.sum(axis=1)
-        draws = np.maximum((drawn - counted(len(rows)) + len(rows) - 1) // len(rows), 0)
-        return cls(rows / np.where(mass > 0, mass, 1.0)[:, None], np.where(mass > 0, draws, 0), certain)
-
-    @property
-    def expected(self) -> Numbers:
-        """The mean number of drafts of each token."""
-        return self.draws @ self.rows + self.certain
+        return cls(*_drawn_in_turn(rows, certain, drawn), certain)
 
     def taken(self, log_rates: Numbers) -> Numbers:
         """Return how often the race takes each token (`RaceLaw.taken`)."""
         return self._integrated(log_rates, EXACT_NODES, self.rows)
 
     def roughly_taken(self, log_rates: Numbers) -> Numbers:
-        """Return the same with errors near 1e-4, for a fourth of the time: enough to find rates with."""
+        """Return the same with errors near 1e-3, for a third of the time: enough to find rates with."""
         return self._integrated(log_rates, ROUGH_NODES, self._rough)
 
     @cached_property
@@ -77,6 +71,24 @@ class HostRace:
         """
         order = _needs(self.expected, target_mass, self.certain).argsort(kind="stable")
         return _limit(order, self.rows, self.draws, target_mass, self.certain)
+
+
+@compiled
+def _drawn_in_turn(rows: Numbers, certain: Flags, drawn: int) -> tuple[Numbers, Places, Numbers]:
+    """Return the rows without certain tokens, how many drafts come from each, and how often tokens are drafted."""
+    scaled, draws, expected = np.zeros(rows.shape), np.zeros(len(rows), np.int64), np.zeros(len(certain))
+    for j in range(len(rows)):
+        total = 0.0
+        for i in range(len(certain)):
+            total += 0.0 if certain[i] else rows[j, i]
+        if total > 0:
+            draws[j] = max((drawn - j + len(rows) - 1) // len(rows), 0)
+            for i in range(len(certain)):
+                scaled[j, i] = 0.0 if certain[i] else rows[j, i] / total
+                expected[i] += draws[j] * scaled[j, i]
+    for i in range(len(certain)):
+        expected[i] += 1.0 if certain[i] else 0.0
+    return scaled, draws, expected
 
 
 @compiled
@@ -166,6 +178,34 @@ def _taken(
             often += rows[j, i] * rung[j, i]
         result[i] = np.exp(log_rates[i]) * often
     return result
+
+
+@compiled
+def first_rates(expected: Numbers, mass: Numbers, members: Flags, lead: float) -> tuple[Numbers, Numbers, Numbers]:
+    """Return logarithms of rates to begin with, those of the mass, and the law around whose mean rates are centred."""
+    rates, wanted, common, total = np.empty(len(mass)), np.log(mass), np.minimum(expected, mass), 0.0
+    for i in range(len(mass)):
+        total += common[i]
+        rates[i] = (wanted[i] - np.log(expected[i]) if expected[i] > 0 else 0.0) - (lead if members[i] else 0.0)
+    if total > 0:
+        common /= total
+    return rates, wanted, common
+
+
+@compiled
+def race_at(drafts: Places, log_rates: Numbers, taken: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the shares of a race, copies of a token apart, and the marginal."""
+    shares, total, fastest = np.zeros(len(drafts)), 0.0, -np.inf
+    for draft in drafts:
+        fastest = max(fastest, log_rates[draft]) if draft >= 0 else fastest
+    for place in range(len(drafts)):
+        if drafts[place] >= 0:
+            shares[place] = np.exp(log_rates[drafts[place]] - fastest)
+            total += shares[place]
+    for place in range(len(drafts)):
+        often = taken[drafts[place]]
+        shares[place] *= (min(mass[drafts[place]] / often, 1.0) if often > 0 else 1.0) / (total if total > 0 else 1.0)
+    return shares, np.minimum(mass, taken)
 
 
 @compiled
