@@ -1,6 +1,7 @@
 """Exactness of top-down verification on trees of depth two, by enumerating every draft tree."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from polydraft.verifiers import (
     Race,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
+    ScalableVerifier,
     SpecHubRule,
     SpeculativeSampling,
     TopDown,
@@ -40,11 +42,15 @@ from polydraft.verifiers import (
     TraversalVerification,
     expected_accepted,
 )
+from polydraft.verifiers.host.bottom_up import first_success_at
+from polydraft.verifiers.host.top_down import by_nodes
 from polydraft.verifiers.law import HostVerifier
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.trees.bottom_up import _divide_at
 from polydraft.verifiers.trees.emission import emit
-from polydraft.verifiers.trees.top_down import by_batch, by_nodes, by_visits
+from polydraft.verifiers.trees.top_down import by_batch, by_visits
+from polydraft.verifiers.trees.trials import first_success, trials
 
 RULES: list[NodeVerifier] = [
     *(NaiveMatch(scheme) for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Given())),
@@ -60,6 +66,8 @@ ON_HOST = [
     ImportanceWeighted(),
     KSeq(),
     SpecHubRule(),
+    RecursiveRejection(),
+    TopThenSampleRule(),
 ]
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]
 
@@ -153,6 +161,27 @@ def test_rules_on_the_host_read_several_rows_whole_rows_and_absent_nodes(rule: A
         path, last, atom = by_batch(rule, each, rows, uniforms[:, 1:])
         assert torch.equal(found.path, path) and set(found.length.tolist()) == {0, 1, 2}
         assert torch.equal(found.next_token, emit(each.shortlist, rows, last, atom, uniforms[:, 0]))
+
+
+LIFTED = [BottomUp(rule) for rule in ON_HOST if isinstance(rule, ScalableVerifier)]
+
+
+@pytest.mark.parametrize("widths", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("listed", [2, 4])
+@pytest.mark.parametrize("verifier", [*LIFTED, TraversalVerification(), TraversalVerification(IID())])
+def test_trials_on_the_host_end_where_they_do_among_tensors(verifier: Any, widths: tuple[int, int], listed: int):
+    """Token by token, with absent nodes, and of a target that need not be on the shortlist."""
+    many, world = 200, World.random(7, listed=listed)
+    draft = grow(
+        torch.zeros(many, dtype=torch.int64), Widths(widths), verifier.scheme, world.propose, FastNoise.seeded(2, many)
+    )
+    draft.tree.valid[::5, -1] = False
+    rows = world.target_rows(draft.tree)
+    divide = verifier._divide_at if isinstance(verifier, TraversalVerification) else partial(_divide_at, verifier.rule)
+    found = first_success_at(divide, draft, rows, FastNoise.seeded(4, many))
+    expected = first_success(trials(draft, rows, verifier._divide), draft, rows, FastNoise.seeded(4, many))
+    assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
+    assert torch.equal(found.next_token, expected.next_token)
 
 
 @cases(SQUARE)

@@ -6,6 +6,7 @@ outcome "rest" of a node's law.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -114,7 +115,7 @@ class HostVerifier(Protocol):
         """Return the shares of a node's drafts and the marginal of all atoms.
 
         Args:
-            drafts: k atoms, -1 for absent ones.
+            drafts: k atoms, -1 for absent ones; not all are absent.
             draft_row: A draft probabilities, or J rows of them under the `Product` scheme.
             target_mass: A target probabilities, of total at most one.
         """
@@ -143,6 +144,24 @@ class TreeVerifier(Protocol):
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep a path of the draft. `target_probs` are the target's rows at every node."""
         ...
+
+
+def on_host(rule: NodeVerifier) -> HostVerifier | None:
+    """Return a rule that a CPU may ask node by node, None for others.
+
+    A rule derived from one of ours may have another law and inherit `at_node`, which is then not its own.
+    """
+    return rule if isinstance(rule, HostVerifier) and _is_its_own(type(rule)) else None
+
+
+@lru_cache(maxsize=256)
+def _is_its_own(kind: type) -> bool:
+    """Tell whether `at_node` is defined where the last of the other methods is, or later."""
+
+    def place(name: str) -> int:
+        return next((place for place, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
+
+    return place("at_node") <= min(place(name) for name in ("law", "shares", "marginal"))
 
 
 def check_rows(
@@ -195,13 +214,13 @@ def node_by_node(
     draft_probs: Float[Tensor, "*rows A"],
     target_mass: Float[Tensor, "*b A"],
 ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return shares and marginals of many nodes, like the target mass in type and device."""
+    """Return shares and marginals of many nodes, like the target mass in type and device; zeros without drafts."""
     masses = numbers(target_mass.reshape(-1, target_mass.shape[-1]))
     rows = numbers(draft_probs).reshape(len(masses), *draft_probs.shape[target_mass.dim() - 1 :])
     flat = integers(drafts.reshape(-1, drafts.shape[-1]))
     shares, marginal = np.zeros(flat.shape), np.zeros(masses.shape)
-    for number, node in enumerate(zip(flat, rows, masses, strict=True)):
-        shares[number], marginal[number] = rule.at_node(*node)
+    for number in np.flatnonzero((flat >= 0).any(axis=1)).tolist():
+        shares[number], marginal[number] = rule.at_node(flat[number], rows[number], masses[number])
     return tensor(shares).to(target_mass).view(drafts.shape), tensor(marginal).to(target_mass).view(target_mass.shape)
 
 

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.ordered import Numbers, Places
+
+ROUNDING = 2.0**-48
+"""What a mass of one may seem to lack for rounding, on the host."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +93,37 @@ class RecursiveRejection:
         """Return 1 - (1 - b_1) ... (1 - b_k)."""
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
 
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return shares and marginal of one node, on the host."""
+        return _at_node(drafts, draft_row.reshape(-1, len(target_mass)), target_mass)
+
     def _row(self, draft_probs: Float[Tensor, "*rows A"], place: int) -> Float[Tensor, "*b A"]:
         """Return the law of the draft at this place."""
         return draft_probs[..., place % draft_probs.shape[-2], :] if isinstance(self.scheme, Product) else draft_probs
+
+
+@compiled
+def _at_node(drafts: Places, rows: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the shares of drafts from the rows in turn, and the marginal."""
+    shares, marginal, left = np.zeros(len(drafts)), np.zeros(len(mass)), mass.copy()
+    missing, reached, rejected_all = 1 - mass.sum(), 1.0, 1.0
+    missing = missing if missing > ROUNDING else 0.0
+    for place in range(len(drafts)):
+        draft, row, rejected = drafts[place], place % len(rows), missing
+        if draft < 0:
+            break
+        accepted = min(left[draft] / rows[row, draft], 1.0) if rows[row, draft] > 0 else 1.0
+        shares[place] = reached * accepted
+        reached *= 1 - accepted
+        for i in range(len(mass)):
+            marginal[i] += rejected_all * min(left[i], rows[row, i])
+            left[i] = max(left[i] - rows[row, i], 0.0)
+            rejected += left[i]
+        for i in range(len(mass)):
+            left[i] /= rejected if rejected > 0 else 1.0
+        missing /= rejected if rejected > 0 else 1.0
+        rejected_all *= rejected
+    return shares, marginal
 
 
 def shortfall(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:

@@ -1,15 +1,19 @@
 """The bottom-up lift: any scalable node rule, tried from the leaves of the tree to its root."""
 
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import ScalableVerifier, present
+from polydraft.verifiers.host.bottom_up import HostDivision, first_success_at, share_at
+from polydraft.verifiers.law import HostVerifier, ScalableVerifier, node_by_node, on_host, present
 from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.trees.block import by_block
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.chain import BEST_WITH_ONE, is_speculative
@@ -30,7 +34,8 @@ class BottomUp:
     Scheme: the node rule's.
     Exactness: by induction a node succeeds with probability exactly a over the drafts below it, and then emits its
     children's shares on average E_C[S], its own rest rho, together a * target.
-    Cost: the node rule's shares and marginal once per depth, for all nodes of the depth together.
+    Cost: the node rule's shares and marginal once per depth, for all nodes of the depth together; on a CPU, for rules
+    that work on the host, once for each node that is reached.
     Acceptance: on a chain with speculative sampling this is block verification, optimal there; on a tree of depth
     one it is the node rule. Not proved never to fall below `TopDown` of the same rule, though it did in no case tried.
     Source: block verification, arXiv 2403.10444, on trees of any rule; with recursive rejection of independent drafts
@@ -63,6 +68,9 @@ class BottomUp:
             return certain
         if is_speculative(self.rule, draft):
             return by_block(draft, target_probs, noise)
+        host = on_host(self.rule) if target_probs.device.type == "cpu" else None
+        if host:
+            return first_success_at(partial(_divide_at, host), draft, target_probs, noise)
         return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
@@ -85,8 +93,22 @@ class BottomUp:
         self, drafts: Int[Tensor, "b f k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "b f A"]
     ) -> tuple[Float[Tensor, "b f k"], Float[Tensor, "b f A"]]:
         """Return shares and marginal."""
+        host = on_host(self.rule) if mass.device.type == "cpu" else None
+        if host:
+            return node_by_node(host, drafts, draft_probs, mass)
         if type(self.rule) in BEST_WITH_ONE:
             alone = lone_draft(self.rule.scheme, drafts, draft_probs, mass)
             if alone:
                 return alone
         return self.rule.shares(drafts, draft_probs, mass), self.rule.marginal(draft_probs, mass, present(drafts))
+
+
+def _divide_at(
+    rule: HostVerifier, drafts: Places, draft_row: Numbers, target_row: Numbers, scale: float
+) -> HostDivision:
+    """Do what `BottomUp` does at one node on the host."""
+    mass = scale * target_row
+    shares, marginal = rule.at_node(drafts, draft_row, mass)
+    left = np.maximum(1 - shares.cumsum() + shares, 0)
+    children = [share_at(share, whole) for share, whole in zip(shares.tolist(), left.tolist(), strict=True)]
+    return HostDivision(np.array(children), np.maximum(mass - marginal, 0), scale)

@@ -1,20 +1,17 @@
 """The top-down lift: any node rule, walked from the root of the tree."""
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import HostVerifier, NodeVerifier, OutcomeLaw
+from polydraft.verifiers.host.top_down import by_nodes
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, on_host
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, numbers
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.chain import by_chain, is_speculative
 from polydraft.verifiers.trees.emission import atoms_at, emit, leaf_atom, listed_atoms, plain
@@ -67,8 +64,9 @@ class TopDown:
         if is_speculative(self.rule, draft):
             return by_chain(draft, target_probs, uniforms)
         on_cpu = target_probs.device.type == "cpu"
-        if on_cpu and isinstance(self.rule, HostVerifier):
-            return by_nodes(self.rule, draft, target_probs, uniforms)
+        host = on_host(self.rule) if on_cpu else None
+        if host:
+            return by_nodes(host, draft, target_probs, uniforms)
         topology = draft.tree.topology
         decide = by_visits if on_cpu and len(topology.parents) * topology.inner > AT_ONCE else by_batch
         path, last, atom = decide(self.rule, draft, target_probs, uniforms[:, 1:])
@@ -140,113 +138,6 @@ def by_visits(
             atom[going[~kept]] = sample(law.rest[~kept], left[~kept])
         going, node = going[kept], _pick(below[kept], outcome[kept])
     return path_to(draft.tree, last), last, atom
-
-
-def by_nodes(
-    rule: HostVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"], uniforms: Float[Tensor, "b n+1"]
-) -> Verdict:
-    """Return the verdict of `by_batch` on the host, row after row, computing the laws of visited nodes only.
-
-    The first uniform draws a token off the shortlist.
-    """
-    walks = [HostWalk.of(draft, target_probs, uniforms, row).walk(rule) for row in range(len(uniforms))]
-    height = draft.tree.topology.height
-    paths = [path + [-1] * (height - len(path)) for path, _ in walks]
-    tokens = torch.tensor([token for _, token in walks])
-    return Verdict(
-        torch.tensor(paths, dtype=torch.int64).view(len(walks), height),
-        torch.tensor([len(path) for path, _ in walks]),
-        tokens,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class HostWalk:
-    """One row's tree on the host.
-
-    Args:
-        children: each node's children in drafting order, padded with -1.
-        valid: which nodes are there.
-        atoms: each node's place in its parent's shortlist.
-        shortlist: each node's tokens, -1 in empty places.
-        whole: whether the shortlists of nodes with children are all tokens.
-        probs: each node's draft probabilities, one row or several.
-        target: the target's rows.
-        uniforms: one number for the token off the shortlist, then one for each node.
-    """
-
-    children: Places
-    valid: Flags
-    atoms: Places
-    shortlist: Places
-    whole: bool
-    probs: NDArray[np.floating]
-    target: NDArray[np.floating]
-    uniforms: Numbers
-
-    @classmethod
-    def of(
-        cls, draft: Draft, target_probs: Float[Tensor, "b n V"], uniforms: Float[Tensor, "b n+1"], row: int
-    ) -> "HostWalk":
-        """Read a row of the batch."""
-        tree = draft.tree
-        tables = (tree.topology.children, tree.valid, draft.atoms, draft.shortlist)
-        children, valid, atoms, shortlist = (table[row].numpy() for table in tables)
-        probs, target = draft.probs[row].numpy(), target_probs[row].numpy()
-        return cls(children, valid, atoms, shortlist, draft.whole, probs, target, numbers(uniforms[row]))
-
-    def walk(self, rule: HostVerifier) -> tuple[list[int], int]:
-        """Return the kept nodes below the root, and the token that follows."""
-        path, node = list[int](), 0
-        while True:
-            drafts = [child for child in self.children[node].tolist() if child >= 0 and self.valid[child]]
-            listed, uniform = self.shortlist[node], float(self.uniforms[node + 1])
-            if not drafts:
-                some = bool((listed >= 0).any())  # the tail is all there is at leaves without a shortlist
-                return path, self._token(node, drawn(self._atoms(node), uniform) if some else len(listed))
-            mass = self._atoms(node)
-            shares, marginal = rule.at_node(self.atoms[drafts], self._draft_row(node), mass)
-            sums = shares.cumsum()
-            kept = int((uniform >= sums).sum())
-            if kept == len(drafts):
-                left = np.maximum(mass - marginal, 0)
-                rest = (uniform - sums[-1]) / max(1 - sums[-1], 1e-300)
-                return path, self._token(node, drawn(left if left.sum() > 0 else mass, min(max(rest, 0.0), 1.0)))
-            node = drafts[kept]
-            path.append(node)
-
-    def _atoms(self, node: int) -> Numbers:
-        """Return the target's row on the node's shortlist and its tail."""
-        mass, tokens, row = np.zeros(self.shortlist.shape[1] + 1), self.shortlist[node], self.target[node]
-        if self.whole and tokens[0] >= 0:
-            mass[:-1] = row
-            return mass
-        mass[:-1] = row[tokens] * (tokens >= 0)
-        mass[-1] = max(1 - mass[:-1].sum(), 0.0)
-        return mass
-
-    def _draft_row(self, node: int) -> Numbers:
-        """Return the draft's row, or its rows, with a tail of none."""
-        probs = self.probs[node]
-        padded = np.zeros((*probs.shape[:-1], probs.shape[-1] + 1))
-        padded[..., :-1] = probs
-        return padded
-
-    def _token(self, node: int, atom: int) -> int:
-        """Return the token of an atom; the tail is drawn from the target's row off the shortlist."""
-        listed, row = self.shortlist[node], self.target[node].astype(np.float64)
-        if atom < len(listed):
-            return int(listed[atom])
-        off_list = row.copy()
-        off_list[listed[listed >= 0]] = 0
-        return drawn(off_list if off_list.sum() > 0 else row, float(self.uniforms[0]))
-
-
-def drawn(weights: Numbers, uniform: float) -> int:
-    """Return what `sample` draws from one row of weights, not all zero."""
-    sums = weights.cumsum()
-    point = min(uniform * float(sums[-1]), math.nextafter(sums[-1], 0))
-    return int(sums.searchsorted(point, side="right"))
 
 
 def _decided(law: OutcomeLaw, uniforms: Float[Tensor, "*b"]) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
