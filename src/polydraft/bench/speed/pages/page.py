@@ -105,6 +105,8 @@ def equality_in_words(results: Sequence[ArmResult], found: Sequence[Found], loss
     """Say whether greedy texts were equal, and if not, whether rounding may be the reason; lossy arms need not be."""
     bound = [one for one in overall(results) if one.equal is not None and one.arm not in (PLAIN, *lossy)]
     checked, wrong = sum(one.runs for one in bound), [one for one in found if one.arm not in lossy]
+    if all(one.temperature for one in results):
+        return "Texts were not compared: nothing was measured at temperature 0, where they have to be equal."
     if not checked:
         return "No texts had to be equal: at temperature 0 nothing was measured but plain decoding and lossy arms."
     if not wrong:
