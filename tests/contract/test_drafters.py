@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import tiny_model
 
-from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, NoDraft, Session, Text
+from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft, Session, Text
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -22,6 +22,7 @@ MEMBERS: dict[str, tuple[Callable[[], Drafter], tuple[Scheme, ...]]] = {
     "none": (NoDraft, EVERY),
     "n-gram": (NgramDrafter, (Given(),)),
     "model": (lambda: ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=8), SAMPLED),
+    "lookup first": (lambda: LookupFirst(ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB))), 1), SAMPLED),
     "padded model": (lambda: ModelDrafter(HuggingFaceModel(tiny_model("qwen2", VOCAB + 6))), SAMPLED),
 }
 PAIRED = [(name, scheme) for name, (_, schemes) in MEMBERS.items() for scheme in schemes]

@@ -1,6 +1,7 @@
 """Drafters: everything that can propose a token tree."""
 
 from polydraft.drafters.ensemble import EnsembleDrafter, EnsembleState
+from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, ModelDraftState
 from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
 from polydraft.drafters.none import NoDraft
@@ -11,6 +12,7 @@ __all__ = [
     "Drafter",
     "EnsembleDrafter",
     "EnsembleState",
+    "LookupFirst",
     "ModelDraftState",
     "ModelDrafter",
     "NgramDrafter",

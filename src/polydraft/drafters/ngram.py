@@ -41,9 +41,7 @@ class NgramDrafter:
 
     def draft(self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Look up every row's continuation; the batch's chain is as long as the longest of them."""
-        rows = zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True)
-        found = [continuation(row[:length], self.longest, self.shortest, policy.shape.depth) for row, length in rows]
-        return given_chain(text, [_until_beyond(tokens, state) for tokens in found])
+        return given_chain(text, chains_found(text, self.longest, self.shortest, policy.shape.depth, state))
 
     def commit(self, state: int, text: Text, verdict: Verdict) -> int:
         """Keep the state: the next draft reads the text itself."""
@@ -66,6 +64,13 @@ def continuation(text: NDArray[np.int64], longest: int, shortest: int, most: int
             first = int(matches[-1]) + size
             return text[first : first + most]
     return text[:0]
+
+
+def chains_found(text: Text, longest: int, shortest: int, most: int, vocab_size: int) -> list[NDArray[np.int64]]:
+    """Return the `continuation` of every row, up to its first token that the target does not have."""
+    rows = zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True)
+    found = [continuation(row[:length], longest, shortest, most) for row, length in rows]
+    return [_until_beyond(tokens, vocab_size) for tokens in found]
 
 
 def _until_beyond(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:

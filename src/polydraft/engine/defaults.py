@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter
 from polydraft.models import LEVELS, CompiledModel, FusedModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Given, Product, TopK
@@ -52,6 +52,14 @@ def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) ->
     if compile and not (isinstance(cheapest, FusedModel) and cheapest.device.type == "cpu"):
         return ModelDrafter(CompiledModel(drafter, LEVELS))
     return ModelDrafter(cheapest)
+
+
+def default_drafter(drafter: Drafter, params: SamplingParams) -> Drafter:
+    """Return who drafts for a text if nothing but a draft model was named: at temperature 0, lookups before it.
+
+    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right.
+    """
+    return drafter if params.temperature else LookupFirst(drafter)
 
 
 def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:

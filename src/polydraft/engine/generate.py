@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Statistics
-from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
+from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, target_model
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
@@ -159,6 +159,8 @@ def _run_prepared(
     )
     params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
     chosen = as_drafter(drafter, compile=compile)
+    if isinstance(drafter, nn.Module) and not (compile or policy or verifier):
+        chosen = default_drafter(chosen, params)
     target = target_model(model, compile=compile)
     setup = Setup(
         target=target,

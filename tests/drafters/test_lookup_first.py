@@ -1,0 +1,137 @@
+"""Lookups before another drafter: what is looked up, what the other drafter reads later, and the law of the text."""
+
+from typing import Any
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from torch import Tensor
+
+import polydraft
+from polydraft.conformance import check
+from polydraft.drafters import LookupFirst, ModelDrafter, Session, Text
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import Noise, SamplingParams
+from polydraft.schemes import IID, Product, Scheme, TopK
+from polydraft.trees import Chain, Draft, Verdict, Widths
+from polydraft.verifiers import BlockVerification, NaiveMatch, RecursiveRejection, TopDown, TreeVerifier
+
+VOCAB = 20
+TARGET = tiny_model("llama", VOCAB)
+MODEL = HuggingFaceModel(perturbed(TARGET, 0.05))
+TREE = Widths((3, 2, 1, 1, 1))
+
+
+def text_of(*rows: list[int]) -> Text:
+    tokens = torch.zeros(len(rows), 64, dtype=torch.int64)
+    for row, text in enumerate(rows):
+        tokens[row, : len(text)] = torch.tensor(text)
+    return Text(tokens, torch.tensor([len(row) for row in rows]))
+
+
+def session(vocab: int = VOCAB) -> Session:
+    return Session(SamplingParams(temperature=0), 128, vocab)
+
+
+def drafted(drafter: Any, text: Text, scheme: Scheme, state: Any = None) -> Draft:
+    state = drafter.start(text, session()) if state is None else state
+    return drafter.draft(state, text, scheme, TREE, Noise.from_seed(1, len(text.lengths)))
+
+
+def test_a_text_that_repeats_itself_is_continued_as_before() -> None:
+    drafter, text = LookupFirst(ModelDrafter(MODEL)), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6])
+    for scheme in (TopK(), IID()):
+        draft = drafted(drafter, text, scheme)
+        assert draft.tree.tokens.tolist() == [[6, 7, 8, 9, 4, 5, 6]]
+        assert draft.tree.topology.width == 1 and float(draft.probs[:, :6].min()) == 1
+    assert drafted(drafter, text, Product()).probs.shape == (1, 7, 1, 1)
+    assert drafted(LookupFirst(ModelDrafter(MODEL), most=2), text, TopK()).tree.tokens.tolist() == [[6, 7, 8]]
+
+
+def test_no_chain_is_longer_than_the_trees_of_the_policy() -> None:
+    drafter, text = LookupFirst(ModelDrafter(MODEL)), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6])
+    draft = drafter.draft(drafter.start(text, session()), text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    assert draft.tree.tokens.tolist() == [[6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ([1, 2, 3, 4, 5],),
+        ([4, 5, 6, 7, 8, 5, 6],),
+        ([4, 5, 6, 4, 5, 6, 7, 4, 5, 6], [1, 2, 3, 4, 5]),
+        ([3, 4, 5, 6, 19, 18, 4, 5, 6],),
+    ],
+    ids=["new", "two tokens are not trusted", "not all rows", "a token that the target has not"],
+)
+def test_elsewhere_the_other_drafter_drafts(rows: tuple[list[int], ...]) -> None:
+    text, own = text_of(*rows), ModelDrafter(MODEL)
+    drafter, vocab = LookupFirst(own), 19 if 19 in rows[0] else VOCAB
+    states = [one.start(text, session(vocab)) for one in (drafter, own)]
+    found, expected = (drafted(one, text, TopK(), state) for one, state in zip((drafter, own), states, strict=True))
+    assert torch.equal(found.tree.tokens, expected.tree.tokens) and torch.equal(found.probs, expected.probs)
+
+
+def test_the_other_drafter_reads_what_it_has_missed() -> None:
+    """After two lookups, of which drafts are kept, it drafts what one that has read everything drafts."""
+    drafter, own = LookupFirst(ModelDrafter(MODEL)), ModelDrafter(MODEL)
+    row = [4, 5, 6, 7, 8, 9, 4, 5, 6]
+    text = text_of(row)
+    state = drafter.start(text, session())
+    for kept, following in ((2, 4), (0, 11)):
+        row = row if row[-1] != 4 else [*row, 5, 6]
+        text = text_of(row)
+        draft = drafted(drafter, text, TopK(), state)
+        assert draft.tree.topology.width == 1
+        path = torch.tensor([[*range(1, kept + 1)] + [-1] * (6 - kept)])
+        state = drafter.commit(state, text, Verdict(path, torch.tensor([kept]), torch.tensor([following])))
+        row = [*row, *draft.tree.tokens[0, 1 : kept + 1].tolist(), following]
+        if following == 4:
+            for token in (5, 6):  # two steps in which nothing was drafted
+                nothing = Verdict(path[:, :0], torch.tensor([0]), torch.tensor([token]))
+                state = drafter.commit(state, text_of(row), nothing)
+    text = text_of(row)
+    found, expected = drafted(drafter, text, TopK(), state), drafted(own, text, TopK())
+    assert torch.equal(found.tree.tokens, expected.tree.tokens)
+    torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-5)
+
+
+def test_greedy_text_is_that_of_plain_decoding_with_and_without_lookups() -> None:
+    for prompt in ([1, 2, 3, 1, 2, 3, 1, 2], [5, 9, 2]):
+        ids, options = torch.tensor([prompt]), {"temperature": 0, "max_new_tokens": 60}
+        plain = polydraft.generate(TARGET, ids, drafter=polydraft.NoDraft(), **options)
+        found = polydraft.generate(TARGET, ids, drafter=LookupFirst(ModelDrafter(MODEL)), **options)
+        assert torch.equal(found.sequences, plain.sequences)
+        assert found.statistics.block_efficiency > 1
+
+
+@pytest.mark.parametrize(
+    ("verifier", "policy"),
+    [
+        (BlockVerification(), Chain(3)),
+        (TopDown(RecursiveRejection()), Widths((2, 1))),
+        (TopDown(NaiveMatch(TopK())), Widths((2, 1))),
+    ],
+    ids=["block", "recursive rejection", "naive match"],
+)
+def test_sampled_text_has_the_targets_law(verifier: TreeVerifier, policy: Any) -> None:
+    """By a sequential test with false-alarm rate 1e-3; prompts are looked up in the first step."""
+    options = {"temperature": 1.0, "top_k": 0, "max_new_tokens": 3, "verifier": verifier, "policy": policy}
+
+    def sampled(prompts: list[list[int]], seeds: list[int]) -> Tensor:
+        ids = torch.tensor(prompts)
+        drafter = LookupFirst(ModelDrafter(MODEL), trusted=2)
+        found = polydraft.generate(
+            TARGET, ids, attention_mask=torch.ones_like(ids), drafter=drafter, seed=seeds[0], **options
+        )
+        return found.sequences[:, ids.shape[1] :]
+
+    report = check(sampled, TARGET, [[1, 2, 3, 4, 1, 2]], batch_size=500, most_samples=2000)
+    assert report.passed and report.samples == 2000
+
+
+@pytest.mark.parametrize("wrong", [{"trusted": 0}, {"most": 0}])
+def test_numbers_below_one_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidParameter, match="must be at least 1"):
+        LookupFirst(ModelDrafter(MODEL), **wrong)
