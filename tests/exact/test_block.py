@@ -1,5 +1,7 @@
 """Exactness of block verification on chains, and that it accepts more than token-wise verification."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +11,10 @@ from worlds import FastNoise, World, check_by_chi_square, completed, outcome, wo
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import IID
-from polydraft.trees import Chain, Draft, TokenTree, Widths, grow
+from polydraft.trees import Chain, Draft, TokenTree, Widths, grow, topology
 from polydraft.verifiers import BlockVerification, BottomUp, SpeculativeSampling, TopDown, expected_accepted
+from polydraft.verifiers.host.block import by_block_at
+from polydraft.verifiers.trees.block import _by_block
 
 CHAIN = (1, 1)
 INSTANCES = [(seed, 4, 3, 0.0) for seed in range(3)] + [(3, 3, 3, 0.6), (4, 4, 4, 0.15)]
@@ -139,3 +143,30 @@ def test_it_is_the_lift_of_speculative_sampling_on_long_chains():
     draft = chain_draft(tokens, rows)
     one, two = (v.path_law(draft, target) for v in (BlockVerification(), BottomUp(SpeculativeSampling())))
     torch.testing.assert_close(one.end, two.end, rtol=0, atol=1e-12)
+
+
+def test_chains_on_the_host_end_where_they_do_among_tensors() -> None:
+    """Token by token: chains that are kept, cut and absent, equal rows, certain rows and drafts of no mass."""
+    many, size = 600, 7
+    stream = torch.Generator().manual_seed(3)
+    laws = torch.rand(2, many, 4, size, generator=stream, dtype=torch.float64) ** 3
+    laws[1, ::4] = laws[0, ::4]
+    laws[1, 1::4, :, 3:] = 0.0
+    target, draft_rows = laws / laws.sum(dim=-1, keepdim=True)
+    places = torch.multinomial(draft_rows[:, :3].reshape(-1, size), 1, generator=stream).view(many, 3)
+    places[2::8, 1] = 6
+    tree = TokenTree(
+        torch.nn.functional.pad(places, (1, 0)),
+        topology(Chain(3).shape, many, places.device),
+        torch.ones(many, 4, dtype=torch.bool),
+    )
+    tree.valid[3::8, 2:] = False
+    listed = torch.arange(size).expand(many, 4, size)
+    draft = Draft(tree, torch.nn.functional.pad(places, (1, 0), value=-1), listed, draft_rows, whole=True)
+    for dtype in (torch.float64, torch.float32):
+        rows = target.to(dtype)
+        each = replace(draft, probs=draft.probs.to(dtype))
+        found, expected = (one(each, rows, FastNoise.seeded(5, many)) for one in (by_block_at, _by_block))
+        assert set(found.length.tolist()) == {0, 1, 2, 3}
+        assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
+        assert torch.equal(found.next_token, expected.next_token)

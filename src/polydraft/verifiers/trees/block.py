@@ -11,6 +11,7 @@ from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.host.block import by_block_at
 from polydraft.verifiers.law import at_draft
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.chain import WholeChain, is_whole, sample_rest
@@ -62,6 +63,13 @@ def by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -
 
     The scales a_i need the drafts' own probabilities alone, so all rows are read together.
     """
+    if target_probs.device.type == "cpu":
+        return by_block_at(draft, target_probs, noise)
+    return _by_block(draft, target_probs, noise)
+
+
+def _by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    """Do so with tensors, all rows together."""
     chain = WholeChain.of(draft, target_probs)
     uniforms = noise.uniform(target_probs.shape[1] + 2).to(target_probs.device)
     ratio = share_of(chain.target, chain.drawn, math.inf).double() * chain.there

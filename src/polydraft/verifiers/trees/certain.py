@@ -1,11 +1,13 @@
 """Targets without a choice: where every row has all its mass on one token, as at temperature 0."""
 
-import torch
+import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.trees.law import path_to
+from polydraft.verifiers.host.tree import verdict_of
+from polydraft.verifiers.selection.ordered import Flags, Places
 
 
 def certain_verdict(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Verdict | None:
@@ -17,18 +19,22 @@ def certain_verdict(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Verdi
     """
     if target_probs.device.type != "cpu" or not _certain(target_probs[:, :1]) or not _certain(target_probs):
         return None
-    tree, (batch, size, vocab) = draft.tree, target_probs.shape
-    rows = torch.arange(batch).unsqueeze(-1)
-    token = tree.tokens.clamp(0, vocab - 1)
-    agreed = (target_probs[rows, tree.parents, token] == 1) & (token == tree.tokens) & tree.valid
-    below = tree.topology.of_children(agreed, 0)
-    first = tree.topology.children.gather(-1, below.int().argmax(dim=-1, keepdim=True)).squeeze(-1)
-    goes_to = first.where(below.any(dim=-1), torch.arange(size))
-    last = torch.zeros_like(goes_to[:, 0])
-    for _ in range(tree.topology.height):
-        last = goes_to.gather(-1, last.unsqueeze(-1)).squeeze(-1)
-    path = path_to(tree, last)
-    return Verdict(path, (path >= 0).sum(dim=-1), target_probs[rows[:, 0], last].argmax(dim=-1))
+    tree = draft.tree
+    tables = (tree.topology.children, tree.valid, tree.tokens, target_probs)
+    rows = zip(*(table.numpy() for table in tables), strict=True)
+    return verdict_of([_followed(*row) for row in rows], tree.topology.height)
+
+
+def _followed(children: Places, valid: Flags, tokens: Places, target: NDArray[np.floating]) -> tuple[list[int], int]:
+    """Return the nodes of one row below its root that hold the target's own tokens, and the token that follows."""
+    path, node = list[int](), 0
+    while True:
+        drafts = [child for child in children[node].tolist() if child >= 0 and valid[child]]
+        kept = [child for child in drafts if 0 <= tokens[child] < target.shape[1] and target[node, tokens[child]] == 1]
+        if not kept:
+            return path, int(target[node].argmax())
+        node = kept[0]
+        path.append(node)
 
 
 def _certain(rows: Float[Tensor, "b n V"]) -> bool:
