@@ -131,6 +131,7 @@ def _rows(results: list[tuple[Run, Comparison]]) -> dict[str, list[str]]:
     for run, result in results:
         drafted, setup = result.drafted, describe_setup(run)
         cells = {
+            "drafter": str(setup["drafter"]),
             "scheme": str(setup["scheme"]),
             "verifier": str(setup["verifier"]),
             "tree": str(setup["tree"]),
