@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
 from polydraft.cli.tables import describe_setup, print_run
-from polydraft.drafters import Drafter, NgramDrafter, NoDraft
+from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
@@ -132,9 +132,9 @@ def plans(request: Request, drafter: str) -> bool:
     """Tell whether a planner chooses the trees: if asked to, and by default where nothing speaks for one tree.
 
     Above temperature 0 a seed fixes the text only together with the trees, which a planner chooses by the clock; some
-    rules know trees of one kind only; and passes are compiled for one tree.
+    rules know trees of one kind only; passes are compiled for one tree; and lookups have trees of their own.
     """
-    if request.plan or drafter == "none":
+    if request.plan or drafter in ("none", "lookup-first"):
         return request.plan == AUTO
     seeded = request.seed is not None and request.sampling.get("temperature", 0.0) > 0
     own_rule = request.verifier != "auto" or request.scheme or request.bottom_up
@@ -166,15 +166,16 @@ def drafter_name(request: Request) -> str:
         InvalidParameter: it means a draft model and names none.
     """
     has_model = request.draft is not None or request.target is None
-    if request.drafter == "model" and not has_model:
-        raise InvalidParameter("--drafter model needs a draft model: give --draft.")
+    if request.drafter in ("model", "lookup-first") and not has_model:
+        raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
     return request.drafter or ("model" if has_model else "ngram")
 
 
 def drafter_of(name: str, pair: Pair, *, compiled: bool = False) -> Drafter:
     """Return the drafter with a name."""
-    if name == "model" and pair.draft is not None:
-        return as_drafter(pair.draft, compile=compiled)
+    if name in ("model", "lookup-first") and pair.draft is not None:
+        drafter = as_drafter(pair.draft, compile=compiled)
+        return drafter if name == "model" else LookupFirst(drafter)
     return NoDraft() if name == "none" else NgramDrafter()
 
 

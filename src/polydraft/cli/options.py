@@ -11,6 +11,7 @@ class DrafterName(StrEnum):
 
     model = "model"
     ngram = "ngram"
+    lookup_first = "lookup-first"
     none = "none"
 
 

@@ -17,7 +17,8 @@ from polydraft.bench.speed import (
     plain_arm,
 )
 from polydraft.cli.spelling import verifier_by_name
-from polydraft.drafters import NgramDrafter
+from polydraft.drafters import LookupFirst, NgramDrafter
+from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.trees import parse_policy
@@ -32,7 +33,7 @@ KEYS = {
     "hf-lookup": ("tokens",),
     "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
-DRAFTERS = ("model", "ngram")
+DRAFTERS = ("model", "ngram", "lookup-first")
 FLAGS = ("bottom-up",)
 
 
@@ -153,4 +154,5 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     if one.kind == "hf-assisted":
         settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
         return assisted_arm(target, draft, **settings)
-    return drafting_arm(one.name, target, draft, **_configuration(one.settings, drafter))
+    drafts = LookupFirst(as_drafter(draft)) if drafter == "lookup-first" else draft
+    return drafting_arm(one.name, target, drafts, **_configuration(one.settings, drafter))
