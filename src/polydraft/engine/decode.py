@@ -195,7 +195,7 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emiss
     """Read the verdict back and cut each unfinished row's gain at its end."""
     tokens, kept = verdict.tokens(tree).tolist(), verdict.length.tolist()
     drafted = (tree.valid.sum(dim=-1) - 1).tolist()
-    deeper, lengths = _has_drafts(tree, verdict).tolist(), rows.text.lengths.tolist()
+    deeper, lengths = _has_drafts(tree, verdict), rows.text.lengths.tolist()
     return {
         row: rows.limits[row].cut(
             rows.text.tokens[row, : lengths[row]], tokens[row][: kept[row] + 1], kept[row], drafted[row], deeper[row]
@@ -204,13 +204,19 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emiss
     }
 
 
-def _has_drafts(tree: TokenTree, verdict: Verdict) -> Tensor:
+def _has_drafts(tree: TokenTree, verdict: Verdict) -> list[bool]:
     """Tell for each row whether the node at which the path ends had drafts."""
     if tree.tokens.shape[-1] == 1:
-        return torch.zeros_like(verdict.length, dtype=torch.bool)
+        return [False] * len(verdict.length)
+    if tree.tokens.device.type == "cpu":
+        rows = zip(
+            verdict.path.tolist(), verdict.length.tolist(), tree.parents.tolist(), tree.valid.tolist(), strict=True
+        )
+        ends = [([0, *path][length], parents, valid) for path, length, parents, valid in rows]
+        return [(end, True) in zip(parents, valid, strict=True) for end, parents, valid in ends]
     ends = torch.cat([torch.zeros_like(verdict.length).unsqueeze(-1), verdict.path], dim=-1)
     last = ends.gather(-1, verdict.length.unsqueeze(-1))
-    return ((tree.parents == last) & tree.valid).any(dim=-1)
+    return ((tree.parents == last) & tree.valid).any(dim=-1).tolist()
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:

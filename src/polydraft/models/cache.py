@@ -82,6 +82,8 @@ class TreeCache(TransformersCache):
         """Move the slots base + path[i] to base + 1 + i, in all layers at once."""
         if self.store is None or path.shape[-1] == 0:
             return
+        if len(base) == 1 and path.device.type == "cpu" and _stays(path[0].tolist()):
+            return
         order = torch.arange(1, path.shape[-1] + 1, device=path.device)
         source = base.unsqueeze(-1) + torch.where(path >= 0, path, order)
         goal = base.unsqueeze(-1) + order
@@ -121,3 +123,8 @@ class TreeCache(TransformersCache):
     def is_compileable(self) -> bool:
         """Tell Hugging Face that this cache's reads change length."""
         return False
+
+
+def _stays(path: list[int]) -> bool:
+    """Tell whether a path's nodes are in their places already, as those of a chain are; -1 is no node."""
+    return all(node in (-1, place) for place, node in enumerate(path, 1))
