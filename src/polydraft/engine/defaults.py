@@ -1,5 +1,6 @@
 """Choices that are right without thinking: which rule and which tree, by drafter and temperature."""
 
+import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter
@@ -54,12 +55,13 @@ def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) ->
     return ModelDrafter(cheapest)
 
 
-def default_drafter(drafter: Drafter, params: SamplingParams) -> Drafter:
+def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device) -> Drafter:
     """Return who drafts for a text if nothing but a draft model was named: at temperature 0, lookups before it.
 
-    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right.
+    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
+    read the text on the host, for which a GPU would have to be waited for.
     """
-    return drafter if params.temperature else LookupFirst(drafter)
+    return drafter if params.temperature or device.type != "cpu" else LookupFirst(drafter)
 
 
 def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:

@@ -159,9 +159,9 @@ def _run_prepared(
     )
     params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
     chosen = as_drafter(drafter, compile=compile)
-    if isinstance(drafter, nn.Module) and not (compile or policy or verifier):
-        chosen = default_drafter(chosen, params)
     target = target_model(model, compile=compile)
+    if isinstance(drafter, nn.Module) and not (compile or policy or verifier):
+        chosen = default_drafter(chosen, params, target.device)
     setup = Setup(
         target=target,
         drafter=chosen,

@@ -107,17 +107,25 @@ def certain_and_drawn(
     """
     if isinstance(scheme, Given):
         return likeliest((draft_probs > 0).double(), counts), torch.zeros_like(counts)
-    if isinstance(scheme, TopK):
-        fixed = counts
-    elif isinstance(scheme, IID):
-        fixed = torch.zeros_like(counts)
-    elif isinstance(scheme, TopThenSample | SpecHub):
-        fixed = (counts - 1).clamp_min(0)
-    elif isinstance(scheme, TopThenIID):
-        fixed = counts.clamp_max(scheme.top)
-    else:
-        raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
+    drawn, most = drawn_and_certain(scheme)
+    fixed = (counts - drawn).clamp_min(0)
+    fixed = fixed if most is None else fixed.clamp_max(most)
     return likeliest(draft_probs, fixed), counts - fixed
+
+
+def drawn_and_certain(scheme: Scheme) -> tuple[int, int | None]:
+    """Return how many drafts are drawn before any is certain, and how many may be certain at most; None for any number.
+
+    Raises:
+        UnpairedScheme: the scheme does not draw its other drafts independently.
+    """
+    if isinstance(scheme, TopK | Given):
+        return 0, None
+    if isinstance(scheme, TopThenSample | SpecHub):
+        return 1, None
+    if isinstance(scheme, IID | TopThenIID):
+        return 0, scheme.top if isinstance(scheme, TopThenIID) else 0
+    raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
 
 
 def _prefix_shares(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:

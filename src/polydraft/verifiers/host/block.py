@@ -44,7 +44,7 @@ def _longest(places: Places, there: Flags, draft: Rows, target: Rows, uniforms: 
         ratio = target[i, places[i]] / drawn if there[i] and drawn > 0 else 0.0
         scale[i + 1] = min(scale[i] * ratio, 1.0)
     whole = size == 0 or uniforms[2 + size] < scale[size]
-    length = size if whole else size - 1
+    length, left = size if whole else size - 1, 0.0
     while not whole and length >= 0:
         left = 0.0
         for token in range(vocab):
@@ -55,11 +55,8 @@ def _longest(places: Places, there: Flags, draft: Rows, target: Rows, uniforms: 
         if length == 0 or uniforms[2 + length] < (min(left / wanted, 1.0) if wanted > 0 else 0.0):
             break
         length -= 1
-    total, uniform = 0.0, uniforms[0] if whole else uniforms[1]
-    if not whole:
-        for token in range(vocab):
-            total += weights[token]
-    if total <= 0:
+    total, uniform = left, uniforms[0] if whole else uniforms[1]
+    if total <= 0:  # after the whole chain, or where rounding left nothing
         total = 0.0
         for token in range(vocab):
             weights[token] = target[length, token]

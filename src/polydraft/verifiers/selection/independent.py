@@ -4,18 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polydraft.errors import UnpairedScheme
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Given,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
+from polydraft.schemes import ConditionalPoisson, Given, Scheme, WithoutReplacement
+from polydraft.theory.containment import drawn_and_certain
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import EVERY, LOWEST, Flags, Numbers
 
@@ -58,16 +48,11 @@ def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    if isinstance(scheme, TopK | Given):
-        fixed = count
-    elif isinstance(scheme, TopThenSample | SpecHub):
-        fixed = max(count - 1, 0)
-    elif isinstance(scheme, TopThenIID):
-        fixed = min(count, scheme.top)
-    elif isinstance(scheme, IID | WithoutReplacement | ConditionalPoisson):
-        fixed = 0
-    else:
-        raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
+    if isinstance(scheme, WithoutReplacement | ConditionalPoisson):
+        return np.zeros(len(draft_row), dtype=np.bool_)
+    drawn, most = drawn_and_certain(scheme)
+    fixed = max(count - drawn, 0)
+    fixed = fixed if most is None else min(fixed, most)
     return _likeliest(draft_row, fixed, isinstance(scheme, Given))
 
 
