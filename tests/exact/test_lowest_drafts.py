@@ -8,10 +8,10 @@ from two_weights import MANY_DRAFTS, TwoWeights
 
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
-from polydraft.theory.quadrature import _end, row_nodes
+from polydraft.theory.quadrature import _end
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
 from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.lowest import LowestFirst
+from polydraft.verifiers.selection.lowest import LowestFirst, nodes_at
 
 
 def draft_row(size: int, spread: float, seed: int) -> Tensor:
@@ -110,7 +110,7 @@ def test_rows_that_share_a_batch_have_their_own_nodes():
 def test_a_row_on_the_host_has_the_nodes_that_it_has_among_tensors(k: int, spread: float):
     rates = draft_row(64, spread, k) * SCALE
     nodes = time_nodes(rates.unsqueeze(0), torch.tensor([k]), k)
-    time, weight = row_nodes(rates.numpy(), k)
+    time, weight = nodes_at(rates.numpy(), k)
     np.testing.assert_allclose(time, nodes.time[0].numpy(), rtol=1e-12)
     np.testing.assert_allclose(weight, nodes.weight[0].numpy(), rtol=1e-12)
 

@@ -67,6 +67,7 @@ ON_HOST = [
     KSeq(),
     SpecHubRule(),
     RecursiveRejection(),
+    RecursiveRejectionWithoutReplacement(),
     TopThenSampleRule(),
 ]
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ DENSITY = 1.8
 """Half the number of nodes per unit of the transformed time."""
 EVENED = 1e-14
 """Nodes are as even as they may be for errors of this size."""
+BOUNDS = (
+    ((1.0, 0.0, 0.0), 100 * FAINT),
+    ((0.0, 1.0, 0.0), 100 * (2 * FAINT) ** (1 / 2)),
+    ((0.0, 0.0, 1.0), 100 * (6 * FAINT) ** (1 / 3)),
+    ((1 / 3, 1 / 3, 1 / 3), 100 * FAINT ** (1 / 3)),
+    ((0.0, 0.0, 1.0), SOONEST),
+)
+"""The powers of s, r and e in the bounds of `_scale`, for times, and their factors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,19 +69,10 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     return TimeNodes(time, (time + scale).div_(time).mul_(shares).mul_(length))
 
 
-def row_nodes(rates: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the times and weights of `time_nodes` for one row on the host; none for fewer than three drafts."""
-    if count < 3:
-        return np.zeros(0), np.zeros(0)
-    slowest = np.maximum(np.sort(rates).cumsum(), 1e-300)
-    powers, constants = (table.numpy() for table in _bounds(torch.device("cpu")))
-    scale = math.exp((constants - np.log(slowest[-3:]) @ powers).max())
-    length = math.log1p(_overdue(len(rates), count) / slowest[-count] / scale)
+def row_nodes(length: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return nodes and weights on [0, 1] for one row on the host, whose transformed time has this length."""
     panels = max(1, math.ceil(length / LONGEST))
-    half = math.ceil(_base(1.0, count) + DENSITY * length / panels)
-    places, shares = (table.numpy() for table in _unit_nodes(panels, 2 * half))
-    time = scale * np.expm1(length * places)
-    return time, (time + scale) / time * shares * length
+    return _host_nodes(panels, 2 * math.ceil(_base(1.0, count) + DENSITY * length / panels))
 
 
 def _base(density: float, most: int) -> float:
@@ -129,12 +128,18 @@ def _scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
     return (constants - sums @ powers).amax(dim=-1).exp()
 
 
+@lru_cache(maxsize=256)
+def _host_nodes(panels: int, each: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    places, shares = _unit_nodes(panels, each)
+    return places.numpy(), shares.numpy()
+
+
 @lru_cache(maxsize=8)
 def _bounds(device: torch.device) -> tuple[Float[Tensor, "3 5"], Float[Tensor, "5"]]:
-    """Return the powers of s, r and e in the bounds of `_scale`, for times, and the logarithms of their factors."""
-    powers = torch.tensor([[1, 0, 0, 1 / 3, 0], [0, 1, 0, 1 / 3, 0], [0, 0, 1, 1 / 3, 1]], dtype=torch.float64)
-    factors = [100 * FAINT, 100 * (2 * FAINT) ** (1 / 2), 100 * (6 * FAINT) ** (1 / 3), 100 * FAINT ** (1 / 3), SOONEST]
-    return powers.to(device), torch.tensor(factors, dtype=torch.float64, device=device).log()
+    """Return the bounds' powers, a column each, and the logarithms of their factors."""
+    powers, factors = zip(*BOUNDS, strict=True)
+    as_tensor = partial(torch.tensor, dtype=torch.float64, device=device)
+    return as_tensor(powers).T, as_tensor(factors).log()
 
 
 def _end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
@@ -145,11 +150,11 @@ def _end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -
     many clocks it is better to say that they form k groups of rate R / 2k.
     """
     rest = slowest.gather(-1, (slowest.shape[-1] - counts.clamp_min(1)).unsqueeze(-1)).squeeze(-1)
-    return _overdue(slowest.shape[-1], most) / rest.clamp_min(1e-300)
+    return overdue(slowest.shape[-1], most) / rest.clamp_min(1e-300)
 
 
 @lru_cache(maxsize=1024)
-def _overdue(size: int, most: int) -> float:
-    """Return R t for the end's bounds."""
+def overdue(size: int, most: int) -> float:
+    """Return R t at a time by which `most` of `size` clocks have rung (`_end`)."""
     sets = -math.log(FAINT) + math.log(sum(math.comb(size, fewer) for fewer in range(most)))
     return min(sets, 2 * most * (36 + math.log(most)))

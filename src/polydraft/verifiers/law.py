@@ -123,6 +123,15 @@ class HostVerifier(Protocol):
 
 
 @runtime_checkable
+class HostLaw(Protocol):
+    """A node rule on the host whose residual depends on the drafts; `TopDown` asks it for that, not for `at_node`."""
+
+    def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts and, up to a factor, what is emitted if none is accepted."""
+        ...
+
+
+@runtime_checkable
 class TreeVerifier(Protocol):
     """A rule that decides which path of a token tree to keep and which token follows it."""
 
@@ -156,12 +165,10 @@ def on_host(rule: NodeVerifier) -> HostVerifier | None:
 
 @lru_cache(maxsize=256)
 def _is_its_own(kind: type) -> bool:
-    """Tell whether `at_node` is defined where the last of the other methods is, or later."""
-
-    def place(name: str) -> int:
-        return next((place for place, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
-
-    return place("at_node") <= min(place(name) for name in ("law", "shares", "marginal"))
+    """Tell whether the host's methods are defined where the last of the others is, or later."""
+    places = {name: place for place, base in reversed(list(enumerate(kind.__mro__))) for name in vars(base)}
+    last = min(places.get(name, len(kind.__mro__)) for name in ("law", "shares", "marginal"))
+    return all(places.get(name, last) <= last for name in ("at_node", "law_at"))
 
 
 def check_rows(

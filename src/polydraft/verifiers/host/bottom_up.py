@@ -39,18 +39,18 @@ def first_success_at(divide: DivideAt, draft: Draft, target_probs: Float[Tensor,
 
 def _tried(divide: DivideAt, tree: HostTree, node: int, scale: float, path: list[int]) -> tuple[list[int], int] | None:
     """Try a node's children and then itself; return the path to the first success and the token that follows."""
-    drafts, rest, own = tree.drafts(node), tree.atoms(node), scale
+    drafts, rest, success = tree.drafts(node), None, scale
     if drafts:
-        children, rest, own = divide(tree.places[drafts], tree.draft_row(node), rest, scale)
+        children, rest, own = divide(tree.places[drafts], tree.draft_row(node), tree.atoms(node), scale)
         for child, chance in zip(drafts, children.tolist(), strict=True):
             found = _tried(divide, tree, child, chance, [*path, child])
             if found:
                 return found
-    left = float(rest.sum()) if drafts else scale
-    success = 1.0 if node == 0 else share_at(left, left + 1 - own)  # a failure at the root is a rounding error
-    if tree.uniforms[node + 2] >= success:
+        left = float(rest.sum())
+        success = share_at(left, left + 1 - own)
+    if node and tree.uniforms[node + 2] >= success:  # a failure at the root would be a rounding error
         return None
-    return path, tree.drawn(node, rest, float(tree.uniforms[1]))
+    return path, tree.drawn(node, tree.atoms(node) if rest is None else rest, float(tree.uniforms[1]))
 
 
 def share_at(part: float, whole: float) -> float:

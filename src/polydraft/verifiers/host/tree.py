@@ -1,6 +1,5 @@
 """One row of a batch of drafts on the host."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, numbers
 
 
@@ -57,13 +57,7 @@ class HostTree:
 
     def atoms(self, node: int) -> Numbers:
         """Return the target's row on a node's shortlist and its tail."""
-        mass, tokens, row = np.zeros(self.shortlist.shape[1] + 1), self.shortlist[node], self.target[node]
-        if self.whole and tokens[0] >= 0:
-            mass[:-1] = row
-            return mass
-        mass[:-1] = row[tokens] * (tokens >= 0)
-        mass[-1] = max(1 - mass[:-1].sum(), 0.0)
-        return mass
+        return atoms_of(self.target[node], self.shortlist[node], self.whole)
 
     def draft_row(self, node: int) -> Numbers:
         """Return a node's draft row, or its rows, with a tail of none."""
@@ -88,11 +82,35 @@ class HostTree:
         return drawn(off_list if off_list.sum() > 0 else row, float(self.uniforms[0]))
 
 
+@compiled
+def atoms_of(row: NDArray[np.floating], tokens: Places, whole: bool) -> Numbers:
+    """Return a row on a shortlist and its tail; `whole` lists are all tokens in order, or empty."""
+    size, listed = len(tokens), 0.0
+    mass = np.zeros(size + 1)
+    all_in_order = whole and size > 0 and tokens[0] >= 0
+    for place in range(size):
+        token = place if all_in_order else tokens[place]
+        if token >= 0:
+            mass[place] = row[token]
+            listed += mass[place]
+    mass[size] = 0.0 if all_in_order else max(1 - listed, 0.0)
+    return mass
+
+
+@compiled
 def drawn(weights: Numbers, uniform: float) -> int:
     """Return what `probs.sample` draws from one row of weights, not all zero."""
-    sums = weights.cumsum()
-    point = min(uniform * float(sums[-1]), math.nextafter(sums[-1], 0))
-    return int(sums.searchsorted(point, side="right"))
+    total, sums, last = 0.0, 0.0, 0
+    for place in range(len(weights)):
+        total += weights[place]
+    point = uniform * total
+    for place in range(len(weights)):
+        if weights[place] > 0:
+            last = place  # rounding may leave the point at the very end
+            sums += weights[place]
+            if sums > point:
+                break
+    return last
 
 
 def verdict_of(ends: list[tuple[list[int], int]], height: int) -> Verdict:

@@ -9,8 +9,10 @@ from torch import Tensor
 from polydraft.errors import NotConverged
 from polydraft.probs import normalised, without
 from polydraft.schemes import Scheme, WithoutReplacement, require_scheme
+from polydraft.verifiers.host.rejections import average_accepted, tried_in_turn
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
+from polydraft.verifiers.selection.ordered import Numbers, Places, numbers, tensor
 
 SCALE = 2.0**500
 """Draft probabilities are multiplied by this in the enumeration, so that a subnormal one has a finite inverse."""
@@ -20,6 +22,8 @@ EXPANDED, EVALUATED = 2**16, 2**21
 """The most sequences of one node that are followed further, and that are looked at when the last draft is tried."""
 ROOM = 2**22
 """The most numbers in one tensor of the enumeration."""
+ALL = 2**24
+"""The most sequences, with the last draft, of which all are looked at on the host: a thirtieth of a second."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ class RecursiveRejectionWithoutReplacement:
     are sums over the sequences of k - 1 rejected tokens with O(log K) work each: O(K^(k-1) log K), exact for k <= 4 at
     K = 64. Beyond that unlikely sequences are left out; where those left out are too likely for the tolerance there is
     no answer but `NotConverged`, after up to a few seconds a node. Of 11 nodes of the embedded pair at temperature 1 (K
-    = 64), 4 had an answer for k = 5, 2 for k = 6 and none for k = 8. The law is not affected, for any k.
+    = 64), 4 had an answer for k = 5, 2 for k = 6 and none for k = 8. `BottomUp` on a CPU follows all sequences in O(K)
+    for two drafts and O(K^(k-1)) for more (`average_accepted`), exact for k <= 4 at K = 256. The law is not affected,
+    for any k.
     Source: arXiv 2402.14160, algorithm 2 (RSD); arXiv 2402.12374, algorithm 2 (Sequoia); the number M and the scaled
     form are our derivation.
 
@@ -89,6 +95,22 @@ class RecursiveRejectionWithoutReplacement:
             NotConverged: sequences that have to be left out are likelier than min(tolerance, 1e-9).
         """
         return _enumerated(draft_probs, target_mass, counts, min(self.tolerance, 1e-9))[0]
+
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return shares and marginal of one node, on the host.
+
+        Raises:
+            NotConverged: as `marginal`, where there are more than `ALL` sequences.
+        """
+        count = int((drafts >= 0).sum())
+        shares = tried_in_turn(drafts, draft_row, target_mass)[0]
+        if int((draft_row > 0).sum()) ** (count - 1) <= ALL:
+            return shares, average_accepted(draft_row, target_mass, count)
+        return shares, numbers(self.marginal(tensor(draft_row), tensor(target_mass), torch.tensor(count)))
+
+    def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts and the weights of what is emitted if all are rejected, on the host."""
+        return tried_in_turn(drafts, draft_row, target_mass)
 
     def acceptance(
         self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]

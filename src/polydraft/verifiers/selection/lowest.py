@@ -6,11 +6,13 @@ import numpy as np
 import torch
 
 from polydraft.theory import SuccessiveLaw
-from polydraft.theory.quadrature import row_nodes
+from polydraft.theory.quadrature import BOUNDS, overdue, row_nodes
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE, SURE
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Numbers, counted, numbers, tensor
+
+POWERS, FACTORS = (np.array(table) for table in zip(*BOUNDS, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,7 @@ class LowestFirst:
     def of(cls, weights: Numbers, count: int) -> "LowestFirst":
         """Prepare a row for `count` drafts, or for its whole support if that is smaller."""
         count = min(count, int(np.count_nonzero(weights)))
-        time, share = row_nodes(weights * SCALE, count if count <= MOST_LINEAR else 0)
+        time, share = nodes_at(weights * SCALE, count if count <= MOST_LINEAR else 0)
         lone, odds, start = _prepared(weights, time, share, count)
         np.expm1(odds, out=odds)
         return cls(weights, count, lone, odds, start)
@@ -77,6 +79,35 @@ class LowestFirst:
         chain = numbers(self._law.missed_chain(torch.tensor(order[None])))[0]
         chain[low : high + 1] = chain[low : high + 1][::-1].copy()
         return chain
+
+
+def nodes_at(rates: Numbers, count: int) -> tuple[Numbers, Numbers]:
+    """Return the times and weights of `time_nodes` for one row on the host; none for fewer than three drafts."""
+    if count < 3:
+        return np.zeros(0), np.zeros(0)
+    scale, length = _span(rates, count, overdue(len(rates), count), POWERS, FACTORS)
+    return _in_time(*row_nodes(length, count), scale, length)
+
+
+@compiled
+def _span(rates: Numbers, count: int, late: float, powers: Numbers, factors: Numbers) -> tuple[float, float]:
+    """Return the scale of time and the length of the transformed one."""
+    ascending, sums, scale = np.sort(rates), np.empty(3), 0.0
+    for fewer in range(3):  # the sum without the fastest two, without the fastest, and of all
+        sums[fewer] = max(ascending[: len(rates) - 2 + fewer].sum(), 1e-300)
+    slowest = max(ascending[: len(rates) - count + 1].sum(), 1e-300)
+    for bound in range(len(factors)):
+        scale = max(scale, factors[bound] * np.exp(-(np.log(sums) * powers[bound]).sum()))
+    return scale, np.log1p(late / slowest / scale)
+
+
+@compiled
+def _in_time(places: Numbers, shares: Numbers, scale: float, length: float) -> tuple[Numbers, Numbers]:
+    times, weights = np.empty(len(places)), np.empty(len(places))
+    for node in range(len(places)):
+        times[node] = scale * np.expm1(length * places[node])
+        weights[node] = (times[node] + scale) / times[node] * shares[node] * length
+    return times, weights
 
 
 @compiled
