@@ -2,6 +2,7 @@
 
     python benchmarks/verifiers.py
     python benchmarks/verifiers.py --rules optimal race --drafts 4 --temperatures 1 --json
+    python benchmarks/verifiers.py --bottom-up --temperatures 1 --trees 3,2
 
 Laws: processor time of this process on one thread, so that other programs disturb it little: the median over single
 nodes, and that of a batch of 64; 64 shortlisted tokens and the tail. Acceptance and optimum are computed and averaged
@@ -16,7 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from statistics import median
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -43,6 +46,7 @@ from polydraft.schemes import (
 from polydraft.theory import optimal_set
 from polydraft.trees import Chain, TreePolicy, Widths
 from polydraft.verifiers import (
+    BottomUp,
     ImportanceWeighted,
     KSeq,
     NaiveMatch,
@@ -51,10 +55,13 @@ from polydraft.verifiers import (
     Race,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
+    ScalableVerifier,
     SpecHubRule,
     SpeculativeSampling,
     TopDown,
     TopThenSampleRule,
+    TraversalVerification,
+    TreeVerifier,
 )
 
 RULES: tuple[NodeVerifier, ...] = (
@@ -88,8 +95,15 @@ RULES: tuple[NodeVerifier, ...] = (
     Race(Product()),
 )
 """All lossless rules that have rows here, which an n-gram's tokens (`Given`) have not; those of a scheme together."""
+FOR_TREES: tuple[TreeVerifier, ...] = (
+    *(BottomUp(rule) for rule in RULES if isinstance(rule, ScalableVerifier)),
+    TraversalVerification(IID()),
+    TraversalVerification(WithoutReplacement()),
+)
+"""The lifts of all rules that have one, and the rule for whole trees with branches."""
 NODES = 64
 DEFAULT = "default"
+Rule = TypeVar("Rule", NodeVerifier, TreeVerifier)
 
 
 @dataclass(frozen=True)
@@ -121,9 +135,9 @@ class Share:
     block_efficiency: float
 
 
-def most_drafts(rule: NodeVerifier) -> int:
+def most_drafts(rule: NodeVerifier | TreeVerifier) -> int:
     """Return how many drafts of a node the rule verifies."""
-    if isinstance(rule, SpeculativeSampling):
+    if isinstance(getattr(rule, "rule", rule), SpeculativeSampling):
         return 1
     return 2 if isinstance(rule.scheme, SpecHub) else 8
 
@@ -172,7 +186,7 @@ def measure_law(rule: NodeVerifier, k: int, temperature: float, draft: Tensor, t
     return Result(rule.name, rule.scheme.name, k, temperature, *times, float(accepted), float(optimum))
 
 
-def policy_for(rule: NodeVerifier, tree: str, pair: polydraft.Pair, temperature: float) -> TreePolicy:
+def policy_for(rule: TreeVerifier, tree: str, pair: polydraft.Pair, temperature: float) -> TreePolicy:
     """Return the named tree, with no more children per node than the rule verifies."""
     most = most_drafts(rule)
     if tree != DEFAULT:
@@ -182,12 +196,12 @@ def policy_for(rule: NodeVerifier, tree: str, pair: polydraft.Pair, temperature:
 
 
 def measure_share(
-    rule: NodeVerifier, pair: polydraft.Pair, temperature: float, tree: str, tokens: int, prompts: int
+    rule: TreeVerifier, pair: polydraft.Pair, temperature: float, tree: str, tokens: int, prompts: int
 ) -> Share:
     policy = policy_for(rule, tree, pair, temperature)
     options = {"temperature": temperature, "top_k": 0, "drafter": pair.draft, "policy": policy}
     runs = [
-        polydraft.generate(pair.target, ids, verifier=TopDown(rule), seed=seed, max_new_tokens=tokens, **options)
+        polydraft.generate(pair.target, ids, verifier=rule, seed=seed, max_new_tokens=tokens, **options)
         for seed, ids in enumerate([encoded(pair)[0], *encoded(pair)[:prompts]])
     ]
     total = summed([run.statistics for run in runs[1:]])  # the first one warms up
@@ -213,20 +227,25 @@ def tree_of(text: str) -> str:
     return text
 
 
-def chosen_rules(words: Sequence[str]) -> list[NodeVerifier]:
-    return [rule for rule in RULES if not words or any(word in rule.name for word in words)]
+def chosen(rules: Sequence[Rule], words: Sequence[str]) -> list[Rule]:
+    return [rule for rule in rules if not words or any(word in rule.name for word in words)]
 
 
-def results(given: argparse.Namespace, rules: Sequence[NodeVerifier], console: Console) -> Iterator[Result | Share]:
+def results(given: argparse.Namespace, console: Console) -> Iterator[Result | Share]:
     """Measure everything, with a progress bar."""
-    pair = polydraft.load_pair()
-    rows = {heat: rows_of(Models.of(pair), heat, given.prompts) for heat in given.temperatures}
+    pair, rules = polydraft.load_pair(), chosen(RULES, given.rules)
+    heats, trees = given.temperatures, given.trees if given.tokens else ()
+    if given.bottom_up:
+        for rule in track(chosen(FOR_TREES, given.rules), "rules for trees", transient=True, console=console):
+            yield from (measure_share(rule, pair, *each, given.tokens, given.prompts) for each in product(heats, trees))
+        return
+    rows = {heat: rows_of(Models.of(pair), heat, given.prompts) for heat in heats}
     for rule in track(rules, "node rules", transient=True, console=console):
-        for heat in given.temperatures:
+        for heat in heats:
             for k in sorted({min(k, most_drafts(rule)) for k in given.drafts}):
                 yield measure_law(rule, k, heat, *rows[heat])
-            for tree in given.trees if given.tokens else ():
-                yield measure_share(rule, pair, heat, tree, given.tokens, given.prompts)
+            for tree in trees:
+                yield measure_share(TopDown(rule), pair, heat, tree, given.tokens, given.prompts)
 
 
 def table_of(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -284,11 +303,12 @@ def main() -> None:
         "--trees", type=tree_of, nargs="+", default=["3,2", DEFAULT], help="for the share: widths, or default"
     )
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per text for the share; 0: leave it out")
+    parser.add_argument("--bottom-up", action="store_true", help="the shares of lifts and of rules for whole trees")
     parser.add_argument("--json", action="store_true", help="print JSON lines and nothing else")
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(highlight=False, width=120, stderr=given.json)
-    found = list(results(given, chosen_rules(given.rules), console))
+    found = list(results(given, console))
     if given.json:
         for one in found:
             sys.stdout.write(json.dumps({"kind": type(one).__name__.lower(), **asdict(one)}) + "\n")

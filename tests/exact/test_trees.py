@@ -63,6 +63,7 @@ REPEATING = (IID(), TopThenIID(1), TopK(), Given())
 ON_HOST = [
     *(Optimal(scheme) for scheme in (*REPEATING, WithoutReplacement(), ConditionalPoisson())),
     *(Race(scheme) for scheme in REPEATING),
+    *(NaiveMatch(scheme) for scheme in (*REPEATING, WithoutReplacement(), ConditionalPoisson())),
     ImportanceWeighted(),
     KSeq(),
     SpecHubRule(),
@@ -142,7 +143,9 @@ def test_rules_on_the_host_give_the_verdict_of_all_nodes_laws(rule: Any, widths:
     assert torch.equal(found.next_token, emit(draft.shortlist, rows, last, atom, uniforms[:, 0]))
 
 
-@pytest.mark.parametrize("rule", [Race(Product()), ImportanceWeighted(Product()), Optimal(IID()), KSeq()])
+@pytest.mark.parametrize(
+    "rule", [Race(Product()), ImportanceWeighted(Product()), NaiveMatch(Product()), Optimal(IID()), KSeq()]
+)
 def test_rules_on_the_host_read_several_rows_whole_rows_and_absent_nodes(rule: Any):
     many, world = 300, World.random(8)
     size = world.target[0].shape[-1]

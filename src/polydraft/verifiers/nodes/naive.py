@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,7 +10,9 @@ from torch import Tensor
 from polydraft.probs import without
 from polydraft.schemes import Scheme, TopK
 from polydraft.theory import inclusion
+from polydraft.verifiers.host.inclusion import drafted_at
 from polydraft.verifiers.law import OutcomeLaw, first_copies
+from polydraft.verifiers.selection.ordered import Numbers, Places
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,16 @@ class NaiveMatch:
     ) -> Float[Tensor, "*b"]:
         """Return sum_x target(x) Pr[x is drafted]."""
         return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+
+    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return shares and marginal of one node, on the host."""
+        count = int((drafts >= 0).sum())
+        return self.law_at(drafts, draft_row, target_mass)[0], target_mass * drafted_at(self.scheme, draft_row, count)
+
+    def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts and the target off them, on the host."""
+        shares, rest = np.zeros(len(drafts)), target_mass.copy()
+        for place, draft in enumerate(drafts.tolist()):
+            if draft >= 0:
+                shares[place], rest[draft] = rest[draft], 0.0  # a repeated draft has nothing left
+        return shares, rest
