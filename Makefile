@@ -18,8 +18,9 @@ $(READY): pyproject.toml constraints.txt
 demo: env
 	$(BIN)/polydraft demo
 
+# A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 test: env
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: env
 	$(BIN)/python -m pytest -m "slow and not gpu"
