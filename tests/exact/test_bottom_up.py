@@ -157,7 +157,7 @@ def copies(draft: Draft, row: int, many: int) -> Draft:
 @pytest.mark.parametrize(("rule", "widths"), CHEAP, ids=NAMES[: len(CHEAP)])
 def test_verdicts_of_grown_trees_follow_their_law(rule: ScalableVerifier, widths: tuple[int, int]):
     """The text by chi-square with false-alarm rate 1e-6, the accepted length within five standard errors."""
-    many, world, noise, verifier = 2**13, World.random(5), FastNoise.seeded(1, 2**13), BottomUp(rule)
+    many, world, noise, verifier = 2**12, World.random(5), FastNoise.seeded(1, 2**12), BottomUp(rule)
     draft = grow(torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, noise)
     verdict = verifier.verify(draft, world.target_rows(draft.tree), noise)
     assert set(verdict.length.tolist()) == {0, 1, 2}
@@ -169,7 +169,7 @@ def test_verdicts_of_grown_trees_follow_their_law(rule: ScalableVerifier, widths
 
 def test_the_verdict_follows_the_law_given_the_draft():
     """For one tree, by chi-square with false-alarm rate 1e-6."""
-    many, world, verifier = 2**14, World.random(4), BottomUp(RecursiveRejection())
+    many, world, verifier = 2**13, World.random(4), BottomUp(RecursiveRejection())
     trees, probability = every_tree(world, IID(), (2, 2))
     law = verifier.path_law(trees, world.target_rows(trees.tree))
     likeliest = int(probability.argmax())

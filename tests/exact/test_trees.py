@@ -191,7 +191,7 @@ def test_trials_on_the_host_end_where_they_do_among_tensors(verifier: Any, width
 @cases(SQUARE)
 def test_the_walk_follows_the_node_laws(rule: NodeVerifier, widths: tuple[int, int]):
     """For one tree, by chi-square with false-alarm rate 1e-6."""
-    many, world = 2**14, World.random(4)
+    many, world = 2**13, World.random(4)
     trees, probability = every_tree(world, rule.scheme, widths)
     likeliest = probability.argmax()
     draft = as_draft(world, widths, trees.atoms[likeliest].repeat(many, 1))
@@ -203,7 +203,7 @@ def test_the_walk_follows_the_node_laws(rule: NodeVerifier, widths: tuple[int, i
 @cases(SQUARE)
 def test_three_tokens_of_grown_and_verified_trees_follow_the_target(rule: NodeVerifier, widths: tuple[int, int]):
     """From drafting to the bonus token, by chi-square with false-alarm rate 1e-6."""
-    many, world, noise = 2**14, World.random(5), FastNoise.seeded(1, 2**14)
+    many, world, noise = 2**13, World.random(5), FastNoise.seeded(1, 2**13)
     draft = grow(torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, noise)
     verdict = TopDown(rule).verify(draft, world.target_rows(draft.tree), noise)
     assert set(verdict.length.tolist()) == {0, 1, 2}
@@ -219,7 +219,7 @@ def test_three_tokens_follow_the_target_with_one_random_stream_per_row():
 
 
 def test_drafts_of_another_scheme_are_caught_in_a_tree():
-    many, world, noise = 2**14, World.random(5), FastNoise.seeded(1, 2**14)
+    many, world, noise = 2**13, World.random(5), FastNoise.seeded(1, 2**13)
     draft = grow(torch.zeros(many, dtype=torch.int64), Widths((2, 2)), TopK(), world.propose, noise)
     verdict = TopDown(RecursiveRejection()).verify(draft, world.target_rows(draft.tree), noise)
     with pytest.raises(AssertionError):

@@ -221,13 +221,21 @@ def node_by_node(
     draft_probs: Float[Tensor, "*rows A"],
     target_mass: Float[Tensor, "*b A"],
 ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return shares and marginals of many nodes, like the target mass in type and device; zeros without drafts."""
+    """Return shares and marginals of many nodes, like the target mass in type and device; zeros without drafts.
+
+    Nodes that are alike, of which an enumeration of trees has many, are computed once.
+    """
     masses = numbers(target_mass.reshape(-1, target_mass.shape[-1]))
     rows = numbers(draft_probs).reshape(len(masses), *draft_probs.shape[target_mass.dim() - 1 :])
     flat = integers(drafts.reshape(-1, drafts.shape[-1]))
     shares, marginal = np.zeros(flat.shape), np.zeros(masses.shape)
+    known = dict[bytes, tuple[Numbers, Numbers]]()
     for number in np.flatnonzero((flat >= 0).any(axis=1)).tolist():
-        shares[number], marginal[number] = rule.at_node(flat[number], rows[number], masses[number])
+        node = flat[number], rows[number], masses[number]
+        key = b"".join(part.tobytes() for part in node)
+        if key not in known:
+            known[key] = rule.at_node(*node)
+        shares[number], marginal[number] = known[key]
     return tensor(shares).to(target_mass).view(drafts.shape), tensor(marginal).to(target_mass).view(target_mass.shape)
 
 

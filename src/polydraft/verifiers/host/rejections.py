@@ -6,12 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.selection.ordered import ROUNDING, Numbers, Places
 
 SCALE = 2.0**500
 """Draft probabilities are multiplied by this where they divide, so that a subnormal one has a finite inverse."""
-ROUNDING = 2.0**-48
-"""What a mass of one may seem to lack for rounding."""
 TOGETHER = 2**10
 """How many sequences are looked at together, to bound the memory."""
 NONE: Places = np.zeros((1, 0), dtype=np.int64)
@@ -53,8 +51,8 @@ def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Nu
     With M_R for the multiple of the draft row that is off the mass when the tokens R have been rejected in turn, and
     one more draft (`RecursiveRejectionWithoutReplacement`), that is mass - sum_R Pr[R | as many are rejected] (mass -
     M_R draft)+ over the sequences R of count - 1 tokens. M_R grows with the draft probability of R's last token: one
-    pass over tokens in this order finds which are exhausted at each M_R. So there are O(K) steps for two drafts and
-    O(K^(count - 1)) for more.
+    pass over tokens in this order finds which are exhausted at each M_R. So there are O(K log K) steps for two drafts
+    and O(K^(count - 1)) for more.
     """
     if count < 2:
         return np.minimum(draft_row, target_mass)

@@ -10,10 +10,7 @@ from torch import Tensor
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
-
-ROUNDING = 2.0**-48
-"""What a mass of one may seem to lack for rounding, on the host."""
+from polydraft.verifiers.selection.ordered import ROUNDING, Numbers, Places
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ from torch import Tensor
 from polydraft.errors import NotConverged
 from polydraft.probs import normalised, without
 from polydraft.schemes import Scheme, WithoutReplacement, require_scheme
-from polydraft.verifiers.host.rejections import average_accepted, tried_in_turn
+from polydraft.verifiers.host.rejections import SCALE, average_accepted, tried_in_turn
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
 from polydraft.verifiers.selection.ordered import Numbers, Places, numbers, tensor
 
-SCALE = 2.0**500
-"""Draft probabilities are multiplied by this in the enumeration, so that a subnormal one has a finite inverse."""
 NEGLIGIBLE = 1e-15
 """Sequences of rejected drafts less likely than this are left out."""
 EXPANDED, EVALUATED = 2**16, 2**21
@@ -44,9 +42,9 @@ class RecursiveRejectionWithoutReplacement:
     are sums over the sequences of k - 1 rejected tokens with O(log K) work each: O(K^(k-1) log K), exact for k <= 4 at
     K = 64. Beyond that unlikely sequences are left out; where those left out are too likely for the tolerance there is
     no answer but `NotConverged`, after up to a few seconds a node. Of 11 nodes of the embedded pair at temperature 1 (K
-    = 64), 4 had an answer for k = 5, 2 for k = 6 and none for k = 8. `BottomUp` on a CPU follows all sequences in O(K)
-    for two drafts and O(K^(k-1)) for more (`average_accepted`), exact for k <= 4 at K = 256. The law is not affected,
-    for any k.
+    = 64), 4 had an answer for k = 5, 2 for k = 6 and none for k = 8. `BottomUp` on a CPU follows all sequences, in
+    O(K^(k-1)) for three or more drafts (`average_accepted`): exact for k <= 4 at K = 256. The law is not affected, for
+    any k.
     Source: arXiv 2402.14160, algorithm 2 (RSD); arXiv 2402.12374, algorithm 2 (Sequoia); the number M and the scaled
     form are our derivation.
 

@@ -13,6 +13,8 @@ Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
+ROUNDING = 2.0**-48
+"""What a mass of one may seem to lack for rounding."""
 EVERY, FIRST, LOWEST = range(3)
 """Which drafts of a block a simple rule takes: one at random, the first in drafting order, or that of lowest place."""
 
