@@ -26,9 +26,11 @@ from polydraft import (
     SpeculativeSampling,
     TopDown,
     Widths,
+    generate_many,
 )
 from polydraft.drafters import Drafter, Session, Text
 from polydraft.engine import Limits, Method, TargetLaw, decode
+from polydraft.engine.many import _ids
 from polydraft.errors import (
     ContextOverflow,
     InvalidParameter,
@@ -37,6 +39,7 @@ from polydraft.errors import (
     UnpairedScheme,
     VocabularyMismatch,
 )
+from polydraft.models import check_prompts
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, TreePolicy, Verdict
@@ -64,6 +67,46 @@ class TestPrompts:
     def test_empty(self, shape: tuple[int, int]) -> None:
         with pytest.raises(InvalidParameter, match=r"The prompt is empty: input_ids has shape \(\d, \d\)"):
             generate(torch.zeros(shape, dtype=torch.int64))
+
+    @pytest.mark.parametrize("wrong", [-1, VOCAB, 10**6])
+    def test_tokens_of_another_vocabulary(self, wrong: int) -> None:
+        with pytest.raises(InvalidParameter, match=f"input_ids has the token {wrong}, but the model's tokens are 0 to"):
+            generate(torch.tensor([[1, wrong, 2]]))
+        [refused] = generate_many(target(), [torch.tensor([1, wrong, 2])], max_new_tokens=2)
+        assert refused.finish == "refused" and f"has the token {wrong}" in refused.error
+
+    def test_padding_that_is_no_token(self) -> None:
+        ids, mask = torch.tensor([[-100, 3, 1], [5, 6, 7]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+        found = generate(ids, attention_mask=mask, max_new_tokens=4).sequences[:, 3:]
+        alone = generate(ids[:1, 1:], max_new_tokens=4).sequences[:, 2:]
+        assert torch.equal(found[:1], alone)
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ("a text", r"must be a tensor of token ids, such as .* but is of type str"),
+            ([[1, 2]], "is of type list"),
+            (
+                torch.ones(3, dtype=torch.int64),
+                r"\(rows, tokens\), but has \(3,\); a prompt alone is input_ids\[None\]",
+            ),
+            (torch.ones(1, 3), "must be integers, but is of type torch.float32"),
+        ],
+    )
+    def test_what_is_no_token_ids(self, given: object, said: str) -> None:
+        with pytest.raises(InvalidParameter, match=said):
+            check_prompts(given, 50)
+
+    def test_prompts_of_a_batch_that_are_no_token_ids(self) -> None:
+        run = generate_many(target(), {"a": [1, 2, 3], "b": torch.tensor([1, 2, 3])}, seed=0, max_new_tokens=4)
+        assert {len(one.tokens) for one in run} == {4}
+        wrong = (
+            (torch.tensor([[1, 2]]), r"one row of token ids, but has shape \(1, 2\)"),
+            ("a text", "is of type str"),
+        )
+        for given, said in wrong:
+            with pytest.raises(InvalidParameter, match=f"Prompt 'a' must be .*{said}"):
+                _ids("a", given, HuggingFaceModel(target()))
 
     def test_a_row_of_padding_only(self) -> None:
         mask = torch.tensor([[1, 1, 1], [0, 0, 0]])

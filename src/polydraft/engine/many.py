@@ -18,11 +18,12 @@ from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import HuggingFaceModel, check_memory, prepare_by_hugging_face, take_apart
+from polydraft.models import HuggingFaceModel, check_memory, check_prompts, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy, largest_shape
 from polydraft.verifiers import TreeVerifier
 
+Prompt = Int[Tensor, " _"] | Sequence[int]
 LARGEST_SEED = 2**62
 NAMES_BYTES = 4
 """A name becomes a number of this many bytes: from small seeds come seeds below 2^53, that JSON readers keep."""
@@ -173,7 +174,7 @@ class ManyRun:
 
 def generate_many(
     model: nn.Module,
-    prompts: Mapping[Any, Int[Tensor, " _"]] | Sequence[Int[Tensor, " _"]],
+    prompts: Mapping[Any, Prompt] | Sequence[Prompt],
     *,
     batch_size: int = 8,
     drafter: Drafter | nn.Module | None = None,
@@ -192,8 +193,8 @@ def generate_many(
 
     Args:
         model: a Hugging Face causal model, the target.
-        prompts: token ids by name, or a list of them, whose names are their places. Names are numbers or texts; the
-            seeds of prompts with other names follow from their places.
+        prompts: token ids, as tensors or lists, by name, or a list of these, whose names are their places. Names are
+            numbers or texts; the seeds of prompts with other names follow from their places.
         batch_size: texts in progress at a time.
         drafter: as for `generate`.
         verifier: as for `generate`, where the default follows from the options of all prompts, not those of one.
@@ -229,12 +230,15 @@ def generate_many(
 
 def _asked(
     target: HuggingFaceModel,
-    prompts: Mapping[Any, Int[Tensor, " _"]] | Sequence[Int[Tensor, " _"]],
+    prompts: Mapping[Any, Prompt] | Sequence[Prompt],
     seed: int,
     per_prompt: Mapping[Any, Mapping[str, Any]],
 ) -> Iterator[Asked]:
     """Give every prompt its own options and its seed."""
-    named: Mapping[Any, Tensor] = prompts if isinstance(prompts, Mapping) else dict(enumerate(prompts))
+    if isinstance(prompts, str):
+        raise InvalidParameter("prompts must be token ids of several prompts, but is a text.")
+    named: Mapping[Any, Prompt]
+    named = prompts if isinstance(prompts, Mapping) else dict(enumerate(prompts))
     strange = [name for name in per_prompt if name not in named]
     if strange:
         raise InvalidParameter(f"per_prompt has options for {strange[0]!r}, but there is no such prompt.")
@@ -243,7 +247,22 @@ def _asked(
         its_seed = own.pop("seed", None)
         if its_seed is None:
             its_seed = Noise.of_row(_checked_seed(seed), _number(name, place)).generators[0].initial_seed()
-        yield Asked(name, tokens.to(target.device), _checked_seed(its_seed, 2**63), own)
+        yield Asked(name, _ids(name, tokens, target), _checked_seed(its_seed, 2**63), own)
+
+
+def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _"]:
+    """Return a prompt's token ids as a tensor.
+
+    Raises:
+        InvalidParameter: they are something else.
+    """
+    try:
+        ids = torch.as_tensor(tokens, device=target.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
+    if ids.dim() != 1:
+        raise InvalidParameter(f"Prompt {name!r} must be one row of token ids, but has shape {tuple(ids.shape)}.")
+    return ids if len(ids) else ids.long()
 
 
 def _number(name: Hashable, place: int) -> int:
@@ -268,7 +287,18 @@ def _checked(target: HuggingFaceModel, asked: Asked) -> Asked | Completed:
         reason = "The prompt is empty: give at least one token."
     elif count >= target.context:
         reason = f"The prompt has {count} tokens, but at most {target.context} fit, one of them new."
+    else:
+        reason = _strange(asked.tokens, target.vocab_size)
     return Completed(asked.name, finish="refused", error=reason, seed=asked.seed) if reason else asked
+
+
+def _strange(tokens: Int[Tensor, " _"], vocab_size: int) -> str:
+    """Return what is wrong with token ids, or nothing."""
+    try:
+        check_prompts(tokens.unsqueeze(0), vocab_size)
+    except InvalidParameter as error:
+        return str(error)
+    return ""
 
 
 def _longest(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapping[str, Any]) -> int:

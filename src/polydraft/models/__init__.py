@@ -3,7 +3,7 @@
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
-from polydraft.models.generation import Prepared, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models.generation import Prepared, check_prompts, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.models.hugging_face import HuggingFaceModel, check_supported
 from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
 from polydraft.models.memory import cache_bytes, check_memory
@@ -22,6 +22,7 @@ __all__ = [
     "TreeCache",
     "cache_bytes",
     "check_memory",
+    "check_prompts",
     "check_same_size",
     "check_same_tokens",
     "check_supported",

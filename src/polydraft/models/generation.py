@@ -77,12 +77,10 @@ def prepare_by_hugging_face(
     `stop_strings` work with `tokenizer`.
 
     Raises:
-        InvalidParameter: an empty prompt, or a sampling argument outside its range.
+        InvalidParameter: prompts that are no token ids of the model (`check_prompts`), or a sampling argument outside
+            its range.
     """
-    if input_ids.dim() != 2 or 0 in input_ids.shape:
-        raise InvalidParameter(
-            f"The prompt is empty: input_ids has shape {tuple(input_ids.shape)}, not (rows, tokens)."
-        )
+    check_prompts(input_ids, cast(Any, model).config.get_text_config().vocab_size, options.get("attention_mask"))
     options = dict(options)
     given = {name: options[name] for name in SAMPLING_NAMES if options.get(name) is not None}
     SamplingParams(**given)
@@ -94,6 +92,36 @@ def prepare_by_hugging_face(
         options.update({name: None for name in SAMPLING_NAMES if name in options})
     options["stopping_criteria"] = _with_stop_strings(options)
     return cast(Any, model).generate(input_ids, custom_generate=take, **options)
+
+
+def check_prompts(input_ids: object, vocab_size: int, mask: Tensor | None = None) -> None:
+    """Check that prompts are rows of token ids; what padding the mask leaves out may be any number.
+
+    Raises:
+        InvalidParameter: something else, with what it is and how to get token ids.
+    """
+    if not isinstance(input_ids, Tensor):
+        raise InvalidParameter(
+            "input_ids must be a tensor of token ids, such as tokenizer(text, return_tensors='pt').input_ids, but is "
+            f"of type {type(input_ids).__name__}."
+        )
+    shape = tuple(input_ids.shape)
+    if input_ids.dim() != 2:
+        raise InvalidParameter(
+            f"input_ids must have the shape (rows, tokens), but has {shape}; a prompt alone is input_ids[None]."
+        )
+    if 0 in shape:
+        raise InvalidParameter(f"The prompt is empty: input_ids has shape {shape}, not (rows, tokens).")
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise InvalidParameter(f"input_ids must be integers, but is of type {input_ids.dtype}.")
+    outside = (input_ids < 0) | (input_ids >= vocab_size)
+    if mask is not None and mask.shape == input_ids.shape:
+        outside &= mask.to(outside.device) != 0
+    if bool(outside.any()):
+        raise InvalidParameter(
+            f"input_ids has the token {int(input_ids[outside][0])}, but the model's tokens are 0 to {vocab_size - 1}; "
+            "was the text encoded by another model's tokenizer?"
+        )
 
 
 def _with_stop_strings(options: dict[str, Any]) -> StoppingCriteriaList:
