@@ -38,12 +38,14 @@ class Method:
         drafter: proposes token trees.
         verifier: decides what to keep of them, and owns the scheme by which they are drawn.
         policy: the trees' shape.
+        keeps_scores: whether blocks hold the target's logits and scores, of every node.
     """
 
     target: LanguageModel
     drafter: Drafter
     verifier: TreeVerifier
     policy: TreePolicy
+    keeps_scores: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,26 +128,29 @@ def begin(
 @torch.inference_mode()
 def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
     """Draft, score, verify and commit once, for all rows."""
-    text, target = rows.text, method.target
+    text = rows.text
     fresh = rows.noise.at(rows.steps, text.lengths)
     draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, rows.policy, fresh)
     tree, base = draft.tree, text.lengths - 1
     mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
-    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
-    logits = target.forward(tree.tokens, positions, mask, rows.cache, base).logits
-    verdict = method.verifier.verify(draft, target_rows(rows.laws, logits, tree, text), fresh)
+    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(method.target.context - 1)
+    logits = method.target.forward(tree.tokens, positions, mask, rows.cache, base).logits
+    target = target_rows(rows.laws, logits, tree, text, rows.going)
+    verdict = method.verifier.verify(draft, target.probs, fresh)
     rows.cache.keep(base, verdict.path)
     drafts = method.drafter.commit(rows.drafts, text, verdict)
     gains = _emissions(tree, verdict, rows)
     after = replace(
         rows,
         text=_extended(text, gains),
+        laws=target.laws_after(rows.laws, verdict),
         steps=tuple(taken + 1 for taken in rows.steps),
         going=rows.going - {row for row, gained in gains.items() if gained.finish},
         drafts=drafts,
         policy=policy_after(rows.policy, tree, verdict),
     )
-    return after, Block(gains, tree, verdict)
+    kept = (logits, target.scores) if method.keeps_scores else ()
+    return after, Block(gains, tree, verdict, *kept)
 
 
 def check_room(prompt: Text, limits: Sequence[Limits]) -> None:
