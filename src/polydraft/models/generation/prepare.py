@@ -14,7 +14,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
-    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -324,7 +323,7 @@ def _flat(processors: Sequence[Any]) -> list[Any]:
     return [each for one in processors for each in (_flat(one) if isinstance(one, list) else [one])]
 
 
-def split_processors(processors: list[LogitsProcessor]) -> tuple[SamplingParams, list[LogitsProcessor]]:
+def split_processors(processors: Sequence[Any]) -> tuple[SamplingParams, list[Any]]:
     """Split a list of processors into those to run as they are and the sampling parameters that end it.
 
     The list ends with temperature and filters when sampling; without them the decoding is greedy. A list in which
