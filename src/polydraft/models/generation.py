@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -31,6 +31,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.checks import check_model
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -69,7 +70,7 @@ class Prepared:
 
 
 def prepare_by_hugging_face(
-    model: nn.Module, input_ids: Int[Tensor, "b t"], take: Callable[..., Any], options: dict[str, Any]
+    model: object, input_ids: Int[Tensor, "b t"], take: Callable[..., Any], options: dict[str, Any]
 ) -> Any:
     """Call `model.generate` with `take` in place of its decoding method and return what `take` returns.
 
@@ -77,9 +78,11 @@ def prepare_by_hugging_face(
     `stop_strings` work with `tokenizer`.
 
     Raises:
-        InvalidParameter: prompts that are no token ids of the model (`check_prompts`), or a sampling argument outside
-            its range.
+        InvalidParameter: prompts that are no token ids of the model (`check_prompts`), a sampling argument outside
+            its range, or something that is no model.
+        UnsupportedModel: a model that says itself that it cannot be used.
     """
+    check_model(model)
     check_prompts(input_ids, cast(Any, model).config.get_text_config().vocab_size, options.get("attention_mask"))
     options = dict(options)
     given = {name: options[name] for name in SAMPLING_NAMES if options.get(name) is not None}
