@@ -15,7 +15,7 @@ from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
-from polydraft.models import Prepared, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models import Prepared, check_same_source, is_prepared, prepare_by_hugging_face, take_apart
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
@@ -160,6 +160,8 @@ def _run_prepared(
     params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
     chosen = as_drafter(drafter, compile=compile)
     target = target_model(model, compile=compile)
+    if isinstance(drafter, nn.Module):
+        check_same_source(model, drafter)
     if isinstance(drafter, nn.Module) and not (compile or policy or verifier):
         chosen = default_drafter(chosen, params, target.device)
     setup = Setup(

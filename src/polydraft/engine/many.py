@@ -18,7 +18,14 @@ from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import HuggingFaceModel, check_memory, check_prompts, prepare_by_hugging_face, take_apart
+from polydraft.models import (
+    HuggingFaceModel,
+    check_memory,
+    check_prompts,
+    check_same_source,
+    prepare_by_hugging_face,
+    take_apart,
+)
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy, largest_shape
 from polydraft.verifiers import TreeVerifier
@@ -213,6 +220,8 @@ def generate_many(
     if batch_size < 1:
         raise InvalidParameter(f"batch_size must be at least 1, but is {batch_size}.")
     target, chosen = target_model(model, compile=compile), as_drafter(drafter, compile=compile)
+    if isinstance(drafter, nn.Module):
+        check_same_source(model, drafter)
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     tried = [_checked(target, one) for one in _asked(target, prompts, start, per_prompt or {})]
     asked = tuple(one for one in tried if isinstance(one, Asked))
