@@ -23,7 +23,7 @@ def reason(error: BaseException) -> str:
         )
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
         return "there is not enough memory for its weights"
-    said = _first_sentence(text) or "no reason is given"
+    said = first_sentence(error)
     if NO_TOKENIZER in said:
         return "its files are not those of a tokenizer; tokenizer.json is missing or damaged"
     if isinstance(error, LookupError | EOFError | UnpicklingError):  # these tell what the reader tripped over
@@ -31,13 +31,14 @@ def reason(error: BaseException) -> str:
     return said
 
 
-def _first_sentence(text: str) -> str:
-    """Return the first sentence; a line that ends with a colon goes on in the next one."""
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence of an error, without its full stop; a line that ends with a colon goes on."""
+    text = COLOURS.sub("", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     taken = lines[:1]
     while taken and taken[-1].endswith(":") and len(taken) < len(lines):
         taken.append(lines[len(taken)])
-    return ENDS.split(" ".join(taken))[0].rstrip(". :")
+    return ENDS.split(" ".join(taken))[0].rstrip(". :") or f"no reason is given ({type(error).__name__})"
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -29,6 +29,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks import check_model
 from polydraft.models.generation.arguments import DRAFTING, Refusal, check_arguments, check_config, require_count
 from polydraft.models.generation.processors import RowProcessor, row_processors
@@ -113,7 +114,7 @@ def prepare_by_hugging_face(
     except PolydraftError:
         raise
     except Exception as error:  # nothing of ours runs in there: whatever it is, the arguments are its cause
-        raise InvalidParameter(f"Hugging Face's generate refuses the arguments: {first_line(error)}") from error
+        raise InvalidParameter(f"Hugging Face's generate refuses the arguments: {first_sentence(error)}.") from error
     return take(known, given.pop("input_ids"), **given)
 
 
@@ -238,13 +239,6 @@ def _with_stop_strings(options: Mapping[str, Any], strings: Any) -> StoppingCrit
         raise InvalidParameter(f"stop_strings must be texts of at least one character, but is {strings!r}.")
     result.append(StopStringCriteria(tokenizer, list(texts)))
     return result
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that says something, ended like a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = lines[0] if lines else type(error).__name__
-    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def is_prepared(options: dict[str, Any]) -> bool:
