@@ -5,7 +5,7 @@ from polydraft.schemes.coupled import Coupled
 from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
-from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_scheme
+from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_drawn, require_independent, require_scheme
 from polydraft.schemes.spec_hub import SpecHub, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample
@@ -24,6 +24,8 @@ __all__ = [
     "TopThenSample",
     "WithoutReplacement",
     "enumerate_drafts",
+    "require_drawn",
+    "require_independent",
     "require_pairs",
     "require_scheme",
 ]

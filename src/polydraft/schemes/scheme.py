@@ -31,6 +31,19 @@ class Scheme(Protocol):
         """Whether the drafts are a function of the draft row."""
         ...
 
+    @property
+    def independent(self) -> bool:
+        """Whether a node's drafts are drawn anew, whatever was drawn at other nodes and in other steps.
+
+        Rules that reckon with the law of the drafts below several nodes need it.
+        """
+        ...
+
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        """Whether a draft that is its node's only one is an independent draw from the row, and not certain."""
+        ...
+
     def sample(
         self, draft_probs: Float[Tensor, "*rows K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
@@ -61,6 +74,32 @@ def enumerate_drafts(
     drafts = torch.tensor([*outcomes], dtype=torch.int64).reshape(-1, k)
     probability = scheme.probability(draft_probs.expand(len(drafts), *draft_probs.shape), drafts)
     return drafts[probability > 0], probability[probability > 0]
+
+
+def require_independent(scheme: Scheme, who: str) -> None:
+    """Check that each node's drafts are drawn anew, so that their law is what `probability` says at every node.
+
+    Raises:
+        UnpairedScheme: they are not.
+    """
+    if not scheme.independent:
+        raise UnpairedScheme(
+            f"{who} needs drafts that are drawn anew at every node, but {scheme.name} drafts share their noise with "
+            "other nodes and steps; use SharedNoise, or TopDown with NaiveMatch."
+        )
+
+
+def require_drawn(scheme: Scheme, who: str) -> None:
+    """Check that a draft that is its node's only one is an independent draw from the draft row.
+
+    Raises:
+        UnpairedScheme: it is not.
+    """
+    if not scheme.lone_draft_is_drawn:
+        raise UnpairedScheme(
+            f"{who} needs single drafts that are independent draws from their rows, such as iid ones, not "
+            f"{scheme.name}; use TopDown with NaiveMatch."
+        )
 
 
 def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) -> None:

@@ -19,6 +19,8 @@ class TopThenSample:
 
     name = "top then sample"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
@@ -62,6 +64,7 @@ class TopThenIID:
 
     top: int
     deterministic = False
+    independent = True
 
     def __post_init__(self) -> None:
         if self.top < 0:
@@ -71,6 +74,11 @@ class TopThenIID:
     def name(self) -> str:
         """The scheme's name in tables."""
         return f"top {self.top} then iid"
+
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        """Whether no draft is certain."""
+        return self.top == 0
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
