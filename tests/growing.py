@@ -74,9 +74,9 @@ class Silence(Noise):
 class Unwritten(BaseException):
     """The script has come to an end: here is what is to be drawn next. No error, at which growth would end."""
 
-    def __init__(self, law: Tensor, counts: Tensor) -> None:
+    def __init__(self, law: Tensor, counts: Tensor, most: int | None = None) -> None:
         super().__init__()
-        self.law, self.counts = law, counts
+        self.law, self.counts, self.most = law, counts, int(counts.max()) if most is None else most
 
 
 @dataclass
@@ -136,14 +136,13 @@ def every_growth(
             drawn = ScriptedProduct(scripted) if isinstance(scheme, Product) else scripted
             return grow(root, policy, drawn, world.propose, silence), chance
         except Unwritten as end:
-            script, chance = _continued(scheme, script, chance, end)
+            script, chance = continued(scheme, script, chance, end)
 
 
-def _continued(scheme: Scheme, script: list[Tensor], chance: Tensor, end: Unwritten) -> tuple[list[Tensor], Tensor]:
-    most = int(end.counts.max())
+def continued(scheme: Scheme, script: list[Tensor], chance: Tensor, end: Unwritten) -> tuple[list[Tensor], Tensor]:
     rows, drafts, shares = [], [], []
     for row, (laws, counts) in enumerate(zip(end.law, end.counts.tolist(), strict=True)):
-        each = [_ways(scheme, law, count, most) for law, count in zip(laws, counts, strict=True)]
+        each = [_ways(scheme, law, count, end.most) for law, count in zip(laws, counts, strict=True)]
         for ways in product(*each):
             rows.append(row)
             drafts.append([way for way, _ in ways])
@@ -189,7 +188,7 @@ def target_rows(world: DeepWorld, draft: Draft) -> Tensor:
 def written(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
     """Return the law of four tokens and the mean number of accepted drafts; after the verdict the target goes on."""
     assert abs(float(chance.sum()) - 1) < 1e-9
-    return _emitted(world, verifier, draft, chance)
+    return emitted(world, verifier, draft, chance)
 
 
 def written_alone(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
@@ -204,7 +203,7 @@ def written_alone(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance
     joint, accepted = torch.zeros_like(world.joint), 0.0
     for parents, rows in shapes.items():
         alone = among(draft, rows, parents.index(-2) if -2 in parents else None)
-        law, mean = _emitted(world, verifier, alone, chance[rows])
+        law, mean = emitted(world, verifier, alone, chance[rows])
         joint, accepted = joint + law, accepted + mean
     return joint, accepted
 
@@ -219,7 +218,7 @@ def among(draft: Draft, rows: list[int], size: int | None = None) -> Draft:
     return replace(draft, tree=alone, atoms=atoms, shortlist=shortlist, probs=probs, scored=None)
 
 
-def _emitted(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
+def emitted(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
     rows, places, depth = target_rows(world, draft), places_of(draft), draft.tree.depth
     law = verifier.path_law(draft, rows)
     emitted = law.end.unsqueeze(-1) * law.next_token(draft, rows) * chance.view(-1, 1, 1)
