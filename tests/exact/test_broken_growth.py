@@ -192,7 +192,7 @@ def test_to_drop_what_was_drawn_is_biased(verifier: PathVerifier) -> None:
     world, joint = world_of(IID()), torch.zeros_like(world_of(IID()).joint)
     for draft, chance in every_one(world, IID(), Chain(3)):
         kept = Draft.nothing(draft.tree.tokens[:, 0]) if draft.failure else draft
-        joint += emitted(world, verifier, kept, torch.tensor([chance]).double())[0]
+        joint += emitted(world, verifier, kept, torch.tensor([chance], dtype=torch.float64))[0]
     assert float((joint - world.joint).abs().sum() / 2) > 0.01
 
 
@@ -265,7 +265,7 @@ def test_schemes_and_policies_may_fail_as_well(policy: TreePolicy, wrapped: Wrap
     rule, ended = BottomUp(RecursiveRejection()), 0
     for draft, chance in every_one(world, IID(), policy, wrapped=wrapped or (lambda scheme: scheme)):
         ended += isinstance(draft.failure, Broken)
-        joint += emitted(world, rule, draft, torch.tensor([chance]).double())[0]
+        joint += emitted(world, rule, draft, torch.tensor([chance], dtype=torch.float64))[0]
     assert ended > 0
     torch.testing.assert_close(joint, world.joint, rtol=0, atol=1e-9)
 
