@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme, VocabularyMismatch
 
+
 @dataclass(frozen=True, eq=False)
 class Frontier:
     """The nodes of one depth, about to get children.
