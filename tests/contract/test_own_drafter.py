@@ -84,5 +84,5 @@ def test_every_scheme_is_hinted_at_by_its_own_name() -> None:
 
 
 def test_a_drafter_of_a_foreign_scheme_needs_a_verifier_of_its_own() -> None:
-    with pytest.raises(UnpairedScheme, match="drafts that are foreign, not top.*; it takes none of .* of its own"):
+    with pytest.raises(UnpairedScheme, match=r"drafts that are foreign, not top.*; it takes none of .* of its own"):
         generated(0.8, drafter=Mine((Foreign,)))

@@ -6,7 +6,15 @@ from polydraft.schemes.every import EVERY_SCHEME
 from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
-from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_drawn, require_independent, require_scheme
+from polydraft.schemes.scheme import (
+    Scheme,
+    check_scheme,
+    enumerate_drafts,
+    require_count,
+    require_drawn,
+    require_independent,
+    require_scheme,
+)
 from polydraft.schemes.spec_hub import SpecHub, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample
@@ -25,7 +33,9 @@ __all__ = [
     "TopThenIID",
     "TopThenSample",
     "WithoutReplacement",
+    "check_scheme",
     "enumerate_drafts",
+    "require_count",
     "require_drawn",
     "require_independent",
     "require_pairs",

@@ -5,13 +5,16 @@ is exact for the drafts of one scheme only.
 """
 
 from itertools import product
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
+
+MOST_DRAFTS = 4096
+"""More drafts than a node of a tree can have."""
 
 
 @runtime_checkable
@@ -65,8 +68,9 @@ def enumerate_drafts(
     """List every ordered outcome of k drafts with positive probability, and its probability; for small K only.
 
     Raises:
-        InvalidParameter: K ** k is too large to list.
+        InvalidParameter: k is no integer from 0 to 4095, or K ** k is too large to list.
     """
+    require_count("k", k, least=0)
     size = draft_probs.shape[-1]
     if size**k > 200_000:
         raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
@@ -76,12 +80,33 @@ def enumerate_drafts(
     return drafts[probability > 0], probability[probability > 0]
 
 
+def require_count(name: str, value: object, least: int = 1) -> None:
+    """Check that a number of drafts is one.
+
+    Raises:
+        InvalidParameter: it is no integer from `least` to 4095, the most children that a node of a tree can have.
+    """
+    if not is_whole(value) or not least <= cast(int, value) < MOST_DRAFTS:
+        raise InvalidParameter(f"{name} must be an integer >= {least} and below {MOST_DRAFTS}, but is {value!r}.")
+
+
+def check_scheme(scheme: object, who: str) -> None:
+    """Check that a value is a scheme, and not the class of one.
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    if isinstance(scheme, type) or not isinstance(scheme, Scheme):
+        raise InvalidParameter(f"{who} needs a scheme such as IID(), with all that Scheme names, but got {scheme!r}.")
+
+
 def require_independent(scheme: Scheme, who: str) -> None:
     """Check that each node's drafts are drawn anew, so that their law is what `probability` says at every node.
 
     Raises:
         UnpairedScheme: they are not.
     """
+    check_scheme(scheme, who)
     if not scheme.independent:
         raise UnpairedScheme(
             f"{who} needs drafts that are drawn anew at every node, but {scheme.name} drafts share their noise with "
@@ -95,6 +120,7 @@ def require_drawn(scheme: Scheme, who: str) -> None:
     Raises:
         UnpairedScheme: it is not.
     """
+    check_scheme(scheme, who)
     if not scheme.lone_draft_is_drawn:
         raise UnpairedScheme(
             f"{who} needs single drafts that are independent draws from their rows, such as iid ones, not "
@@ -108,6 +134,7 @@ def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) 
     Raises:
         UnpairedScheme: it is not.
     """
+    check_scheme(scheme, who)
     if not isinstance(scheme, allowed):
         names = " or ".join(_name(one) for one in allowed)
         raise UnpairedScheme(f"{who} works with drafts that are {names}, not {scheme.name}.")

@@ -10,12 +10,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter, is_number, is_whole
+
 FAINT = 1e-15
 """What may happen before the first node and after the last one."""
 SOONEST = 12.0
 """An integrand of rings is smooth on the scale of this time, in units of the mean time of the first ring."""
 LONGEST = 24.0
 """The longest stretch of log time that one panel of nodes covers."""
+DENSEST = 64
 DENSITY = 1.8
 """Half the number of nodes per unit of the transformed time."""
 EVENED = 1e-14
@@ -62,7 +65,14 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
 
     Shapes: `counts` at most the support's size; the number of nodes is that of the row which needs most, and the last
     ones of rows which need fewer have weight zero.
+
+    Raises:
+        InvalidParameter: `most` is no integer, or `density` no number up to `DENSEST`.
     """
+    if not is_whole(most) or not is_number(density) or not 0 < density <= DENSEST:
+        raise InvalidParameter(
+            f"most must be an integer, and density a number above 0 and at most {DENSEST}, but are {most!r}, {density!r}."
+        )
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])
     slowest = rates.sort(dim=-1).values.cumsum(dim=-1)

@@ -66,7 +66,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
             drafts = _draw(scheme, law, level, _uniforms(scheme, listed, law, level, depth, noise))
         except MENDABLE:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, what was drawn must be verified
+        except Exception as error:  # whatever it is, what was drawn must be verified
             if depth == 0:
                 raise
             tree, failure = topology(TreeShape(shape.counts[:depth]), len(root), root.device), error

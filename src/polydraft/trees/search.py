@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6
@@ -36,6 +37,8 @@ class Acceptance:
     rates: Rates
 
     def __post_init__(self) -> None:
+        if not _are_rates(self.rates, 3):
+            raise InvalidParameter(f"Acceptance rates are tuples of tuples of tuples of numbers, not {self.rates!r}.")
         if not self.rates:
             raise InvalidParameter("Acceptance rates must be given for at least one depth.")
         for depth, rows in enumerate(self.rates):
@@ -50,12 +53,26 @@ class Acceptance:
     @classmethod
     def positional(cls, ranks: Sequence[float]) -> "Acceptance":
         """Return the rates of Sequoia's assumption: the child of rank i is accepted with `ranks[i]` everywhere."""
+        if not _are_ranks(ranks):
+            raise InvalidParameter(f"Positional acceptance rates are numbers, one per rank, not {ranks!r}.")
         return cls((tuple(tuple(ranks[:children]) for children in range(1, len(ranks) + 1)),))
 
     def at(self, depth: int, children: int) -> tuple[float, ...]:
         """Return the rates of the children of a node; () if it cannot have so many."""
         rows = self.rates[min(depth, len(self.rates) - 1)]
         return rows[children - 1] if 0 < children <= len(rows) else ()
+
+
+def _are_ranks(value: object) -> bool:
+    """Tell whether a value is a list of numbers."""
+    return isinstance(value, Sequence) and all(map(is_number, cast(Sequence[object], value)))
+
+
+def _are_rates(value: object, deep: int) -> bool:
+    """Tell whether a value is so many tuples deep, and numbers inside."""
+    if deep == 0:
+        return is_number(value)
+    return isinstance(value, tuple) and all(_are_rates(one, deep - 1) for one in cast(tuple[object, ...], value))
 
 
 def expected_tokens(shape: TreeShape, acceptance: Acceptance | Sequence[float]) -> float:
@@ -88,7 +105,12 @@ def step_seconds(shape: TreeShape, verify_seconds: Seconds, draft_seconds: Secon
         verify_seconds: time to score and verify n nodes, the root included.
         draft_seconds: time of one draft pass over the f nodes of a level up to the last that has children.
         overhead: time of a step with drafts that depends on neither.
+
+    Raises:
+        InvalidParameter: an overhead that is no number.
     """
+    if not is_number(overhead):
+        raise InvalidParameter(f"overhead must be a number of seconds, but is {overhead!r}.")
     drafting = sum(draft_seconds(len(counts)) for counts in shape.counts)
     return verify_seconds(shape.size) + drafting + (overhead if shape.counts else 0.0)
 
@@ -171,10 +193,10 @@ class _Search:
     """The dynamic programme's tables, by levels left and depth; they serve every smaller size and depth too."""
 
     def __init__(self, acceptance: Acceptance, nodes: int, depth: int) -> None:
-        if not 1 <= nodes <= MOST_NODES:
-            raise InvalidParameter(f"A tree has between 1 and {MOST_NODES} nodes, not {nodes}.")
-        if depth < 0:
-            raise InvalidParameter(f"The depth of a tree must be at least 0, but is {depth}.")
+        if not is_whole(nodes) or not 1 <= nodes <= MOST_NODES:
+            raise InvalidParameter(f"A tree has between 1 and {MOST_NODES} nodes, not {nodes!r}.")
+        if not is_whole(depth) or depth < 0:
+            raise InvalidParameter(f"The depth of a tree must be an integer of at least 0, but is {depth!r}.")
         self.acceptance = acceptance
         self.last = len(acceptance.rates) - 1
         alone = np.minimum(np.arange(nodes + 1), 1)

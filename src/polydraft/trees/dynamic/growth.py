@@ -38,7 +38,7 @@ def grow_dynamic(
             grown = _expanded(policy, scheme, propose, noise, levels, scored, drawn)
         except MENDABLE:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, what was drawn must be verified
+        except Exception as error:  # whatever it is, what was drawn must be verified
             if drawn is None:
                 raise
             failure = error

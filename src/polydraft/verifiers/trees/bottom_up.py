@@ -7,12 +7,19 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme, require_independent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.host.bottom_up import HostDivision, first_success_at, share_at
-from polydraft.verifiers.law import HostVerifier, ScalableVerifier, node_by_node, on_host, present
+from polydraft.verifiers.law import (
+    HostVerifier,
+    ScalableVerifier,
+    check_rule,
+    check_scalable,
+    node_by_node,
+    on_host,
+    present,
+)
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.trees.block import by_block
@@ -50,10 +57,8 @@ class BottomUp:
     rule: ScalableVerifier
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, ScalableVerifier):
-            raise InvalidParameter(
-                f"BottomUp lifts rules with shares and a marginal, which {type(self.rule).__name__} has not; use TopDown."
-            )
+        check_rule(self.rule, "BottomUp")
+        check_scalable(self.rule, "BottomUp")
         require_independent(self.rule.scheme, "BottomUp")
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme, TopThenSample
 from polydraft.trees import Draft, Verdict
@@ -33,6 +33,7 @@ class ByShape:
     Source: none; the rules' own.
 
     Raises:
+        InvalidParameter: one is no rule for trees whose law is known.
         UnpairedScheme: the rules are of different schemes.
     """
 
@@ -40,6 +41,8 @@ class ByShape:
     tree: PathVerifier = TopDown(TopThenSampleRule())
 
     def __post_init__(self) -> None:
+        for rule in (self.chain, self.tree):
+            _require_path_verifier(rule)
         if self.chain.scheme != self.tree.scheme:
             one, other = (f"{rule.name} of {rule.scheme.name}" for rule in (self.chain, self.tree))
             raise UnpairedScheme(f"Both rules must verify the same drafts, but are {one} and {other}.")
@@ -70,3 +73,10 @@ class ByShape:
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
         return self.rule_for(draft).path_law(draft, target_probs)
+
+
+def _require_path_verifier(rule: object) -> None:
+    if isinstance(rule, type) or not isinstance(rule, PathVerifier):
+        raise InvalidParameter(
+            f"ByShape takes rules for trees with a path_law, such as TopDown(NaiveMatch()), not {rule!r}."
+        )
