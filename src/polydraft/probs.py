@@ -235,11 +235,11 @@ class Noise:
     own (`at`), so that a row is not disturbed by a neighbour with a larger tree either. Beside the streams there are
     numbers tied to a place in the text (`tied`), which are the same in whatever step the place is reached.
 
-    How different streams are: seeds are mixed to 63 bits, but torch's generator on a CPU reads the last 32 of a seed; on
-    a GPU all. So there are 2^32 streams on a CPU, and two steps of one row or two rows share theirs by chance: among n
-    of them some pair does with probability about n^2 / 2^33, a tenth for 30 000 steps. Over seeds, the law of what these
-    write together is off by no more than that probability. Two calls whose seeds differ by a multiple of 2^32 have
-    other streams in every step, since `at` mixes whole seeds. Tied numbers use all 64 bits.
+    How different streams are: seeds are mixed to 63 bits, but torch's generator on a CPU reads the last 32 of a seed,
+    on a GPU all. So there are 2^32 streams on a CPU, and two steps of one row or two rows share theirs by chance: among
+    n of them some pair does with probability about n^2 / 2^33, a tenth for 30 000 steps. Over seeds, the law of what
+    these write together is off by no more than that probability. Two calls whose seeds differ by a multiple of 2^32
+    have other streams in every step, since `at` mixes whole seeds. Tied numbers use all 64 bits.
 
     Args:
         generators: one stream per row.

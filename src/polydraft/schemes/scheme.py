@@ -68,9 +68,9 @@ def enumerate_drafts(
     """List every ordered outcome of k drafts with positive probability, and its probability; for small K only.
 
     Raises:
-        InvalidParameter: k is no integer from 0 to 4095, or K ** k is too large to list.
+        InvalidParameter: k is no integer from 1 to 4095, or K ** k is too large to list.
     """
-    require_count("k", k, least=0)
+    require_count("k", k)
     size = draft_probs.shape[-1]
     if size**k > 200_000:
         raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
@@ -80,14 +80,14 @@ def enumerate_drafts(
     return drafts[probability > 0], probability[probability > 0]
 
 
-def require_count(name: str, value: object, least: int = 1) -> None:
+def require_count(name: str, value: object) -> None:
     """Check that a number of drafts is one.
 
     Raises:
-        InvalidParameter: it is no integer from `least` to 4095, the most children that a node of a tree can have.
+        InvalidParameter: it is no integer from 1 to 4095, the most children that a node of a tree can have.
     """
-    if not is_whole(value) or not least <= cast(int, value) < MOST_DRAFTS:
-        raise InvalidParameter(f"{name} must be an integer >= {least} and below {MOST_DRAFTS}, but is {value!r}.")
+    if not is_whole(value) or not 1 <= cast(int, value) < MOST_DRAFTS:
+        raise InvalidParameter(f"{name} must be an integer >= 1 and below {MOST_DRAFTS}, but is {value!r}.")
 
 
 def check_scheme(scheme: object, who: str) -> None:

@@ -1,5 +1,7 @@
 """Closed forms for special cases: two independent drafts, and top tokens with one sampled draft."""
 
+from math import isfinite
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -32,12 +34,12 @@ def two_drafts_suffice(
     Source: Khisti et al., arXiv 2410.18234, theorem 2.
 
     Raises:
-        InvalidParameter: the tolerance is no number.
+        InvalidParameter: the tolerance is no finite number.
     """
-    if not is_number(tolerance):
-        raise InvalidParameter(f"tolerance must be a number, but is {tolerance!r}.")
+    if not is_number(tolerance) or not isfinite(tolerance):
+        raise InvalidParameter(f"tolerance must be a finite number, but is {tolerance!r}.")
     head, mass = _prefixes(draft_probs, target_probs)
-    return (mass >= head**2 - tolerance).all(dim=-1)
+    return (mass >= head**2 - float(tolerance)).all(dim=-1)
 
 
 def top_then_sample_acceptance(

@@ -18,9 +18,12 @@ SOONEST = 12.0
 """An integrand of rings is smooth on the scale of this time, in units of the mean time of the first ring."""
 LONGEST = 24.0
 """The longest stretch of log time that one panel of nodes covers."""
-DENSEST = 64
 DENSITY = 1.8
 """Half the number of nodes per unit of the transformed time."""
+DENSEST = 4
+"""What that may be multiplied by."""
+MOST_RINGS = 1 << 16
+"""The most rings that are waited for."""
 EVENED = 1e-14
 """Nodes are as even as they may be for errors of this size."""
 LEAST = 2.0**-1074
@@ -67,11 +70,12 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     ones of rows which need fewer have weight zero.
 
     Raises:
-        InvalidParameter: `most` is no integer, or `density` no number up to `DENSEST`.
+        InvalidParameter: `most` is no integer up to `MOST_RINGS`, or `density` no positive number up to `DENSEST`.
     """
-    if not is_whole(most) or not is_number(density) or not 0 < density <= DENSEST:
+    if not is_whole(most) or most > MOST_RINGS or not is_number(density) or not 0 < density <= DENSEST:
         raise InvalidParameter(
-            f"most must be an integer, and density a number above 0 and at most {DENSEST}, but are {most!r}, {density!r}."
+            f"most must be an integer up to {MOST_RINGS} and density a number above 0 and at most {DENSEST}, but are "
+            f"{most!r} and {density!r}."
         )
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])

@@ -75,7 +75,8 @@ def operations_factor(acceptance: float, length: int, cost: float) -> float:
         InvalidParameter: an argument is outside its range.
     """
     _require_cost(cost)
-    return (length * cost + length + 1) / tokens_per_call(acceptance, length)
+    tokens = tokens_per_call(acceptance, length)
+    return (length * cost + length + 1) / tokens
 
 
 def can_gain(acceptance: float, cost: float) -> bool:

@@ -66,7 +66,7 @@ def lp_acceptance(
         options["maxiter"] = max_iterations
     solution = SOLVER([-1.0] * len(moves), matrix, limits, method="highs", options=options)
     if solution.status != 0:
-        raise NotConverged(f"The transport of {len(sets)} drafted sets was not solved: {solution.message}")
+        raise NotConverged(f"The transport of {len(sets)} drafted sets was not solved ({solution.message}).")
     return -float(solution.fun)
 
 

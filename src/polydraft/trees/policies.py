@@ -129,7 +129,7 @@ class Fixed(FixedShape):
 
 def _require_shape(value: object) -> None:
     if not isinstance(value, TreeShape):
-        raise InvalidParameter(f"A fixed tree needs a TreeShape, such as EAGLE_25, but has {value!r}.")
+        raise InvalidParameter(f"A fixed tree needs a TreeShape, such as EAGLE_25, but has {shortened(value)}.")
 
 
 @lru_cache(maxsize=256)
@@ -165,9 +165,8 @@ def checked_widths(widths: object) -> tuple[int, ...]:
     """
     listed = cast(Sequence[object], widths) if isinstance(widths, tuple | list) else (None,)
     if not all(is_whole(one) and cast(int, one) >= 1 for one in listed):
-        raise InvalidParameter(
-            f"Widths of a tree must be integers of at least 1, such as (4, 2, 1), but are {shortened(cast(object, widths))}."
-        )
+        found = shortened(cast(object, widths))
+        raise InvalidParameter(f"Widths of a tree must be integers of at least 1, such as (4, 2, 1), but are {found}.")
     return tuple(cast(Sequence[int], listed))
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.trees.policies import shortened
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6
@@ -38,29 +40,40 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         if not _are_rates(self.rates, 3):
-            raise InvalidParameter(f"Acceptance rates are tuples of tuples of tuples of numbers, not {self.rates!r}.")
+            raise InvalidParameter(
+                f"Acceptance rates are tuples of tuples of tuples of numbers, not {shortened(self.rates)}."
+            )
         if not self.rates:
             raise InvalidParameter("Acceptance rates must be given for at least one depth.")
         for depth, rows in enumerate(self.rates):
             for children, row in enumerate(rows, start=1):
-                possible = all(rate >= 0 for rate in row) and sum(row) <= 1 + ROUNDING
-                if len(row) not in (0, children) or not possible:
+                if len(row) not in (0, children) or not _are_shares(row):
                     raise InvalidParameter(
                         f"The acceptance rates of {children} children at depth {depth} must be {children} numbers "
-                        f">= 0 with a sum of at most 1, but are {row}."
+                        f">= 0 with a sum of at most 1, but are {shortened(row)}."
                     )
 
     @classmethod
     def positional(cls, ranks: Sequence[float]) -> "Acceptance":
         """Return the rates of Sequoia's assumption: the child of rank i is accepted with `ranks[i]` everywhere."""
         if not _are_ranks(ranks):
-            raise InvalidParameter(f"Positional acceptance rates are numbers, one per rank, not {ranks!r}.")
+            raise InvalidParameter(f"Positional acceptance rates are numbers, one per rank, not {shortened(ranks)}.")
+        if not _are_shares(ranks) or len(ranks) >= MOST_NODES:
+            raise InvalidParameter(
+                f"Positional acceptance rates must be fewer than {MOST_NODES} numbers >= 0 with a sum of at most 1, "
+                f"but are {shortened(ranks)}."
+            )
         return cls((tuple(tuple(ranks[:children]) for children in range(1, len(ranks) + 1)),))
 
     def at(self, depth: int, children: int) -> tuple[float, ...]:
         """Return the rates of the children of a node; () if it cannot have so many."""
         rows = self.rates[min(depth, len(self.rates) - 1)]
         return rows[children - 1] if 0 < children <= len(rows) else ()
+
+
+def _are_shares(rates: Sequence[float]) -> bool:
+    """Tell whether numbers are shares of one."""
+    return all(rate >= 0 for rate in rates) and sum(rates) <= 1 + ROUNDING
 
 
 def _are_ranks(value: object) -> bool:
@@ -107,10 +120,10 @@ def step_seconds(shape: TreeShape, verify_seconds: Seconds, draft_seconds: Secon
         overhead: time of a step with drafts that depends on neither.
 
     Raises:
-        InvalidParameter: an overhead that is no number.
+        InvalidParameter: an overhead that is no finite number.
     """
-    if not is_number(overhead):
-        raise InvalidParameter(f"overhead must be a number of seconds, but is {overhead!r}.")
+    if not is_number(overhead) or not isfinite(overhead):
+        raise InvalidParameter(f"overhead must be a finite number of seconds, but is {overhead!r}.")
     drafting = sum(draft_seconds(len(counts)) for counts in shape.counts)
     return verify_seconds(shape.size) + drafting + (overhead if shape.counts else 0.0)
 

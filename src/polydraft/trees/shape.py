@@ -30,8 +30,9 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         if not _are_counts(self.counts):
+            found = repr(self.counts)[:80]
             raise InvalidParameter(
-                f"A tree shape is a tuple of tuples of integers, such as ((2,), (1, 0)), but here it is {self.counts!r}."
+                f"A tree shape is a tuple of tuples of integers, such as ((2,), (1, 0)), not {found}."
             )
         nodes, total = 1, 1
         for depth, level in enumerate(self.counts):

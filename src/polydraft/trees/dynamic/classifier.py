@@ -50,7 +50,7 @@ class Classifier:
 
 
 def _require_weights(value: object) -> None:
-    has = str(len(cast(tuple[object, ...], value))) if isinstance(value, tuple) else shortened(cast(object, value))
+    has = str(len(cast(tuple[object, ...], value))) if isinstance(value, tuple) else shortened(value)
     if has != str(len(FEATURES)):
         raise InvalidParameter(f"A classifier needs {len(FEATURES)} weights ({', '.join(FEATURES)}), but has {has}.")
 
@@ -98,7 +98,7 @@ def fit_classifier(
     values, wanted = features.double(), accepted.double()
     centre, spread = values.mean(dim=0), values.std(dim=0, correction=0).clamp_min(1e-9)
     design = torch.cat([(values - centre) / spread, torch.ones_like(values[:, :1])], dim=-1)
-    ridge = penalty * torch.eye(design.shape[-1], dtype=design.dtype, device=design.device)
+    ridge = float(penalty) * torch.eye(design.shape[-1], dtype=design.dtype, device=design.device)
     ridge[-1, -1] = 1e-9  # the bias goes free
     weights = torch.zeros_like(design[0])
     for _ in range(rounds):
