@@ -1,6 +1,6 @@
 """Every way in which a tree can grow: small worlds, a scheme that follows a script, and the law of the texts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.schemes import Product, Scheme, enumerate_drafts
-from polydraft.trees import Draft, Frontier, TreePolicy, grow
+from polydraft.trees import Draft, Frontier, TokenTree, Topology, TreePolicy, grow
 from polydraft.verifiers import PathVerifier
 
 TOKENS, DEPTH = 3, 3
@@ -71,12 +71,12 @@ class Silence(Noise):
         return torch.zeros(self.rows, *shape, dtype=torch.float64)
 
 
-class Unwritten(Exception):
-    """The script has come to an end: here is what is to be drawn next."""
+class Unwritten(BaseException):
+    """The script has come to an end: here is what is to be drawn next. No error, at which growth would end."""
 
-    def __init__(self, law: Tensor, counts: Tensor) -> None:
+    def __init__(self, law: Tensor, counts: Tensor, most: int | None = None) -> None:
         super().__init__()
-        self.law, self.counts = law, counts
+        self.law, self.counts, self.most = law, counts, int(counts.max()) if most is None else most
 
 
 @dataclass
@@ -88,6 +88,14 @@ class Scripted:
     deterministic: bool
     name = "scripted"
     told: int = 0
+
+    @property
+    def independent(self) -> bool:
+        return self.inner.independent
+
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        return self.inner.lone_draft_is_drawn
 
     def sample(self, draft_probs: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
         if self.told == len(self.script):
@@ -128,14 +136,13 @@ def every_growth(
             drawn = ScriptedProduct(scripted) if isinstance(scheme, Product) else scripted
             return grow(root, policy, drawn, world.propose, silence), chance
         except Unwritten as end:
-            script, chance = _continued(scheme, script, chance, end)
+            script, chance = continued(scheme, script, chance, end)
 
 
-def _continued(scheme: Scheme, script: list[Tensor], chance: Tensor, end: Unwritten) -> tuple[list[Tensor], Tensor]:
-    most = int(end.counts.max())
+def continued(scheme: Scheme, script: list[Tensor], chance: Tensor, end: Unwritten) -> tuple[list[Tensor], Tensor]:
     rows, drafts, shares = [], [], []
     for row, (laws, counts) in enumerate(zip(end.law, end.counts.tolist(), strict=True)):
-        each = [_ways(scheme, law, count, most) for law, count in zip(laws, counts, strict=True)]
+        each = [_ways(scheme, law, count, end.most) for law, count in zip(laws, counts, strict=True)]
         for ways in product(*each):
             rows.append(row)
             drafts.append([way for way, _ in ways])
@@ -181,6 +188,37 @@ def target_rows(world: DeepWorld, draft: Draft) -> Tensor:
 def written(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
     """Return the law of four tokens and the mean number of accepted drafts; after the verdict the target goes on."""
     assert abs(float(chance.sum()) - 1) < 1e-9
+    return emitted(world, verifier, draft, chance)
+
+
+def written_alone(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
+    """Do so with every tree verified as if it were alone: among trees of its own shape, without padding.
+
+    In one batch with all others a verifier that looks at the trees' shape would see the widest of all.
+    """
+    assert abs(float(chance.sum()) - 1) < 1e-9
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for row, parents in enumerate(draft.tree.parents.where(draft.tree.valid, -2).tolist()):
+        shapes.setdefault(tuple(parents), []).append(row)
+    joint, accepted = torch.zeros_like(world.joint), 0.0
+    for parents, rows in shapes.items():
+        alone = among(draft, rows, parents.index(-2) if -2 in parents else None)
+        law, mean = emitted(world, verifier, alone, chance[rows])
+        joint, accepted = joint + law, accepted + mean
+    return joint, accepted
+
+
+def among(draft: Draft, rows: list[int], size: int | None = None) -> Draft:
+    """Return some rows of a batch, and the first nodes of their trees."""
+    tree = draft.tree
+    tokens, parents, valid, atoms, shortlist, probs = (
+        one[rows, :size] for one in (tree.tokens, tree.parents, tree.valid, draft.atoms, draft.shortlist, draft.probs)
+    )
+    alone = TokenTree(tokens, Topology(parents), valid)
+    return replace(draft, tree=alone, atoms=atoms, shortlist=shortlist, probs=probs, scored=None)
+
+
+def emitted(world: DeepWorld, verifier: PathVerifier, draft: Draft, chance: Tensor) -> tuple[Tensor, float]:
     rows, places, depth = target_rows(world, draft), places_of(draft), draft.tree.depth
     law = verifier.path_law(draft, rows)
     emitted = law.end.unsqueeze(-1) * law.next_token(draft, rows) * chance.view(-1, 1, 1)

@@ -293,6 +293,16 @@ def test_noise_repeats_with_its_seed_and_moves_on():
     assert bool(((first >= 0) & (first < 1)).all())
 
 
+def test_streams_differ_by_the_last_bits_of_a_seed_and_steps_by_all_of_them():
+    """What the docstring says of torch's generator; should torch read more bits one day, the text may promise more."""
+    one, two = Noise.from_seed(5, 1), Noise.from_seed(5 + 2**32, 1)
+    assert torch.equal(one.uniform(8), two.uniform(8))
+    assert not torch.equal(one.at(0).uniform(8), two.at(0).uniform(8))
+    tokens = torch.arange(8).unsqueeze(0)
+    assert not torch.equal(one.tied(0, tokens), two.tied(0, tokens))
+    assert not torch.equal(Noise.from_seed(5, 2).uniform(8)[0], Noise.from_seed(5, 2).uniform(8)[1])
+
+
 def test_a_row_of_noise_does_not_depend_on_the_rows_beside_it():
     alone, together = Noise.from_seed(3, 1), Noise.from_seed(3, 3)
     for shape in ((2,), (3, 1), ()):

@@ -119,7 +119,8 @@ def as_draft(world: World, widths: tuple[int, int], atoms: Tensor) -> Draft:
     shortlist[:, 1:last], probs[:, 1:last] = world.shortlist[1][tokens[:, 1:last]], world.draft[1][tokens[:, 1:last]]
     tokens[:, last:] = shortlist[:, parents[last:]].gather(-1, atoms[:, last:].clamp_min(0).unsqueeze(-1)).squeeze(-1)
     valid = (atoms >= 0) | (parents < 0)
-    return Draft(TokenTree(tokens, Topology(parents.repeat(batch, 1)), valid), atoms, shortlist, probs)
+    tree = TokenTree(tokens, Topology(parents.repeat(batch, 1)), valid)
+    return Draft(tree, atoms, shortlist, probs, most_children=max(widths))
 
 
 def on_tokens(law: Tensor, shortlist: Tensor) -> Tensor:

@@ -12,7 +12,12 @@ PolydraftError
 ├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
 ├── MissingExtra                         an optional package that is not installed, and how to install it
 └── NotConverged                         a computation that does not reach the accuracy asked for
+
+`is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
+too.
 """
+
+from numbers import Integral, Real
 
 
 class PolydraftError(Exception):
@@ -61,3 +66,19 @@ class MissingExtra(PolydraftError):
 
 class NotConverged(PolydraftError):
     """A solver or an enumeration stopped before it reached the accuracy asked for."""
+
+
+def is_whole(value: object) -> bool:
+    """Tell whether a value is an integer; True and False are none."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a real number that a float can hold, maybe infinite or NaN; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from new_rule import FirstOnly
 from torch import Tensor
 
 from polydraft.schemes import (
@@ -64,7 +65,8 @@ SCALABLE: list[ScalableVerifier] = [
     Optimal(IID()),
 ]
 LOSSY: list[NodeVerifier] = [TypicalAcceptance(), TypicalAcceptance(IID()), TopBeta(beta=2, tau=1.0), Lenient()]
-RULES: list[NodeVerifier] = [*SCALABLE, *LOSSY]
+PLAIN: list[NodeVerifier] = [FirstOnly()]
+RULES: list[NodeVerifier] = [*SCALABLE, *PLAIN, *LOSSY]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}, {rule.scheme.name}")
 
 
@@ -95,7 +97,7 @@ def test_it_says_what_it_is(rule: NodeVerifier):
     assert rule.name
     assert isinstance(rule.scheme, Scheme)
     assert rule.lossless is (rule not in LOSSY)
-    assert isinstance(rule, ScalableVerifier) is rule.lossless
+    assert isinstance(rule, ScalableVerifier) is (rule in SCALABLE)
     lifted = TopDown(rule)
     assert (lifted.name, lifted.scheme, lifted.lossless) == (rule.name, rule.scheme, rule.lossless)
 

@@ -1,23 +1,28 @@
 """Dynamic trees in the engine: greedy text is the target's own, and rows do not disturb each other."""
 
+from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
 import torch
 from doubles import perturbed, tiny_model
+from scipy.stats import chi2
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft, SamplingParams
-from polydraft.drafters import Drafter, EnsembleDrafter
+from polydraft.conformance import joint_law, tiny_draft, tiny_target
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst
 from polydraft.engine import generate_many
 from polydraft.errors import UnpairedScheme
-from polydraft.schemes import IID, Given, Product, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import Merged, TreePolicy, parse_policy
+from polydraft.probs import Noise
+from polydraft.schemes import IID, Coupled, Given, Product, TopK, TopThenSample, WithoutReplacement
+from polydraft.trees import Chain, Confident, Draft, Merged, TreePolicy, Verdict, Widths, parse_policy
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
+    ByShape,
     NaiveMatch,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
@@ -194,3 +199,121 @@ def test_shared_noise_writes_the_same_text_whatever_the_policy() -> None:
 def test_pruning_is_refused_where_drafts_are_sampled(scheme) -> None:
     with pytest.raises(UnpairedScheme, match=f"Eagle2 drops drafts .* not {scheme.name}; BestFirst decides"):
         generate(PROMPTS, "model", TopDown(NaiveMatch(scheme)), parse_policy("eagle-2:3x3:7"), temperature=0.0)
+
+
+# --- The default verifier, whose rule must not follow from what was drawn --------------------------------------------
+
+LATE = Confident((1, 1, 2), 0.1)
+SAMPLES, SMALL = 2000, 4
+FALSE_ALARM_RATE = 1e-6
+"""Of each chi-square test below, if texts follow the target; seeds are fixed."""
+
+
+@cache
+def small_pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    pair = tiny_target(0, SMALL)
+    return pair, tiny_draft(pair, 0.2)
+
+
+def joint_p_value(texts: Tensor, prompt: list[int]) -> float:
+    """Return the chi-square tail probability of texts of three tokens, rare ones counted together."""
+    law = joint_law(small_pair()[0], prompt, 3, SamplingParams()).probs.flatten()
+    places = (texts * torch.tensor([SMALL**2, SMALL, 1])).sum(dim=-1)
+    seen, wanted = places.bincount(minlength=SMALL**3).double(), law * len(texts)
+    common = wanted >= 5
+    seen, wanted = (torch.cat([one[common], one[~common].sum().view(1)]) for one in (seen, wanted))
+    return float(chi2.sf(float(((seen - wanted) ** 2 / wanted.clamp_min(1e-9)).sum()), len(wanted) - 1))
+
+
+@pytest.mark.parametrize("policy", [LATE, Confident((1, 2, 1), 0.4)], ids=str)
+def test_texts_of_the_default_verifier_follow_the_target(policy: TreePolicy) -> None:
+    target_model, draft = small_pair()
+    prompt = [1, 2, 0]
+    output = polydraft.generate(
+        target_model,
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 3, dtype=torch.int64),
+        drafter=draft,
+        policy=policy,
+        temperature=1.0,
+        top_k=0,
+        max_new_tokens=3,
+        seed=4,
+        num_return_sequences=SAMPLES,
+    )
+    assert 0.05 < output.statistics.acceptance_rate < 0.99
+    assert joint_p_value(output.sequences[:, 3:], prompt) > FALSE_ALARM_RATE
+
+
+def test_the_chi_square_test_would_notice_the_drafters_own_text() -> None:
+    draft = small_pair()[1]
+    law = joint_law(draft, [1, 2, 0], 3, SamplingParams()).probs.flatten()
+    places = torch.multinomial(law, SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0))
+    texts = torch.stack([places // SMALL**2, places // SMALL % SMALL, places % SMALL], dim=-1)
+    assert joint_p_value(texts, [1, 2, 0]) < FALSE_ALARM_RATE
+
+
+@dataclass(frozen=True)
+class Watched(ByShape):
+    """The default, which notes for every step how wide the tree was and which rule it met."""
+
+    seen: list[tuple[int, str]] = field(default_factory=list)
+
+    def verify(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict:
+        self.seen.append((draft.tree.topology.width, self.rule_for(draft).name))
+        return super().verify(draft, target_probs, noise)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("policy", "drafter", "rule"),
+    [
+        (Confident((1, 1, 2), 0.5), "model", TopDown(TopThenSampleRule()).name),
+        (Confident((1, 1, 1), 0.5), "model", BlockVerification().name),
+        (Chain(3), "lookup", BlockVerification().name),
+        (Chain(3), "model", BlockVerification().name),
+    ],
+    ids=str,
+)
+def test_every_step_of_a_run_meets_the_same_rule(policy: TreePolicy, drafter: str, rule: str, rows: int) -> None:
+    """Whether a tree came out as a chain or not, alone and beside others; lookups are chains in every run."""
+    target_model, draft = small_pair()
+    model, watched = ModelDrafter(HuggingFaceModel(draft)), Watched()
+    polydraft.generate(
+        target_model,
+        torch.tensor([[1, 2, 0, 1, 2, 0]]),
+        attention_mask=torch.ones(1, 6, dtype=torch.int64),
+        drafter=LookupFirst(model, trusted=1) if drafter == "lookup" else model,
+        verifier=watched,
+        policy=policy,
+        temperature=1.0,
+        top_k=0,
+        max_new_tokens=40,
+        seed=4,
+        num_return_sequences=rows,
+    )
+    branching = policy.shape.max_children > 1
+    assert {name for _, name in watched.seen} == {rule}
+    assert {width for width, _ in watched.seen} <= {1, 2}
+    if branching and rows == 1:
+        assert {width for width, _ in watched.seen} == {1, 2}, "some trees came out as chains, and some did not"
+
+
+def test_naive_match_of_coupled_drafts_follows_the_target_over_several_steps() -> None:
+    """Drafts at one position are the same in every step that reaches it; naive match must not mind."""
+    target_model, draft = small_pair()
+    output = polydraft.generate(
+        target_model,
+        torch.tensor([[1, 2, 0]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.int64),
+        drafter=draft,
+        verifier=TopDown(NaiveMatch(Coupled())),
+        policy=Widths((2, 1)),
+        temperature=1.0,
+        top_k=0,
+        max_new_tokens=3,
+        seed=5,
+        num_return_sequences=SAMPLES,
+    )
+    assert output.statistics.acceptance_rate > 0.05
+    assert joint_p_value(output.sequences[:, 3:], [1, 2, 0]) > FALSE_ALARM_RATE

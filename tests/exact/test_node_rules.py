@@ -5,6 +5,7 @@ import torch
 from enumeration import best_acceptance, enumerated
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from new_rule import FirstOnly
 from torch import Tensor
 from zoo import ZOO, pairs, row
 
@@ -52,6 +53,7 @@ SEVERAL_DRAFTS: list[NodeVerifier] = [
     ImportanceWeighted(free=None, alphabet=None),
     ImportanceWeighted(free=2, alphabet=3),
     ImportanceWeighted(Product(), free=None),
+    FirstOnly(),
 ]
 RULES = [
     *((rule, k) for rule in SEVERAL_DRAFTS for k in (1, 2, 3)),

@@ -157,6 +157,8 @@ class Unknown:
 
     name = "unknown"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
     sample = IID.sample
     probability = IID.probability
 

@@ -12,7 +12,7 @@ from polydraft.conformance.evidence import SMALLEST, Evidence, JointLaw
 from polydraft.conformance.joint_law import NextLaw, joint_law
 from polydraft.conformance.power import detectable_distance, distance, distance_by_chance
 from polydraft.conformance.samples import Generate, GenerateMany, draw
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
 from polydraft.probs import SamplingParams
 
 ROUND = 32
@@ -160,11 +160,11 @@ def check(
 def _check_range(
     prompts: Sequence[Sequence[int]], batch_size: int | None, most_samples: int, false_alarm: float
 ) -> None:
-    if not 0 < false_alarm < 1:
-        raise InvalidParameter(f"false_alarm must lie between 0 and 1, but is {false_alarm}.")
+    if not is_number(false_alarm) or not 0 < false_alarm < 1:
+        raise InvalidParameter(f"false_alarm must lie between 0 and 1, but is {false_alarm!r}.")
     for name, value in (("batch_size", batch_size), ("most_samples", most_samples), ("prompts", len(prompts))):
-        if value is not None and value < 1:
-            raise InvalidParameter(f"{name} must be at least 1, but is {value}.")
+        if value is not None and (not is_whole(value) or value < 1):
+            raise InvalidParameter(f"{name} must be at least 1, but is {value!r}.")
 
 
 def _tally(texts: Int[Tensor, "s n"], law: JointLaw) -> Float[Tensor, " x"]:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.conformance.evidence import JointLaw
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole
 from polydraft.probs import SamplingParams, check_probs, to_probs
 
 MOST_OUTCOMES = 100_000
@@ -47,8 +47,8 @@ def joint_law(target: nn.Module | NextLaw, prompt: Sequence[int], new_tokens: in
 
 
 def _check_request(target: nn.Module | NextLaw, prompt: Sequence[int], new_tokens: int, params: SamplingParams) -> None:
-    if new_tokens < 1:
-        raise InvalidParameter(f"new_tokens must be at least 1, but is {new_tokens}.")
+    if not is_whole(new_tokens) or new_tokens < 1:
+        raise InvalidParameter(f"new_tokens must be at least 1, but is {new_tokens!r}.")
     if not prompt or min(prompt) < 0:
         raise InvalidParameter(f"A prompt must be token ids, at least one and none negative, but is {list(prompt)}.")
     if not isinstance(target, nn.Module) and params != SamplingParams():

@@ -12,7 +12,7 @@ from torch import Tensor
 import polydraft.conformance.members as members
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.rows import RANDOM, Case, cases
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.schemes import Product, Scheme
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
 
@@ -128,8 +128,8 @@ def check_rule(
         InvalidParameter: k is outside 1 to 5.
         UnpairedScheme: the rule refuses even one draft.
     """
-    if not 1 <= k <= 5:
-        raise InvalidParameter(f"k must lie in 1 to 5, since all drafts are listed, but is {k}.")
+    if not is_whole(k) or not 1 <= k <= 5:
+        raise InvalidParameter(f"k must lie in 1 to 5, since all drafts are listed, but is {k!r}.")
     drawn = scheme or rule.scheme
     rows = cases() if rows is None else rows
     found: list[_Measured] = []

@@ -14,7 +14,7 @@ from polydraft.conformance.members import label
 from polydraft.conformance.node_rules import EXACT
 from polydraft.conformance.power import distance
 from polydraft.conformance.worlds import VOCABULARY, World, every_tree, worlds
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.probs import Noise, sample
 from polydraft.trees import Draft, Widths, grow
 from polydraft.verifiers import PathLaw, PathVerifier, TreeVerifier
@@ -86,14 +86,19 @@ def check_tree_rule(rule: TreeVerifier, widths: tuple[int, int] | None = None) -
             return check_tree_rule(rule, (2, 2))
         except UnpairedScheme:
             return check_tree_rule(rule, (1, 1))
-    if not all(1 <= width <= 3 for width in widths):
-        raise InvalidParameter(f"widths must lie in 1 to 3, since all trees are listed, but are {widths}.")
+    if not _are_widths(widths):
+        raise InvalidParameter(f"widths must lie in 1 to 3, since all trees are listed, but are {widths!r}.")
     if not isinstance(rule, PathVerifier):
         return _sampled(rule, widths)
     found = [(world.name, *_measured(rule, world, widths)) for world in worlds()]
     worst, deviation, _ = max(found, key=lambda one: one[1])
     accepted = tuple(mean for _, _, mean in found)
     return TreeReport(label(rule), rule.scheme.name, rule.lossless, widths, deviation, worst, accepted)
+
+
+def _are_widths(value: object) -> bool:
+    """Tell whether a value is two numbers of children that can be listed."""
+    return isinstance(value, tuple) and len(value) == 2 and all(is_whole(one) and 1 <= one <= 3 for one in value)
 
 
 def tree_matrix(

@@ -111,4 +111,5 @@ def _as_draft(world: World, widths: tuple[int, int], atoms: Int[Tensor, "b n"]) 
     shortlist[:, 1:last], probs[:, 1:last] = world.shortlist[1][tokens[:, 1:last]], world.draft[1][tokens[:, 1:last]]
     tokens[:, last:] = shortlist[:, parents[last:]].gather(-1, atoms[:, last:].clamp_min(0).unsqueeze(-1)).squeeze(-1)
     valid = (atoms >= 0) | (parents < 0)
-    return Draft(TokenTree(tokens, Topology(parents.repeat(len(atoms), 1)), valid), atoms, shortlist, probs)
+    tree = TokenTree(tokens, Topology(parents.repeat(len(atoms), 1)), valid)
+    return Draft(tree, atoms, shortlist, probs, most_children=max(widths))

@@ -96,4 +96,4 @@ def given_chain(text: Text, found: list[NDArray[np.int64]]) -> Draft:
     atoms[:, 0] = -1
     shortlist = torch.nn.functional.pad(drafted, (0, 1), value=-1).unsqueeze(-1)
     tree = TokenTree(tokens, topology(Chain(length).shape, batch, device), valid)
-    return Draft(tree, atoms, shortlist, (shortlist >= 0).float())
+    return Draft(tree, atoms, shortlist, (shortlist >= 0).float(), most_children=1)

@@ -12,10 +12,10 @@ from polydraft.drafters import Drafter, NoDraft, Session, Text
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw, target_rows
-from polydraft.errors import ContextOverflow
+from polydraft.errors import ContextOverflow, UnpairedScheme
 from polydraft.models import Cache, LanguageModel
 from polydraft.probs import Noise
-from polydraft.schemes import require_pairs
+from polydraft.schemes import EVERY_SCHEME, require_pairs
 from polydraft.trees import (
     TokenTree,
     TreePolicy,
@@ -173,10 +173,24 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
     Raises:
         UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
     """
-    drafter.check(verifier.scheme)
+    try:
+        drafter.check(verifier.scheme)
+    except UnpairedScheme as refusal:
+        raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if not isinstance(drafter, NoDraft):
         require_pairs(verifier.scheme, largest_shape(policy).max_children)
         check_policy(policy, verifier.scheme)
+
+
+def _fitting_verifier(drafter: Drafter) -> str:
+    """Say which verifier to pass: naive match, exact for all drafts, with the first scheme that the drafter takes."""
+    for scheme in EVERY_SCHEME:
+        try:
+            drafter.check(scheme)
+        except UnpairedScheme:
+            continue
+        return f"pass a verifier of such drafts, for example verifier=TopDown(NaiveMatch({scheme}))"
+    return "it takes none of this package's schemes, so pass a verifier of its own"
 
 
 def _with_room(prompt: Text, capacity: int) -> Text:

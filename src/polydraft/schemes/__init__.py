@@ -2,16 +2,26 @@
 
 from polydraft.schemes.conditional_poisson import ConditionalPoisson
 from polydraft.schemes.coupled import Coupled
+from polydraft.schemes.every import EVERY_SCHEME
 from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
-from polydraft.schemes.scheme import Scheme, enumerate_drafts, require_scheme
+from polydraft.schemes.scheme import (
+    Scheme,
+    check_scheme,
+    enumerate_drafts,
+    require_count,
+    require_drawn,
+    require_independent,
+    require_scheme,
+)
 from polydraft.schemes.spec_hub import SpecHub, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample
 from polydraft.schemes.without_replacement import WithoutReplacement
 
 __all__ = [
+    "EVERY_SCHEME",
     "IID",
     "ConditionalPoisson",
     "Coupled",
@@ -23,7 +33,11 @@ __all__ = [
     "TopThenIID",
     "TopThenSample",
     "WithoutReplacement",
+    "check_scheme",
     "enumerate_drafts",
+    "require_count",
+    "require_drawn",
+    "require_independent",
     "require_pairs",
     "require_scheme",
 ]

@@ -22,6 +22,8 @@ class ConditionalPoisson:
 
     name = "conditional poisson"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

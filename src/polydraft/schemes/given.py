@@ -15,6 +15,8 @@ class Given:
 
     name = "given"
     deterministic = True
+    independent = True
+    lone_draft_is_drawn = False
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -15,6 +15,8 @@ class IID:
 
     name = "iid"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -22,6 +22,8 @@ class Product:
 
     name = "product"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b J K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -5,13 +5,16 @@ is exact for the drafts of one scheme only.
 """
 
 from itertools import product
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
+
+MOST_DRAFTS = 4096
+"""More drafts than a node of a tree can have."""
 
 
 @runtime_checkable
@@ -29,6 +32,19 @@ class Scheme(Protocol):
     @property
     def deterministic(self) -> bool:
         """Whether the drafts are a function of the draft row."""
+        ...
+
+    @property
+    def independent(self) -> bool:
+        """Whether a node's drafts are drawn anew, whatever was drawn at other nodes and in other steps.
+
+        Rules that reckon with the law of the drafts below several nodes need it.
+        """
+        ...
+
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        """Whether a draft that is its node's only one is an independent draw from the row, and not certain."""
         ...
 
     def sample(
@@ -52,8 +68,9 @@ def enumerate_drafts(
     """List every ordered outcome of k drafts with positive probability, and its probability; for small K only.
 
     Raises:
-        InvalidParameter: K ** k is too large to list.
+        InvalidParameter: k is no integer from 1 to 4095, or K ** k is too large to list.
     """
+    require_count("k", k)
     size = draft_probs.shape[-1]
     if size**k > 200_000:
         raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
@@ -63,12 +80,61 @@ def enumerate_drafts(
     return drafts[probability > 0], probability[probability > 0]
 
 
+def require_count(name: str, value: object) -> None:
+    """Check that a number of drafts is one.
+
+    Raises:
+        InvalidParameter: it is no integer from 1 to 4095, the most children that a node of a tree can have.
+    """
+    if not is_whole(value) or not 1 <= cast(int, value) < MOST_DRAFTS:
+        raise InvalidParameter(f"{name} must be an integer >= 1 and below {MOST_DRAFTS}, but is {value!r}.")
+
+
+def check_scheme(scheme: object, who: str) -> None:
+    """Check that a value is a scheme, and not the class of one.
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    if isinstance(scheme, type) or not isinstance(scheme, Scheme):
+        raise InvalidParameter(f"{who} needs a scheme such as IID(), with all that Scheme names, but got {scheme!r}.")
+
+
+def require_independent(scheme: Scheme, who: str) -> None:
+    """Check that each node's drafts are drawn anew, so that their law is what `probability` says at every node.
+
+    Raises:
+        UnpairedScheme: they are not.
+    """
+    check_scheme(scheme, who)
+    if not scheme.independent:
+        raise UnpairedScheme(
+            f"{who} needs drafts that are drawn anew at every node, but {scheme.name} drafts share their noise with "
+            "other nodes and steps; use SharedNoise, or TopDown with NaiveMatch."
+        )
+
+
+def require_drawn(scheme: Scheme, who: str) -> None:
+    """Check that a draft that is its node's only one is an independent draw from the draft row.
+
+    Raises:
+        UnpairedScheme: it is not.
+    """
+    check_scheme(scheme, who)
+    if not scheme.lone_draft_is_drawn:
+        raise UnpairedScheme(
+            f"{who} needs single drafts that are independent draws from their rows, such as iid ones, not "
+            f"{scheme.name}; use TopDown with NaiveMatch."
+        )
+
+
 def require_scheme(scheme: Scheme, allowed: tuple[type[object], ...], who: str) -> None:
     """Check that a scheme is one that `who` can work with.
 
     Raises:
         UnpairedScheme: it is not.
     """
+    check_scheme(scheme, who)
     if not isinstance(scheme, allowed):
         names = " or ".join(_name(one) for one in allowed)
         raise UnpairedScheme(f"{who} works with drafts that are {names}, not {scheme.name}.")

@@ -33,6 +33,8 @@ class SpecHub:
 
     name = "spechub"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -14,6 +14,8 @@ class TopK:
 
     name = "top-k"
     deterministic = True
+    independent = True
+    lone_draft_is_drawn = False
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

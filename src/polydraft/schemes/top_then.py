@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole
 from polydraft.probs import normalised, sample, without
 from polydraft.schemes.drawing import cut, indicator
 from polydraft.schemes.iid import IID
 from polydraft.schemes.top import TopK
+
+MOST_CERTAIN = 1 << 20
+"""The most tokens that may be taken for certain; no vocabulary is larger."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class TopThenSample:
 
     name = "top then sample"
     deterministic = False
+    independent = True
+    lone_draft_is_drawn = True
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
@@ -57,30 +62,39 @@ class TopThenIID:
         top: the number of tokens taken for certain.
 
     Raises:
-        InvalidParameter: `top` is negative.
+        InvalidParameter: `top` is no integer from 0 to `MOST_CERTAIN`.
     """
 
     top: int
     deterministic = False
+    independent = True
 
     def __post_init__(self) -> None:
-        if self.top < 0:
-            raise InvalidParameter(f"top must be an integer >= 0, but is {self.top}.")
+        if not is_whole(self.top) or self.top < 0:
+            raise InvalidParameter(f"top must be an integer >= 0, but is {self.top!r}.")
+        if self.top > MOST_CERTAIN:
+            raise InvalidParameter(
+                f"top must be at most {MOST_CERTAIN}, but is {self.top}; TopK takes all for certain."
+            )
 
     @property
     def name(self) -> str:
         """The scheme's name in tables."""
         return f"top {self.top} then iid"
 
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        """Whether no draft is certain."""
+        return self.top == 0
+
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
         """Take the top atoms, then invert the distribution function of the rest, one uniform per draft."""
-        width = max(k, self.top)
-        likeliest = TopK().sample(draft_probs, torch.full_like(counts, self.top), uniforms, width)
+        likeliest = TopK().sample(draft_probs, torch.full_like(counts, min(self.top, k)), uniforms, k)
         drawn = IID().sample(without(draft_probs, likeliest), counts, uniforms, k)
         fixed = torch.arange(k, device=counts.device) < self.top
-        return cut(torch.where(fixed, likeliest[..., :k], drawn), counts)
+        return cut(torch.where(fixed, likeliest, drawn), counts)
 
     def probability(self, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
         """Return the product of q'(x_i) after the top ones; zero where the first drafts are not the top ones."""

@@ -1,10 +1,14 @@
 """Closed forms for special cases: two independent drafts, and top tokens with one sampled draft."""
 
+from math import isfinite
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter, is_number
 from polydraft.probs import normalised, overlap
+from polydraft.schemes import require_count
 from polydraft.theory.rows import likeliest, prefix_sums
 
 
@@ -28,9 +32,14 @@ def two_drafts_suffice(
     """Tell whether two independent drafts can always be accepted: target(H) >= draft(H)^2 for every set H.
 
     Source: Khisti et al., arXiv 2410.18234, theorem 2.
+
+    Raises:
+        InvalidParameter: the tolerance is no finite number.
     """
+    if not is_number(tolerance) or not isfinite(tolerance):
+        raise InvalidParameter(f"tolerance must be a finite number, but is {tolerance!r}.")
     head, mass = _prefixes(draft_probs, target_probs)
-    return (mass >= head**2 - tolerance).all(dim=-1)
+    return (mass >= head**2 - float(tolerance)).all(dim=-1)
 
 
 def top_then_sample_acceptance(
@@ -40,7 +49,11 @@ def top_then_sample_acceptance(
 
     T are the k - 1 likeliest tokens of the draft and draft' is the draft row without them, renormalised.
     Source: Hu et al., arXiv 2502.18779, section 4.
+
+    Raises:
+        InvalidParameter: k is not an integer from 1 to 4095.
     """
+    require_count("k", k)
     draft, target = draft_probs.double(), target_probs.double()
     top = likeliest(draft, torch.full(draft.shape[:-1], k - 1, device=draft.device))
     rest = draft.masked_fill(top, 0.0)

@@ -17,6 +17,7 @@ from polydraft.schemes import (
     TopThenIID,
     TopThenSample,
     WithoutReplacement,
+    check_scheme,
 )
 from polydraft.theory.conditional import conditional_chain, conditional_inclusion
 from polydraft.theory.rows import likeliest, prefix_sums
@@ -125,6 +126,7 @@ def drawn_and_certain(scheme: Scheme) -> tuple[int, int | None]:
         return 1, None
     if isinstance(scheme, IID | TopThenIID):
         return 0, scheme.top if isinstance(scheme, TopThenIID) else 0
+    check_scheme(scheme, "Containment")
     raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
 
 

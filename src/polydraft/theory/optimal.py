@@ -6,9 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.errors import VocabularyMismatch
 from polydraft.probs import check_probs
-from polydraft.schemes import ConditionalPoisson, Coupled, Product, Scheme, WithoutReplacement
+from polydraft.schemes import (
+    ConditionalPoisson,
+    Coupled,
+    Product,
+    Scheme,
+    WithoutReplacement,
+    check_scheme,
+    require_count,
+)
 from polydraft.theory.containment import certain_and_drawn, containment_chain
 from polydraft.theory.rows import prefix_sums
 from polydraft.theory.submodular import minimising_order
@@ -76,14 +84,14 @@ def optimal_acceptance(
     Shapes: V = W; draft rows are "*b V", for `Product` "*b J V". See `optimal_set`.
 
     Raises:
-        InvalidParameter: k is not an integer of at least one.
+        InvalidParameter: k is not an integer from 1 to 4095, or the scheme is none.
         InvalidProbabilities: a row is not a distribution.
         NotConverged: the minimisation for `Product` drafts did not come to an end.
         UnpairedScheme: the scheme's containment is not known.
         VocabularyMismatch: the rows differ in length.
     """
-    if k < 1 or k != int(k):
-        raise InvalidParameter(f"k must be an integer >= 1, but is {k}.")
+    check_scheme(scheme, "The optimal acceptance")
+    require_count("k", k)
     if draft_probs.shape[-1] != target_probs.shape[-1]:
         raise VocabularyMismatch(
             f"The draft rows have {draft_probs.shape[-1]} tokens and the target rows {target_probs.shape[-1]}; "

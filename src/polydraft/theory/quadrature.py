@@ -10,6 +10,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter, is_number, is_whole
+
 FAINT = 1e-15
 """What may happen before the first node and after the last one."""
 SOONEST = 12.0
@@ -18,8 +20,16 @@ LONGEST = 24.0
 """The longest stretch of log time that one panel of nodes covers."""
 DENSITY = 1.8
 """Half the number of nodes per unit of the transformed time."""
+DENSEST = 4
+"""What that may be multiplied by."""
+MOST_RINGS = 1 << 16
+"""The most rings that are waited for."""
 EVENED = 1e-14
 """Nodes are as even as they may be for errors of this size."""
+LEAST = 2.0**-1074
+"""The smallest positive number of float64, in place of a sum of no rates."""
+LATEST = 700.0
+"""The logarithm of the latest time at which nodes may begin."""
 BOUNDS = (
     ((1.0, 0.0, 0.0), 100 * FAINT),
     ((0.0, 1.0, 0.0), 100 * (2 * FAINT) ** (1 / 2)),
@@ -27,7 +37,7 @@ BOUNDS = (
     ((1 / 3, 1 / 3, 1 / 3), 100 * FAINT ** (1 / 3)),
     ((0.0, 0.0, 1.0), SOONEST),
 )
-"""The powers of s, r and e in the bounds of `_scale`, for times, and their factors."""
+"""The powers of s, r and e in the bounds of `_log_scale`, for times, and their factors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +63,33 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     Rows with fewer than three drafts need no nodes: they get arbitrary ones, or none if all rows are such. `most` is
     the largest count, and `density` multiplies the number of nodes, which is read back from the device once.
 
+    Rates may span all of float64, subnormal ones included, as long as the time of the last ring is in its range: rates
+    of at least 1e-304 (`SuccessiveLaw` scales probabilities so).
+
     Shapes: `counts` at most the support's size; the number of nodes is that of the row which needs most, and the last
     ones of rows which need fewer have weight zero.
+
+    Raises:
+        InvalidParameter: `most` is no integer up to `MOST_RINGS`, or `density` no positive number up to `DENSEST`.
     """
+    if not is_whole(most) or most > MOST_RINGS or not is_number(density) or not 0 < density <= DENSEST:
+        raise InvalidParameter(
+            f"most must be an integer up to {MOST_RINGS} and density a number above 0 and at most {DENSEST}, but are "
+            f"{most!r} and {density!r}."
+        )
     if most < 3:
         return TimeNodes(rates[..., :0], rates[..., :0])
     slowest = rates.sort(dim=-1).values.cumsum(dim=-1)
-    scale = _scale(slowest)
-    length = (_end(slowest, counts, most) / scale).log1p().masked_fill(counts < 3, 1.0)
+    start = _log_scale(slowest).clamp_max(LATEST).masked_fill(counts < 3, 0.0)
+    stretch = _log_end(slowest, counts, most) - start
+    length = torch.logaddexp(torch.zeros_like(stretch), stretch).masked_fill(counts < 3, 1.0)
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
     places, shares = _row_nodes(panels, _base(density, most), density * DENSITY, length, longest)
-    scale, length = scale.unsqueeze(-1), length.unsqueeze(-1)
-    time = scale * (length * places).expm1()
-    return TimeNodes(time, (time + scale).div_(time).mul_(shares).mul_(length))
+    scale, length = start.exp().unsqueeze(-1), length.unsqueeze(-1)
+    half = (length * places / 2).expm1_()  # e^x - 1 as a product, whose factors stay in range where e^x does not
+    time = (scale * half).mul_(half + 2).clamp_max_(torch.finfo(torch.float64).max)
+    return TimeNodes(time, (scale / time).add_(1).mul_(shares).mul_(length))
 
 
 def row_nodes(length: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -117,15 +140,15 @@ def _unit_nodes(panels: int, each: int) -> tuple[Float[Tensor, " n"], Float[Tens
     return ((starts + (places + 1) / 2) / panels).flatten(), (shares / 2 / panels).repeat(panels)
 
 
-def _scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
-    """Return a time so early that what is not smooth before it has negligible weight; `slowest` are sums of rates.
+def _log_scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+    """Return the logarithm of a time before which nothing that is not smooth has weight; `slowest` are sums of rates.
 
     With e the sum of all rates, r that without the fastest clock and s that without the fastest two, Pr[three rings by
     t] is at most s t, (r t)^2 / 2, (e t)^3 / 6 and e r s t^3. In logarithms.
     """
     powers, constants = _bounds(slowest.device)
-    sums = slowest[..., -3:].clamp_min(1e-300).log()
-    return (constants - sums @ powers).amax(dim=-1).exp()
+    sums = slowest[..., -3:].clamp_min(LEAST).log()
+    return (constants - sums @ powers).amax(dim=-1)
 
 
 @lru_cache(maxsize=256)
@@ -142,15 +165,15 @@ def _bounds(device: torch.device) -> tuple[Float[Tensor, "3 5"], Float[Tensor, "
     return as_tensor(powers).T, as_tensor(factors).log()
 
 
-def _end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
-    """Return a time by which `counts` clocks have rung but for probability `FAINT`; `slowest` are sums of rates.
+def _log_end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: int) -> Float[Tensor, "*b"]:
+    """Return the logarithm of a time by which `counts` clocks have rung but for probability `FAINT`.
 
     Fewer than k of n clocks have rung if all off some set of fewer than k are silent. With R the rate of all but the
     fastest k - 1, each such set has probability at most exp(-R t), and there are sum_{j<k} binomial(n, j) of them. For
-    many clocks it is better to say that they form k groups of rate R / 2k.
+    many clocks it is better to say that they form k groups of rate R / 2k. `slowest` are sums of rates.
     """
     rest = slowest.gather(-1, (slowest.shape[-1] - counts.clamp_min(1)).unsqueeze(-1)).squeeze(-1)
-    return overdue(slowest.shape[-1], most) / rest.clamp_min(1e-300)
+    return math.log(overdue(slowest.shape[-1], most)) - rest.clamp_min(LEAST).log()
 
 
 @lru_cache(maxsize=1024)

@@ -1,13 +1,16 @@
 """What an acceptance rate is worth: tokens per target call, time and operations saved, and the best draft length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
 from polydraft.probs import overlap
+
+LONGEST = 4096
+"""Longer chains are never drafted."""
 
 
 def divergence(draft_probs: Float[Tensor, "*b V"], target_probs: Float[Tensor, "*b V"]) -> Float[Tensor, "*b"]:
@@ -30,7 +33,7 @@ def lenient_acceptance(
     Raises:
         InvalidParameter: lenience is not in (0, 1].
     """
-    _require("lenience", lenience, "in (0, 1]", 0 < lenience <= 1)
+    _require("lenience", lenience, "in (0, 1]", lambda value: 0 < value <= 1)
     return overlap(target_probs / lenience, draft_probs)
 
 
@@ -44,8 +47,8 @@ def tokens_per_call(acceptance: float, length: int) -> float:
     Raises:
         InvalidParameter: the acceptance is not in [0, 1], or the length is negative.
     """
-    _require("acceptance", acceptance, "in [0, 1]", 0 <= acceptance <= 1)
-    _require("length", length, "an integer >= 0", length >= 0)
+    _require_share(acceptance)
+    _require_length("length", length)
     return sum(acceptance**drafts for drafts in range(length + 1))
 
 
@@ -58,7 +61,7 @@ def time_factor(acceptance: float, length: int, cost: float) -> float:
     Raises:
         InvalidParameter: an argument is outside its range.
     """
-    _require("cost", cost, ">= 0", cost >= 0)
+    _require_cost(cost)
     return tokens_per_call(acceptance, length) / (length * cost + 1)
 
 
@@ -71,15 +74,21 @@ def operations_factor(acceptance: float, length: int, cost: float) -> float:
     Raises:
         InvalidParameter: an argument is outside its range.
     """
-    _require("cost", cost, ">= 0", cost >= 0)
-    return (length * cost + length + 1) / tokens_per_call(acceptance, length)
+    _require_cost(cost)
+    tokens = tokens_per_call(acceptance, length)
+    return (length * cost + length + 1) / tokens
 
 
 def can_gain(acceptance: float, cost: float) -> bool:
     """Tell whether some chain saves time: if and only if the acceptance is larger than the cost of a draft.
 
     Source: Leviathan et al., arXiv 2211.17192, corollary 3.9.
+
+    Raises:
+        InvalidParameter: an argument is outside its range.
     """
+    _require_share(acceptance)
+    _require_cost(cost)
     return acceptance > cost
 
 
@@ -87,6 +96,9 @@ def least_gain(acceptance: float, cost: float) -> float:
     """Return (1 + a) / (1 + c), the time factor of one draft, which the best chain reaches at least where it can gain.
 
     Source: Leviathan et al., arXiv 2211.17192, corollary 3.9.
+
+    Raises:
+        InvalidParameter: an argument is outside its range.
     """
     return time_factor(acceptance, 1, cost)
 
@@ -97,7 +109,7 @@ def best_length(acceptance: float, cost: float, longest: int = 64) -> int:
     Raises:
         InvalidParameter: an argument is outside its range.
     """
-    _require("longest", longest, "an integer >= 0", longest >= 0)
+    _require_length("longest", longest)
     return max(range(longest + 1), key=lambda length: time_factor(acceptance, length, cost))
 
 
@@ -118,8 +130,10 @@ def expected_accepted_length(parents: Sequence[int], branching: Float[Tensor, "*
         raise InvalidParameter(f"There are {len(parents)} parents, but {branching.shape[-1]} branching probabilities.")
     reached: list[Tensor] = [torch.ones_like(branching[..., 0])] if parents else []
     for node, parent in enumerate(parents):
-        if parent != -1 if node == 0 else not 0 <= parent < node:
-            raise InvalidParameter(f"Node {node} has parent {parent}; the root's is -1, all others' come before them.")
+        if not is_whole(parent) or (parent != -1 if node == 0 else not 0 <= parent < node):
+            raise InvalidParameter(
+                f"Node {node} has parent {parent!r}; the root's is -1, all others' come before them."
+            )
         if node:
             reached.append(reached[parent] * branching[..., node])
     return torch.stack(reached, dim=-1).sum(dim=-1) - 1 if reached else branching.sum(dim=-1)
@@ -134,6 +148,21 @@ def block_efficiency(parents: Sequence[int], branching: Float[Tensor, "*b n"]) -
     return 1 + expected_accepted_length(parents, branching)
 
 
-def _require(name: str, value: float, rule: str, holds: bool) -> None:
-    if not holds:
-        raise InvalidParameter(f"{name} must be {rule}, but is {value}.")
+def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
+    if not is_number(value) or not holds(value):
+        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")
+
+
+def _require_share(acceptance: float) -> None:
+    _require("acceptance", acceptance, "in [0, 1]", lambda value: 0 <= value <= 1)
+
+
+def _require_cost(cost: float) -> None:
+    _require("cost", cost, ">= 0", lambda value: 0 <= value < float("inf"))
+
+
+def _require_length(name: str, value: int) -> None:
+    if not is_whole(value) or value < 0:
+        raise InvalidParameter(f"{name} must be an integer >= 0, but is {value!r}.")
+    if value >= LONGEST:
+        raise InvalidParameter(f"{name} must be below {LONGEST}, but is {value}.")

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import NotConverged
+from polydraft.errors import InvalidParameter, NotConverged, is_whole
 from polydraft.schemes import Scheme
 from polydraft.theory.containment import containment_chain
 from polydraft.theory.rows import prefix_sums
@@ -37,8 +37,11 @@ def minimising_order(
     Source: Fujishige and Isotani, Pacific Journal of Optimization 7 (2011); Wolfe, Mathematical Programming 11 (1976).
 
     Raises:
+        InvalidParameter: `rounds` is no integer of at least 1.
         NotConverged: after `rounds` vertices the certificate is further than 1e-6 from the value found.
     """
+    if not is_whole(rounds) or rounds < 1:
+        raise InvalidParameter(f"rounds must be an integer >= 1, but is {rounds!r}.")
     point = target_mass - draft_probs.reshape(-1, target_mass.shape[-1]).mean(dim=0)
     corners, shares = target_mass.new_zeros(0, target_mass.shape[-1]), target_mass.new_zeros(0)
     best, best_order, gap = torch.inf, torch.empty(0), torch.inf

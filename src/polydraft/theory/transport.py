@@ -10,9 +10,10 @@ from scipy.optimize import linprog  # pyright: ignore  scipy has no stubs
 from scipy.sparse import coo_array  # pyright: ignore
 from torch import Tensor
 
-from polydraft.errors import NotConverged
-from polydraft.schemes import Scheme, enumerate_drafts
+from polydraft.errors import InvalidParameter, NotConverged, is_whole
+from polydraft.schemes import Scheme, check_scheme, enumerate_drafts
 
+MOST_ITERATIONS = 1 << 31
 SOLVER = cast(Callable[..., Any], linprog)
 SPARSE = cast(Callable[..., Any], coo_array)
 
@@ -23,6 +24,7 @@ def drafted_sets(scheme: Scheme, draft_probs: Float[Tensor, "*J A"], k: int) -> 
     Raises:
         InvalidParameter: there are too many drafts to list.
     """
+    check_scheme(scheme, "Listing drafts")
     drafts, probability = enumerate_drafts(scheme, draft_probs.double(), k)
     sets: dict[frozenset[int], float] = {}
     for atoms, chance in zip(drafts, probability, strict=True):
@@ -44,9 +46,13 @@ def lp_acceptance(
     target mass may total less than one. Accurate to about 1e-9; for A ** k up to 200 000.
 
     Raises:
-        InvalidParameter: there are too many drafts to list.
+        InvalidParameter: there are too many drafts to list, or `max_iterations` is no integer of at least 0.
         NotConverged: the solver stopped before the optimum.
     """
+    if max_iterations is not None and (not is_whole(max_iterations) or not 0 <= max_iterations < MOST_ITERATIONS):
+        raise InvalidParameter(
+            f"max_iterations must be an integer >= 0 and below {MOST_ITERATIONS}, or None, but is {max_iterations!r}."
+        )
     sets = drafted_sets(scheme, draft_probs, k)
     limits = [*sets.values(), *map(float, target_mass)]
     moves = [(place, token) for place, drafted in enumerate(sets) for token in sorted(drafted)]
@@ -60,7 +66,7 @@ def lp_acceptance(
         options["maxiter"] = max_iterations
     solution = SOLVER([-1.0] * len(moves), matrix, limits, method="highs", options=options)
     if solution.status != 0:
-        raise NotConverged(f"The transport of {len(sets)} drafted sets was not solved: {solution.message}")
+        raise NotConverged(f"The transport of {len(sets)} drafted sets was not solved ({solution.message}).")
     return -float(solution.fun)
 
 

@@ -1,4 +1,12 @@
-"""Growing a token tree level by level: one proposal call per depth for all rows and all nodes of that depth."""
+"""Growing a token tree level by level: one proposal call per depth for all rows and all nodes of that depth.
+
+**If something fails on the way** (the drafter, the scheme's sampler or the policy raises), growth ends there and the
+tree is what was drawn so far, its deepest nodes leaves; `Draft.failure` holds the error. To drop the whole draft would
+bias the text if the error follows from drawn tokens: it is pruning after sampling. To end growth is not, whatever it
+follows from: it gives the nodes that are left no children, and a count may depend on all that was drawn before
+(`trees.dynamic.policy` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
+are errors of pairing at any depth, since a user has to mend them and no text comes out.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +19,7 @@ from polydraft.probs import Noise
 from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
-from polydraft.trees.frontier import Frontier, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Propose
 from polydraft.trees.policies import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.tree import Draft, TokenTree
@@ -32,11 +40,15 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         noise: random numbers, one stream per row.
 
     Raises:
+        Exception: whatever `propose` or the scheme raises before anything is drawn; later it is kept as the draft's
+            `failure`.
         UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
+        VocabularyMismatch: the drafter says so, at any depth.
     """
     if is_dynamic(policy):
         return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
+    most_children, failure = shape.max_children, None
     if not shape.counts:
         return Draft.nothing(root)
     tree = topology(shape, len(root), root.device)
@@ -49,17 +61,34 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         frontier = Frontier(
             busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
         )
-        listed, law = propose(frontier)
-        drafts = _draw(scheme, law, level, _uniforms(scheme, listed, law, level, depth, noise))
+        try:
+            listed, law = propose(frontier)
+            drafts = _draw(scheme, law, level, _uniforms(scheme, listed, law, level, depth, noise))
+        except MENDABLE:
+            raise
+        except Exception as error:  # whatever it is, what was drawn must be verified
+            if depth == 0:
+                raise
+            tree, failure = topology(TreeShape(shape.counts[:depth]), len(root), root.device), error
+            nodes = tokens[-1].shape[1]
+            shortlist[-1], probs[-1] = _with_leaves(shortlist[-1], nodes, -1), _with_leaves(probs[-1], nodes, 0.0)
+            break
         drawn = level.children(drafts)
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
         tokens.append(level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0))
         atoms.append(drawn.where(there, -1))
         valid.append(there)
-        shortlist.append(level.with_leaves(listed, -1))
-        probs.append(level.with_leaves(law, 0.0))
+        shortlist.append(_with_leaves(listed, level.leaves, -1))
+        probs.append(_with_leaves(law, level.leaves, 0.0))
     grown = TokenTree(torch.cat(tokens, dim=1), tree, torch.cat(valid, dim=1))
-    return Draft(grown, torch.cat(atoms, dim=1), torch.cat(shortlist, dim=1), torch.cat(probs, dim=1))
+    return Draft(
+        grown,
+        torch.cat(atoms, dim=1),
+        torch.cat(shortlist, dim=1),
+        torch.cat(probs, dim=1),
+        most_children=most_children,
+        failure=failure,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +116,6 @@ class _Level:
         row = drafts.flatten(1)
         return row if self.places is None else row.index_select(1, self.places)
 
-    def with_leaves(self, rows: Shaped[Tensor, "b f ..."], empty: float) -> Shaped[Tensor, "b g ..."]:
-        """Append empty rows for the nodes without children."""
-        return (
-            torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, self.leaves), value=empty)
-            if self.leaves
-            else rows
-        )
-
 
 @lru_cache(maxsize=256)
 def _levels(shape: TreeShape, device: torch.device) -> tuple[_Level, ...]:
@@ -115,6 +136,11 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
         places=None if len(places) == most * len(counts) else torch.tensor(places, device=device),
         leaves=leaves,
     )
+
+
+def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> Shaped[Tensor, "b g ..."]:
+    """Append empty rows for nodes without children."""
+    return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
 
 
 def _draw(

@@ -14,7 +14,7 @@ from polydraft.trees.dynamic import (
     PathProbability,
     TokenProbability,
 )
-from polydraft.trees.policies import Chain, Fixed, TreePolicy, TrunkThenBranch, Widths
+from polydraft.trees.policies import Chain, Fixed, TreePolicy, TrunkThenBranch, Widths, shortened
 from polydraft.trees.shape import EAGLE_25, MEDUSA_63
 
 
@@ -30,6 +30,7 @@ def parse_policy(text: str) -> TreePolicy:
     Raises:
         InvalidParameter: the text is none of these, or a number is out of range.
     """
+    _require_text(text)
     kind, _, numbers = text.partition(":") if re.match(r"[a-z]", text) else ("", "", text)
     try:
         policy = _READERS[kind](numbers)
@@ -40,8 +41,13 @@ def parse_policy(text: str) -> TreePolicy:
             raise
     raise InvalidParameter(
         f'A tree is written as children per depth such as "4,2,2,1", or in one of the ways {", ".join(_READERS)[2:]} '
-        f"with their numbers (docs/trees.md), not as {text!r}."
+        f"with their numbers (docs/trees.md), not as {shortened(text)}."
     )
+
+
+def _require_text(value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidParameter(f'A tree is written as a text such as "4,2,2,1", not as {shortened(value)}.')
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ verification is then biased (drawing two and keeping the likelier one misses the
 The policies here fix the shape of every tree in advance; those of `trees.dynamic` shape each tree as it grows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 
@@ -52,9 +53,16 @@ class FixedShape:
 
 @dataclass(frozen=True)
 class Chain(FixedShape):
-    """One draft per node: `length` drafts in a row."""
+    """One draft per node: `length` drafts in a row.
+
+    Raises:
+        InvalidParameter: a length that is no integer from 1 to 4095.
+    """
 
     length: int
+
+    def __post_init__(self) -> None:
+        _chain(_positive("length", self.length))
 
     @property
     def shape(self) -> TreeShape:
@@ -64,9 +72,16 @@ class Chain(FixedShape):
 
 @dataclass(frozen=True)
 class Widths(FixedShape):
-    """Every node at depth i has `widths[i]` children: (4, 2, 1) gives 4, then 8, then 8 nodes."""
+    """Every node at depth i has `widths[i]` children: (4, 2, 1) gives 4, then 8, then 8 nodes.
+
+    Raises:
+        InvalidParameter: widths that are no integers of at least 1, or too many nodes.
+    """
 
     widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _product(checked_widths(self.widths))
 
     @property
     def shape(self) -> TreeShape:
@@ -80,29 +95,48 @@ class TrunkThenBranch(FixedShape):
 
     Worth it where draft and target agree at first and part later: drafts beside the trunk would be wasted. With widths
     (K, 1, ..., 1) these are K paths from one point ("delayed expansion", arXiv 2602.16994).
+
+    Raises:
+        InvalidParameter: a trunk or widths that are no integers of at least 1, or too many nodes.
     """
 
     trunk: int
     widths: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        _chain(_positive("the trunk", self.trunk))
+        _product((1,) * self.trunk + checked_widths(self.widths))
+
     @property
     def shape(self) -> TreeShape:
         """The trunk with the full product tree below."""
-        return _product((1,) * _positive("the trunk", self.trunk) + tuple(self.widths))
+        return _product((1,) * self.trunk + tuple(self.widths))
 
 
 @dataclass(frozen=True)
 class Fixed(FixedShape):
-    """A given shape, such as `EAGLE_25`, `MEDUSA_63` or the result of a shape search."""
+    """A given shape, such as `EAGLE_25`, `MEDUSA_63` or the result of a shape search.
+
+    Raises:
+        InvalidParameter: no `TreeShape`.
+    """
 
     shape: TreeShape
+
+    def __post_init__(self) -> None:
+        _require_shape(self.shape)
+
+
+def _require_shape(value: object) -> None:
+    if not isinstance(value, TreeShape):
+        raise InvalidParameter(f"A fixed tree needs a TreeShape, such as EAGLE_25, but has {shortened(value)}.")
 
 
 @lru_cache(maxsize=256)
 def _chain(length: int) -> TreeShape:
     if length >= MOST_NODES:
         raise InvalidParameter(f"The chain of {length} drafts has over {MOST_NODES} nodes.")
-    return TreeShape(((1,),) * _positive("length", length))
+    return TreeShape(((1,),) * length)
 
 
 @lru_cache(maxsize=256)
@@ -110,14 +144,33 @@ def _product(widths: tuple[int, ...]) -> TreeShape:
     counts: list[tuple[int, ...]] = []
     nodes = 1
     for width in widths:
-        counts.append((_positive("every width", width),) * nodes)
+        counts.append((width,) * nodes)
         nodes *= width
-        if nodes > MOST_NODES:
-            raise InvalidParameter(f"The tree of widths {widths} has over {MOST_NODES} nodes.")
+        if nodes > MOST_NODES or len(counts) > MOST_NODES:
+            raise InvalidParameter(f"The tree of widths {shortened(widths)} has over {MOST_NODES} nodes.")
     return TreeShape(tuple(counts))
 
 
 def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidParameter(f"{name} of a tree must be at least 1, but is {value}.")
+    if not is_whole(value) or value < 1:
+        raise InvalidParameter(f"{name} of a tree must be an integer of at least 1, but is {value!r}.")
     return value
+
+
+def checked_widths(widths: object) -> tuple[int, ...]:
+    """Return numbers of children per depth as a tuple.
+
+    Raises:
+        InvalidParameter: they are no integers of at least 1.
+    """
+    listed = cast(Sequence[object], widths) if isinstance(widths, tuple | list) else (None,)
+    if not all(is_whole(one) and cast(int, one) >= 1 for one in listed):
+        found = shortened(cast(object, widths))
+        raise InvalidParameter(f"Widths of a tree must be integers of at least 1, such as (4, 2, 1), but are {found}.")
+    return tuple(cast(Sequence[int], listed))
+
+
+def shortened(value: object) -> str:
+    """Return a value as text of at most 80 letters, for messages."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.trees.policies import shortened
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6
@@ -36,26 +39,53 @@ class Acceptance:
     rates: Rates
 
     def __post_init__(self) -> None:
+        if not _are_rates(self.rates, 3):
+            raise InvalidParameter(
+                f"Acceptance rates are tuples of tuples of tuples of numbers, not {shortened(self.rates)}."
+            )
         if not self.rates:
             raise InvalidParameter("Acceptance rates must be given for at least one depth.")
         for depth, rows in enumerate(self.rates):
             for children, row in enumerate(rows, start=1):
-                possible = all(rate >= 0 for rate in row) and sum(row) <= 1 + ROUNDING
-                if len(row) not in (0, children) or not possible:
+                if len(row) not in (0, children) or not _are_shares(row):
                     raise InvalidParameter(
                         f"The acceptance rates of {children} children at depth {depth} must be {children} numbers "
-                        f">= 0 with a sum of at most 1, but are {row}."
+                        f">= 0 with a sum of at most 1, but are {shortened(row)}."
                     )
 
     @classmethod
     def positional(cls, ranks: Sequence[float]) -> "Acceptance":
         """Return the rates of Sequoia's assumption: the child of rank i is accepted with `ranks[i]` everywhere."""
+        if not _are_ranks(ranks):
+            raise InvalidParameter(f"Positional acceptance rates are numbers, one per rank, not {shortened(ranks)}.")
+        if not _are_shares(ranks) or len(ranks) >= MOST_NODES:
+            raise InvalidParameter(
+                f"Positional acceptance rates must be fewer than {MOST_NODES} numbers >= 0 with a sum of at most 1, "
+                f"but are {shortened(ranks)}."
+            )
         return cls((tuple(tuple(ranks[:children]) for children in range(1, len(ranks) + 1)),))
 
     def at(self, depth: int, children: int) -> tuple[float, ...]:
         """Return the rates of the children of a node; () if it cannot have so many."""
         rows = self.rates[min(depth, len(self.rates) - 1)]
         return rows[children - 1] if 0 < children <= len(rows) else ()
+
+
+def _are_shares(rates: Sequence[float]) -> bool:
+    """Tell whether numbers are shares of one."""
+    return all(rate >= 0 for rate in rates) and sum(rates) <= 1 + ROUNDING
+
+
+def _are_ranks(value: object) -> bool:
+    """Tell whether a value is a list of numbers."""
+    return isinstance(value, Sequence) and all(map(is_number, cast(Sequence[object], value)))
+
+
+def _are_rates(value: object, deep: int) -> bool:
+    """Tell whether a value is so many tuples deep, and numbers inside."""
+    if deep == 0:
+        return is_number(value)
+    return isinstance(value, tuple) and all(_are_rates(one, deep - 1) for one in cast(tuple[object, ...], value))
 
 
 def expected_tokens(shape: TreeShape, acceptance: Acceptance | Sequence[float]) -> float:
@@ -88,7 +118,12 @@ def step_seconds(shape: TreeShape, verify_seconds: Seconds, draft_seconds: Secon
         verify_seconds: time to score and verify n nodes, the root included.
         draft_seconds: time of one draft pass over the f nodes of a level up to the last that has children.
         overhead: time of a step with drafts that depends on neither.
+
+    Raises:
+        InvalidParameter: an overhead that is no finite number.
     """
+    if not is_number(overhead) or not isfinite(overhead):
+        raise InvalidParameter(f"overhead must be a finite number of seconds, but is {overhead!r}.")
     drafting = sum(draft_seconds(len(counts)) for counts in shape.counts)
     return verify_seconds(shape.size) + drafting + (overhead if shape.counts else 0.0)
 
@@ -171,10 +206,10 @@ class _Search:
     """The dynamic programme's tables, by levels left and depth; they serve every smaller size and depth too."""
 
     def __init__(self, acceptance: Acceptance, nodes: int, depth: int) -> None:
-        if not 1 <= nodes <= MOST_NODES:
-            raise InvalidParameter(f"A tree has between 1 and {MOST_NODES} nodes, not {nodes}.")
-        if depth < 0:
-            raise InvalidParameter(f"The depth of a tree must be at least 0, but is {depth}.")
+        if not is_whole(nodes) or not 1 <= nodes <= MOST_NODES:
+            raise InvalidParameter(f"A tree has between 1 and {MOST_NODES} nodes, not {nodes!r}.")
+        if not is_whole(depth) or depth < 0:
+            raise InvalidParameter(f"The depth of a tree must be an integer of at least 0, but is {depth!r}.")
         self.acceptance = acceptance
         self.last = len(acceptance.rates) - 1
         alone = np.minimum(np.arange(nodes + 1), 1)

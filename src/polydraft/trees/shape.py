@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole
 
 MOST_NODES = 4096
 
@@ -22,12 +22,18 @@ class TreeShape:
     of which only the first has children, three of them.
 
     Raises:
-        InvalidParameter: a negative count, more counts than nodes in a level, or more than 4096 nodes.
+        InvalidParameter: counts that are no tuples of integers, a negative count, more counts than nodes in a level, or
+            more than 4096 nodes.
     """
 
     counts: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
+        if not _are_counts(self.counts):
+            found = repr(self.counts)[:80]
+            raise InvalidParameter(
+                f"A tree shape is a tuple of tuples of integers, such as ((2,), (1, 0)), not {found}."
+            )
         nodes, total = 1, 1
         for depth, level in enumerate(self.counts):
             if len(level) > nodes or any(count < 0 for count in level) or not sum(level):
@@ -74,6 +80,12 @@ class TreeShape:
     def ranks(self) -> tuple[int, ...]:
         """The place of each node among its siblings; the root's is 0."""
         return (0, *(rank for level in self.counts for count in level for rank in range(count)))
+
+
+def _are_counts(value: object) -> bool:
+    """Tell whether a value is a tuple of tuples of integers."""
+    levels = cast(tuple[object, ...], value) if isinstance(value, tuple) else (None,)
+    return all(isinstance(level, tuple) and all(map(is_whole, cast(tuple[object, ...], level))) for level in levels)
 
 
 class Level(NamedTuple):

@@ -66,6 +66,11 @@ class Draft:
             has the number that it was asked for by. A drafter that keeps keys by number moves them accordingly.
         whole: whether the shortlists of the topology's `inner` nodes are all of the target's tokens in the order of
             their ids, so that the target's rows need not be put in the order of a list.
+        most_children: the most children that a node of any of these trees could have had, fixed before the first was
+            drawn; None if unknown. A verifier may choose its rule by this bound. It must not choose by the tree itself,
+            whose shape may follow from what was drawn.
+        failure: the error that ended growth early, after drafts had been drawn; None if growth came to its own end.
+            The tree is a draft all the same, to be verified as it is; see `trees.grow`.
     """
 
     tree: TokenTree
@@ -74,13 +79,16 @@ class Draft:
     probs: Float[Tensor, "b n *J K"]
     scored: Int[Tensor, "b n"] | None = None
     whole: bool = False
+    most_children: int | None = None
+    failure: Exception | None = None
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
         """Return the draft that proposes no token."""
         tree = TokenTree.root_only(root)
         empty = torch.full_like(tree.tokens, -1)
-        return cls(tree, empty, empty.unsqueeze(-1), torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1))
+        probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
+        return cls(tree, empty, empty.unsqueeze(-1), probs, most_children=0)
 
     def drafted_atoms(self) -> Int[Tensor, "b n k"]:
         """Return each node's drafts as places in its own shortlist, in drafting order, padded with -1."""

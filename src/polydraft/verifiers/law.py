@@ -171,6 +171,28 @@ def _is_its_own(kind: type) -> bool:
     return all(places.get(name, last) <= last for name in ("at_node", "law_at"))
 
 
+def check_rule(rule: object, who: str) -> None:
+    """Check that a value is a node rule, and not the class of one.
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    if isinstance(rule, type) or not isinstance(rule, NodeVerifier):
+        raise InvalidParameter(f"{who} lifts node rules such as NaiveMatch(), but got {rule!r}.")
+
+
+def check_scalable(rule: object, who: str) -> None:
+    """Check that a node rule can verify a fraction of the target.
+
+    Raises:
+        InvalidParameter: it cannot.
+    """
+    if not isinstance(rule, ScalableVerifier):
+        raise InvalidParameter(
+            f"{who} lifts rules with shares and a marginal, which {type(rule).__name__} has not; use TopDown."
+        )
+
+
 def check_rows(
     drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b W"]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import GenerationConfig
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
 
 HONOURED = frozenset(
     """
@@ -189,7 +189,7 @@ def drafting_asked_for(options: Mapping[str, Any], own: GenerationConfig) -> dic
     for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"):
         require_count(name, asked[name])
     threshold = asked["assistant_confidence_threshold"]
-    if threshold is not None and not (_is_number(threshold) and 0 <= threshold <= 1):
+    if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
         raise InvalidParameter(f"assistant_confidence_threshold must lie in 0 to 1, but is {_shown(threshold)}.")
     for name, needed in DRAFTING.items():
         if asked[name] is not None and needed and asked[needed] is None and name in options:
@@ -203,16 +203,12 @@ def require_count(name: str, value: object) -> None:
     Raises:
         InvalidParameter: it is something else.
     """
-    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value is not None and not (is_whole(value) and cast(int, value) >= 1):
         raise InvalidParameter(f"{name} must be an integer of at least 1, but is {_shown(value)}.")
 
 
 def _first(*values: Any) -> Any:
     return next((one for one in values if one is not None), None)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check(name: str, value: Any, refusal: Refusal, place: str = "") -> None:

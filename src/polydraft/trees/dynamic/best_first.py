@@ -30,7 +30,7 @@ class BestFirst:
         beam: the most nodes of one depth that get a draft row: those with the likeliest paths.
 
     Raises:
-        InvalidParameter: a number below 1 or above 4095.
+        InvalidParameter: a number below 1 or above 4095, or together too many.
     """
 
     drafts: int
@@ -40,6 +40,7 @@ class BestFirst:
 
     def __post_init__(self) -> None:
         require_positive(drafts=self.drafts, depth=self.depth, children=self.children, beam=self.beam)
+        _ = self.shape
 
     @property
     def shape(self) -> TreeShape:

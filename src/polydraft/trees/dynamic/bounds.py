@@ -1,8 +1,9 @@
 """Bounds on the trees of a dynamic policy, as a shape that is at least as large in every respect."""
 
 from functools import lru_cache
+from math import isfinite
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, is_whole
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 
@@ -34,8 +35,10 @@ def require_positive(**values: int) -> None:
         InvalidParameter: one is not.
     """
     for name, value in values.items():
-        if not 1 <= value < MOST_NODES:
-            raise InvalidParameter(f"{name} of a tree must be at least 1 and below {MOST_NODES}, but is {value}.")
+        if not is_whole(value) or not 1 <= value < MOST_NODES:
+            raise InvalidParameter(
+                f"{name} of a tree must be an integer, at least 1 and below {MOST_NODES}, but is {value!r}."
+            )
 
 
 def require_share(name: str, value: float) -> None:
@@ -44,5 +47,15 @@ def require_share(name: str, value: float) -> None:
     Raises:
         InvalidParameter: it does not.
     """
-    if not 0 <= value <= 1:
-        raise InvalidParameter(f"{name} must lie in 0 to 1, but is {value}.")
+    if not is_number(value) or not 0 <= value <= 1:
+        raise InvalidParameter(f"{name} must be a number in 0 to 1, but is {value!r}.")
+
+
+def require_finite(name: str, value: float) -> None:
+    """Check that a number is finite.
+
+    Raises:
+        InvalidParameter: it is not.
+    """
+    if not is_number(value) or not isfinite(value):
+        raise InvalidParameter(f"{name} must be a finite number, but is {value!r}.")

@@ -1,13 +1,16 @@
 """A classifier that stops drafting, in the manner of DISCO: the chance of acceptance from features of the draft."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
+from polydraft.trees.dynamic.bounds import require_finite, require_positive
 from polydraft.trees.dynamic.policy import Drawn, entropy
+from polydraft.trees.policies import shortened
 from polydraft.trees.tree import Draft, Verdict
 
 FEATURES = ("token probability", "top probability", "entropy", "depth")
@@ -26,7 +29,7 @@ class Classifier:
         bias: added to the sum.
 
     Raises:
-        InvalidParameter: another number of weights.
+        InvalidParameter: another number of weights, or one that is no finite number.
 
     Source: DISCO, arXiv 2405.04304, section 4.
     """
@@ -35,16 +38,21 @@ class Classifier:
     bias: float = 0.0
 
     def __post_init__(self) -> None:
-        if len(self.weights) != len(FEATURES):
-            raise InvalidParameter(
-                f"A classifier needs {len(FEATURES)} weights ({', '.join(FEATURES)}), but has {len(self.weights)}."
-            )
+        _require_weights(self.weights)
+        for name, value in (*zip(FEATURES, self.weights, strict=True), ("bias", self.bias)):
+            require_finite(name if name == "bias" else f"the weight of the {name}", value)
 
     def of(self, drawn: Drawn) -> Float[Tensor, "b c"]:
         """Return the chance that each node is accepted once its parent is."""
         depth = torch.full_like(drawn.chance, drawn.depth)
         features = torch.stack([drawn.chance, drawn.top, drawn.entropy, depth], dim=-1)
         return torch.sigmoid(features @ features.new_tensor(self.weights) + self.bias)
+
+
+def _require_weights(value: object) -> None:
+    has = str(len(cast(tuple[object, ...], value))) if isinstance(value, tuple) else shortened(value)
+    if has != str(len(FEATURES)):
+        raise InvalidParameter(f"A classifier needs {len(FEATURES)} weights ({', '.join(FEATURES)}), but has {has}.")
 
 
 def examples(draft: Draft, verdict: Verdict) -> tuple[Float[Tensor, "m e"], Bool[Tensor, " m"]]:
@@ -79,14 +87,18 @@ def fit_classifier(
         rounds: Newton steps; they end by themselves when nothing moves.
 
     Raises:
-        InvalidParameter: no examples.
+        InvalidParameter: no examples, a penalty that is not positive, or no round.
     """
+    require_finite("penalty", penalty)
+    require_positive(rounds=rounds)
+    if penalty <= 0:
+        raise InvalidParameter(f"penalty must be positive, but is {penalty!r}.")
     if not len(features):
         raise InvalidParameter("A classifier cannot be fitted to no examples.")
     values, wanted = features.double(), accepted.double()
     centre, spread = values.mean(dim=0), values.std(dim=0, correction=0).clamp_min(1e-9)
     design = torch.cat([(values - centre) / spread, torch.ones_like(values[:, :1])], dim=-1)
-    ridge = penalty * torch.eye(design.shape[-1], dtype=design.dtype, device=design.device)
+    ridge = float(penalty) * torch.eye(design.shape[-1], dtype=design.dtype, device=design.device)
     ridge[-1, -1] = 1e-9  # the bias goes free
     weights = torch.zeros_like(design[0])
     for _ in range(rounds):

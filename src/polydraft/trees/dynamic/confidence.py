@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
+from polydraft.trees.dynamic.bounds import require_finite
 from polydraft.trees.dynamic.policy import Drawn
 
 
@@ -43,10 +45,18 @@ class PathProbability:
 class EntropyBound:
     """1 - sqrt(scale * entropy) of the row that the token was drawn from, in nats; a flat row counts as 0.
 
+    Raises:
+        InvalidParameter: a scale that is negative or not finite.
+
     Source: AdaEDL, arXiv 2410.18351, whose bound on the acceptance rate it is.
     """
 
     scale: float = 0.2
+
+    def __post_init__(self) -> None:
+        require_finite("scale", self.scale)
+        if self.scale < 0:
+            raise InvalidParameter(f"scale must be at least 0, but is {self.scale!r}.")
 
     def of(self, drawn: Drawn) -> Float[Tensor, "b c"]:
         """Return the bound."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.trees.dynamic.bounds import require_share
 from polydraft.trees.dynamic.confidence import Confidence, TokenProbability
 from polydraft.trees.dynamic.policy import Drawn, Opened
@@ -28,7 +29,7 @@ class Confident:
         confidence: what to compare with it.
 
     Raises:
-        InvalidParameter: a threshold outside 0 to 1.
+        InvalidParameter: widths that are none, a threshold outside 0 to 1, or a confidence that is none.
     """
 
     widths: tuple[int, ...]
@@ -36,7 +37,9 @@ class Confident:
     confidence: Confidence = TokenProbability()
 
     def __post_init__(self) -> None:
+        _ = Widths(self.widths)
         require_share("threshold", self.threshold)
+        _require_confidence(self.confidence)
 
     @property
     def shape(self) -> TreeShape:
@@ -50,3 +53,8 @@ class Confident:
     def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
         """Give every open node the width of its depth."""
         return torch.full_like(opened.there, self.widths[opened.depth], dtype=torch.int64)
+
+
+def _require_confidence(value: object) -> None:
+    if isinstance(value, type) or not isinstance(value, Confidence):
+        raise InvalidParameter(f"confidence must be one such as TokenProbability(), but is {value!r}.")

@@ -30,7 +30,7 @@ class Eagle2:
         drafts: how many drafts to keep.
 
     Raises:
-        InvalidParameter: a number below 1 or above 4095.
+        InvalidParameter: a number below 1 or above 4095, or together too many.
 
     Source: arXiv 2406.16858, section 4.
     """
@@ -41,6 +41,7 @@ class Eagle2:
 
     def __post_init__(self) -> None:
         require_positive(width=self.width, depth=self.depth, drafts=self.drafts)
+        _ = self.shape
 
     @property
     def shape(self) -> TreeShape:

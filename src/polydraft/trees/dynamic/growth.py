@@ -1,6 +1,6 @@
 """Growing trees whose shape follows the draft, one proposal call per depth for all rows of the batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,44 +11,92 @@ from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.dynamic.numbering import Level, Scored, numbered
 from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
-from polydraft.trees.frontier import Frontier, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Propose
 from polydraft.trees.tree import Draft
 
 
 def grow_dynamic(
     root: Int[Tensor, "b"], policy: DynamicPolicy, scheme: Scheme, propose: Propose, noise: Noise
 ) -> Draft:
-    """Draw token trees of which each row's has a shape of its own; arguments are those of `grow`.
+    """Draw token trees of which each row's has a shape of its own; arguments and errors are those of `grow`.
 
     Rows do not disturb each other: each depth draws from streams of its own, and the nodes of a row are numbered
     without gaps at the end, so that a row's tree is what it would be alone, then padded to the largest of the batch.
+
+    Where something fails after drafts were drawn, in whichever row, all rows' trees end there.
 
     Raises:
         UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
     """
     check_policy(policy, scheme)
+    bounds = policy.shape
     levels, scored = [Level.of_root(root)], list[Scored]()
     drawn: Drawn | None = None
-    is_open = levels[0].there
-    while len(scored) < policy.shape.depth and bool(is_open.any()):
-        levels[-1], frontier = _opened(levels[-1], is_open, scored)
-        listed, law = propose(frontier.frontier)
-        rows = law.mean(dim=-2) if law.dim() == 4 else law
-        view = Opened(len(scored), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
-        counts = policy.counts(view).where(frontier.there, 0)
-        most = int(counts.max())
-        if most == 0:
-            scored.append(Scored(frontier.frontier, listed, law))
+    failure: Exception | None = None
+    while len(scored) < bounds.depth:
+        try:
+            grown = _expanded(policy, scheme, propose, noise, levels, scored, drawn)
+        except MENDABLE:
+            raise
+        except Exception as error:  # whatever it is, what was drawn must be verified
+            if drawn is None:
+                raise
+            failure = error
             break
-        members = _members(policy, view, law, most)
-        law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
-        uniforms = _uniforms(policy, scheme, listed, law, len(scored), noise)
-        level, drawn = _children(view, frontier, listed, scheme.sample(law, counts, uniforms, most), members)
-        scored.append(Scored(frontier.frontier, listed, law))
-        levels.append(level)
-        is_open = policy.open(drawn) & level.there if len(scored) < policy.shape.depth else level.there
+        if grown is None:
+            break
+        levels[-1] = grown.level
+        scored.append(grown.scored)
+        if grown.children is None:
+            break
+        children, drawn = grown.children
+        levels.append(children)
     keep = policy.keep if isinstance(policy, PruningPolicy) else None
-    return numbered(root, levels, scored, keep)
+    draft = numbered(root, levels, scored, keep)
+    return replace(draft, most_children=bounds.max_children, failure=failure)
+
+
+@dataclass(frozen=True, eq=False)
+class _Expanded:
+    """What becomes of the deepest nodes.
+
+    Args:
+        level: they themselves, with the numbers of those that were opened.
+        scored: what the drafter proposed for these.
+        children: the nodes of the next depth, and the policy's view of them; None if nothing was to be drawn.
+    """
+
+    level: Level
+    scored: Scored
+    children: tuple[Level, Drawn] | None
+
+
+def _expanded(
+    policy: DynamicPolicy,
+    scheme: Scheme,
+    propose: Propose,
+    noise: Noise,
+    levels: list[Level],
+    scored: list[Scored],
+    drawn: Drawn | None,
+) -> _Expanded | None:
+    """Open some of the deepest nodes and draw their children; return None if none is opened."""
+    is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
+    if not bool(is_open.any()):
+        return None
+    level, frontier = _opened(levels[-1], is_open, scored)
+    listed, law = propose(frontier.frontier)
+    rows = law.mean(dim=-2) if law.dim() == 4 else law
+    view = Opened(len(scored), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
+    counts = policy.counts(view).where(frontier.there, 0)
+    most = int(counts.max())
+    if most == 0:
+        return _Expanded(level, Scored(frontier.frontier, listed, law), None)
+    members = _members(policy, view, law, most)
+    law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
+    uniforms = _uniforms(policy, scheme, listed, law, len(scored), noise)
+    children = _children(view, frontier, listed, scheme.sample(law, counts, uniforms, most), members)
+    return _Expanded(level, Scored(frontier.frontier, listed, law), children)
 
 
 @dataclass(frozen=True, eq=False)

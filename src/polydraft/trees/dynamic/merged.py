@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.trees.dynamic.bounds import bounds, require_positive
 from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.policies import Widths
+from polydraft.trees.policies import Widths, checked_widths
 from polydraft.trees.shape import TreeShape
 
 
@@ -30,7 +31,7 @@ class Merged:
         members: the number J of draft rows per node.
 
     Raises:
-        InvalidParameter: a number below 1.
+        InvalidParameter: a number below 1, no widths, or too many nodes.
 
     Source: SpecInfer, arXiv 2305.09781, section 3 (merge-based construction).
     """
@@ -39,7 +40,10 @@ class Merged:
     members: int = 2
 
     def __post_init__(self) -> None:
-        require_positive(members=self.members, **{f"width {place}": one for place, one in enumerate(self.widths)})
+        require_positive(members=self.members)
+        if not checked_widths(self.widths):
+            raise InvalidParameter("A merged tree needs at least one width, but has none.")
+        _ = self.shape
 
     @property
     def shape(self) -> TreeShape:

@@ -16,7 +16,11 @@ by the scheme. Averaged over these children L(T) does not change:
 
 So given everything drawn so far the mean of L stays what it is at each expansion, whichever leaf and whichever k were
 chosen by looking at what was drawn so far: L is a martingale. It begins with the root alone, whose L is the target's
-law. In particular a count may depend on tokens drawn at *other* branches, so that branches may share one budget.
+law. In particular a count may depend on tokens drawn at *other* branches, so that branches may share one budget, and
+growth may end early for any reason, an error included.
+The argument takes *one* verifier for all trees that the step may come to, fixed before the first draw: L is the law
+under it, and the mean over children at v is taken under it. A verifier that is another rule for another tree must
+choose by what is known before, such as `Draft.most_children`, never by the tree: L would change with the rule.
 The argument breaks if a node's children are looked at before all of them are drawn, or thrown away after that: then
 they are not a draw of the scheme. Only a deterministic scheme, whose children are functions of the row, allows it.
 """

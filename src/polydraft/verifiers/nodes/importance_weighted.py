@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter, is_whole
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present, summed_at_first
 from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
@@ -49,6 +50,7 @@ class ImportanceWeighted:
         alphabet: how many target tokens the program knows; None for all.
 
     Raises:
+        InvalidParameter: a number of tokens that is none.
         UnpairedScheme: the scheme does not draw independently.
     """
 
@@ -60,6 +62,9 @@ class ImportanceWeighted:
 
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, Product), "Importance-weighted selection")
+        for name, value in (("free", self.free), ("alphabet", self.alphabet)):
+            if value is not None and (not is_whole(value) or value < 0):
+                raise InvalidParameter(f"{name} must be an integer >= 0, or None for all, but is {value!r}.")
 
     def law(
         self,

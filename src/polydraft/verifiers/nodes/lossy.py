@@ -1,13 +1,15 @@
 """Lossy rules: faster, and no longer the target's law. Each says what is lost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
-from polydraft.schemes import IID, Scheme, TopK, require_scheme
+from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.schemes import IID, Scheme, TopK, check_scheme, require_scheme
 from polydraft.theory import containment
 from polydraft.verifiers.law import OutcomeLaw
 from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection, after_rejection
@@ -44,8 +46,9 @@ class TypicalAcceptance:
     lossless = False
 
     def __post_init__(self) -> None:
-        _require("epsilon", self.epsilon, "in (0, 1]", 0 < self.epsilon <= 1)
-        _require("delta", self.delta, "> 0", self.delta > 0)
+        check_scheme(self.scheme, "Typical acceptance")
+        _require("epsilon", self.epsilon, "in (0, 1]", lambda value: 0 < value <= 1)
+        _require("delta", self.delta, "> 0", lambda value: 0 < value < inf)
 
     def law(
         self,
@@ -98,8 +101,10 @@ class TopBeta:
     lossless = False
 
     def __post_init__(self) -> None:
-        _require("beta", self.beta, "an integer >= 1", self.beta >= 1)
-        _require("tau", self.tau, ">= 0", self.tau >= 0)
+        check_scheme(self.scheme, "The top-beta rule")
+        if not is_whole(self.beta) or self.beta < 1:
+            raise InvalidParameter(f"beta must be an integer >= 1, but is {self.beta!r}.")
+        _require("tau", self.tau, ">= 0", lambda value: 0 <= value < inf)
 
     def law(
         self,
@@ -151,7 +156,7 @@ class Lenient:
     lossless = False
 
     def __post_init__(self) -> None:
-        _require("lenience", self.lenience, "in (0, 1]", 0 < self.lenience <= 1)
+        _require("lenience", self.lenience, "in (0, 1]", lambda value: 0 < value <= 1)
         require_scheme(self.scheme, (IID,), "Lenient rejection")
 
     def law(
@@ -196,6 +201,6 @@ def _hit(
     return 1 - containment(scheme, draft_probs, ~accepts, counts)
 
 
-def _require(name: str, value: float, rule: str, holds: bool) -> None:
-    if not holds:
-        raise InvalidParameter(f"{name} must be {rule}, but is {value}.")
+def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
+    if not is_number(value) or not holds(value):
+        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")

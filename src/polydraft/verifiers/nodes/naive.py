@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import without
-from polydraft.schemes import Scheme, TopK
+from polydraft.schemes import Scheme, TopK, check_scheme
 from polydraft.theory import inclusion
 from polydraft.verifiers.host.inclusion import drafted_at
 from polydraft.verifiers.law import OutcomeLaw, first_copies
@@ -33,6 +33,9 @@ class NaiveMatch:
     scheme: Scheme = TopK()
     name = "naive match"
     lossless = True
+
+    def __post_init__(self) -> None:
+        check_scheme(self.scheme, "Naive match")
 
     def law(
         self,

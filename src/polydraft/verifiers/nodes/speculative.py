@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
-from polydraft.schemes import IID, Product, Scheme, TopThenIID, require_scheme
+from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
 from polydraft.verifiers.selection.ordered import Numbers, Places
 
@@ -112,7 +112,7 @@ def lone_draft_at(
 
 def is_drawn(scheme: Scheme) -> bool:
     """Tell whether a node's only draft is a draw from its row; some schemes' first draft is certain."""
-    return not (scheme.deterministic or (isinstance(scheme, TopThenIID) and scheme.top > 0))
+    return scheme.lone_draft_is_drawn
 
 
 def _one_draft(most: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
+from polydraft.theory.successive import SCALE
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent, certain_tokens
@@ -115,8 +116,11 @@ def _in_order(draft: Numbers, mass: Numbers, order: Places, certain: int) -> tup
 
 @compiled
 def _clipped(weights: Numbers, mass: Numbers, inside: Numbers, certain: int) -> tuple[int, Numbers]:
-    """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends."""
-    number = len(weights)
+    """Return the size of H and t; c and c' are the slopes of the tangents to the curve of m + d from its two ends.
+
+    Weights are scaled, so that no slope over subnormal ones overflows.
+    """
+    number, weights = len(weights), weights * SCALE
     needed, below, above = np.zeros(number + 1), np.zeros(number + 1), np.zeros(number + 1)
     for j in range(number):
         needed[j + 1] = needed[j] + mass[j]

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from polydraft.theory import SuccessiveLaw
-from polydraft.theory.quadrature import BOUNDS, overdue, row_nodes
+from polydraft.theory.quadrature import BOUNDS, LATEST, LEAST, overdue, row_nodes
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE, SURE
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Numbers, counted, numbers, tensor
 
+MOST = float(np.finfo(np.float64).max)
 POWERS, FACTORS = (np.array(table) for table in zip(*BOUNDS, strict=True))
 
 
@@ -94,19 +95,21 @@ def _span(rates: Numbers, count: int, late: float, powers: Numbers, factors: Num
     """Return the scale of time and the length of the transformed one."""
     ascending, sums, scale = np.sort(rates), np.empty(3), 0.0
     for fewer in range(3):  # the sum without the fastest two, without the fastest, and of all
-        sums[fewer] = max(ascending[: len(rates) - 2 + fewer].sum(), 1e-300)
-    slowest = max(ascending[: len(rates) - count + 1].sum(), 1e-300)
+        sums[fewer] = max(ascending[: len(rates) - 2 + fewer].sum(), LEAST)
+    slowest = max(ascending[: len(rates) - count + 1].sum(), LEAST)
     for bound in range(len(factors)):
         scale = max(scale, factors[bound] * np.exp(-(np.log(sums) * powers[bound]).sum()))
-    return scale, np.log1p(late / slowest / scale)
+    stretch = np.log(late) - np.log(slowest) - np.log(scale)
+    return scale, np.log1p(np.exp(stretch)) if stretch < LATEST else stretch
 
 
 @compiled
 def _in_time(places: Numbers, shares: Numbers, scale: float, length: float) -> tuple[Numbers, Numbers]:
     times, weights = np.empty(len(places)), np.empty(len(places))
     for node in range(len(places)):
-        times[node] = scale * np.expm1(length * places[node])
-        weights[node] = (times[node] + scale) / times[node] * shares[node] * length
+        half = np.expm1(length * places[node] / 2)  # in two factors, which stay in range where e^x does not
+        times[node] = min(scale * half * (half + 2), MOST)
+        weights[node] = (1 + scale / times[node]) * shares[node] * length
     return times, weights
 
 

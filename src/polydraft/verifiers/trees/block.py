@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
-from polydraft.schemes import IID, Scheme
+from polydraft.schemes import IID, Scheme, require_drawn
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.host.block import by_block_at
 from polydraft.verifiers.law import at_draft
@@ -27,19 +27,22 @@ class BlockVerification:
     Rule: with a_0 = 1 and a_i = min(1, a_{i-1} target(x_i) / draft(x_i)), the first i drafts are kept with probability
     Z_i / (Z_i + 1 - a_i), where Z_i = sum_x (a_i target(x) - draft(x))+ with the rows after x_i; all L with probability
     a_L. After i drafts the next token is drawn from norm((a_i target - draft)+), after L from the target.
-    Scheme: one independent draft per node.
+    Scheme: any of which one draft per node is an independent draw from the node's row, the first where it has several.
     Exactness: theorem 1 of the source.
     Cost: O(K) per node.
     Acceptance: the mean length is the largest that any rule reaches on a chain (theorem 2 of the source).
     Source: arXiv 2403.10444, algorithm 2.
 
     Raises:
-        UnpairedScheme: a node has more than one draft.
+        UnpairedScheme: the scheme's single drafts are certain, or not independent; or a node has more than one draft.
     """
 
     scheme: Scheme = IID()
     name = "block verification"
     lossless = True
+
+    def __post_init__(self) -> None:
+        require_drawn(self.scheme, "Block verification")
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the longest beginning that succeeds."""
@@ -91,7 +94,7 @@ def _by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) 
 
 def _divide(
     drafts: Int[Tensor, "b f k"],
-    draft_probs: Float[Tensor, "b f A"],
+    draft_probs: Float[Tensor, "*rows A"],
     target_probs: Float[Tensor, "b f A"],
     scale: Float[Tensor, "b f"],
 ) -> Division:
@@ -101,6 +104,7 @@ def _divide(
             "chain, or BottomUp."
         )
     draft, mass = drafts.squeeze(-1), scale.unsqueeze(-1) * target_probs
+    draft_probs = draft_probs if draft_probs.dim() == mass.dim() else draft_probs[..., 0, :]
     there = (draft >= 0).to(mass.dtype)
     ratio = share_of(at_draft(mass, draft), at_draft(draft_probs, draft)) * there
     return Division(ratio.unsqueeze(-1), (mass - draft_probs * there.unsqueeze(-1)).clamp_min(0), scale)

@@ -8,10 +8,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Scheme
+from polydraft.schemes import Scheme, require_independent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.host.bottom_up import HostDivision, first_success_at, share_at
-from polydraft.verifiers.law import HostVerifier, ScalableVerifier, node_by_node, on_host, present
+from polydraft.verifiers.law import (
+    HostVerifier,
+    ScalableVerifier,
+    check_rule,
+    check_scalable,
+    node_by_node,
+    on_host,
+    present,
+)
 from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.trees.block import by_block
@@ -31,7 +39,7 @@ class BottomUp:
     E_C[S], is v's own. Children are tried in drafting order, c with scale S(c | C) / (1 - shares of those before it);
     if all fail, the path ends at v with probability |rho| / (|rho| + 1 - a) and a token of rho / |rho| is emitted. A
     leaf ends its path with probability a. Of a repeated token only the copy that the rule gives a share is tried.
-    Scheme: the node rule's.
+    Scheme: the node rule's, if each node's drafts are drawn anew: what a node passes on is right on average only.
     Exactness: by induction a node succeeds with probability exactly a over the drafts below it, and then emits its
     children's shares on average E_C[S], its own rest rho, together a * target.
     Cost: the node rule's shares and marginal once per depth, for all nodes of the depth together; on a CPU, for rules
@@ -40,9 +48,18 @@ class BottomUp:
     one it is the node rule. Not proved never to fall below `TopDown` of the same rule, though it did in no case tried.
     Source: block verification, arXiv 2403.10444, on trees of any rule; with recursive rejection of independent drafts
     it is traversal verification, arXiv 2505.12398.
+
+    Raises:
+        InvalidParameter: the rule has no shares and marginal.
+        UnpairedScheme: the scheme's drafts depend on those of other nodes.
     """
 
     rule: ScalableVerifier
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule, "BottomUp")
+        check_scalable(self.rule, "BottomUp")
+        require_independent(self.rule.scheme, "BottomUp")
 
     @property
     def scheme(self) -> Scheme:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Coupled, Scheme
+from polydraft.schemes import Coupled, Scheme, check_scheme
 from polydraft.trees import Draft, Verdict
 
 
@@ -38,6 +38,9 @@ class SharedNoise:
     scheme: Scheme = Coupled()
     name = "shared noise"
     lossless = True
+
+    def __post_init__(self) -> None:
+        check_scheme(self.scheme, "Shared noise")
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Follow the target's own tokens down the tree as far as they were drafted."""

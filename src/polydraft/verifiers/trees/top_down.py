@@ -10,7 +10,7 @@ from polydraft.probs import Noise, normalised, sample
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.host.top_down import by_nodes
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, on_host
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, on_host
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.chain import by_chain, is_speculative
@@ -32,9 +32,15 @@ class TopDown:
 
     Exactness: each emitted token follows the target's law given those before it, because the node's rule is exact.
     Source: SpecInfer, arXiv 2305.09781, algorithm 2.
+
+    Raises:
+        InvalidParameter: what is lifted is no node rule.
     """
 
     rule: NodeVerifier
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule, "TopDown")
 
     @property
     def scheme(self) -> Scheme:
