@@ -70,15 +70,20 @@ class Statistics:
     fallback: str = ""
 
     def add(self, block: Block) -> None:
-        """Count one block."""
-        self.steps += 1
-        for row in block.rows.values():
-            self.target_calls += 1
-            self.new_tokens += len(row.tokens)
-            self.drafted += row.drafted
-            self.accepted += row.accepted
-            _count(self.offered_at, row.offered)
-            _count(self.accepted_at, row.kept)
+        """Count one block, all of it at once: whoever is interrupted has counted it or not."""
+        rows, offered_at, accepted_at = block.rows.values(), list(self.offered_at), list(self.accepted_at)
+        for row in rows:
+            _count(offered_at, row.offered)
+            _count(accepted_at, row.kept)
+        vars(self).update(
+            steps=self.steps + 1,
+            target_calls=self.target_calls + len(rows),
+            new_tokens=self.new_tokens + sum(len(row.tokens) for row in rows),
+            drafted=self.drafted + sum(row.drafted for row in rows),
+            accepted=self.accepted + sum(row.accepted for row in rows),
+            offered_at=offered_at,
+            accepted_at=accepted_at,
+        )
 
     def note(self, seconds: Mapping[str, float], fallback: str) -> None:
         """Take over the stopwatch's times and what became of the drafter."""

@@ -1,5 +1,7 @@
 """The public calls: `generate` and `stream`, with Hugging Face's generation arguments."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -76,7 +78,7 @@ def generate(
         policy: the shape of the token trees; None is a measured default.
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
-        streamer: gets the prompt and then new tokens as they come; one row only.
+        streamer: gets the prompt and then new tokens as they come; one row only. Its `end` is called in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
@@ -100,13 +102,14 @@ def generate(
         "generator": generator,
         "compile": compile,
     }
-    if is_prepared(options):
-        run, prepared = _run_prepared(model, input_ids, **choices, **options)
-        output = _finish(run, prepared, streamer)
-        return output if options["generation_config"].return_dict_in_generate else output.sequences
-    take = partial(_run_prepared, **choices)
-    run, prepared = prepare_by_hugging_face(model, input_ids, take, options)
-    return _finish(run, prepared, streamer)
+    with _ended_in_any_case(streamer):
+        if is_prepared(options):
+            run, prepared = _run_prepared(model, input_ids, **choices, **options)
+            output = _finish(run, prepared, streamer)
+            return output if options["generation_config"].return_dict_in_generate else output.sequences
+        take = partial(_run_prepared, **choices)
+        run, prepared = prepare_by_hugging_face(model, input_ids, take, options)
+        return _finish(run, prepared, streamer)
 
 
 def stream(
@@ -197,6 +200,16 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     return Noise.from_seed(seed, rows)
 
 
+@contextmanager
+def _ended_in_any_case(streamer: Streamer | None) -> Iterator[None]:
+    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
 def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> GenerationOutput:
     if streamer is not None:
         if len(prepared.input_ids) > 1:
@@ -205,6 +218,4 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
     for block in run:
         if streamer is not None and block.rows:
             streamer.put(torch.tensor(block.rows[0].tokens))
-    if streamer is not None:
-        streamer.end()
     return GenerationOutput(run.sequences(prepared.input_ids, prepared.pad), run.statistics, tuple(run.finish))

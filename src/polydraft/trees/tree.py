@@ -66,6 +66,7 @@ class Draft:
             has the number that it was asked for by. A drafter that keeps keys by number moves them accordingly.
         whole: whether the shortlists of the topology's `inner` nodes are all of the target's tokens in the order of
             their ids, so that the target's rows need not be put in the order of a list.
+        failure: what went wrong after the first draft was drawn; the nodes drawn until then are here, to be verified.
     """
 
     tree: TokenTree
@@ -74,6 +75,7 @@ class Draft:
     probs: Float[Tensor, "b n *J K"]
     scored: Int[Tensor, "b n"] | None = None
     whole: bool = False
+    failure: Exception | None = None
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
