@@ -48,9 +48,8 @@ def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Te
 
 def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
     """Check types, sizes and places in memory, which costs no look at numbers."""
-    for name, part, kind in (("tree", draft.tree, TokenTree), ("tree.topology", draft.tree.topology, Topology)):
-        if not isinstance(part, kind):
-            raise InvalidDraft(f"The draft's {name} must be a {kind.__name__}, but is a {type(part).__name__}.")
+    _check_kind("tree", draft.tree, TokenTree)
+    _check_kind("tree.topology", draft.tree.topology, Topology)
     batch, nodes, places = len(text.lengths), _last_size(draft.tree.tokens), _last_size(draft.shortlist)
     several = tuple(draft.probs.shape[2:-1][:1]) if isinstance(scheme, Product) else ()
     expected: tuple[tuple[str, object, tuple[int, ...], torch.dtype | None], ...] = (
@@ -63,6 +62,11 @@ def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
     )
     for name, found, shape, kind in expected:
         _check_tensor(name, found, shape, kind, text.tokens.device)
+
+
+def _check_kind(name: str, found: object, kind: type) -> None:
+    if not isinstance(found, kind):
+        raise InvalidDraft(f"The draft's {name} must be a {kind.__name__}, but is a {type(found).__name__}.")
 
 
 def _last_size(found: object) -> int:
@@ -100,11 +104,11 @@ def _check_places(draft: Draft, text: Text) -> None:
     """Check that every tree hangs below the text, and that its drafts are where their parents' lists say."""
     tree = draft.tree
     order = torch.arange(tree.tokens.shape[-1], device=tree.tokens.device)
-    above, atoms = tree.parents.clamp(0, len(order) - 1), draft.atoms[:, 1:]
-    inside = (atoms >= 0) & (atoms < draft.shortlist.shape[-1])
-    rows = torch.arange(len(above), device=order.device).unsqueeze(-1)
-    named = draft.shortlist[rows, above[:, 1:], atoms.where(inside, 0)]
-    drafts = tree.valid[:, 1:]
+    above, inside = (
+        tree.parents.clamp(0, len(order) - 1),
+        (draft.atoms >= 0) & (draft.atoms < draft.shortlist.shape[-1]),
+    )
+    named = _named(draft.shortlist, above, draft.atoms.where(inside, 0))
     told = {
         "The draft's roots must be the last tokens of the texts.": tree.valid[:, 0]
         & (tree.tokens[:, 0] == text.last()),
@@ -115,14 +119,20 @@ def _check_places(draft: Draft, text: Text) -> None:
         & (tree.parents < order),
         "The draft has valid nodes below nodes that are not.": tree.valid.gather(-1, above) | ~tree.valid,
         "The draft has nodes whose atom is not the place of their token in their parent's shortlist.": (
-            inside & (named == tree.tokens[:, 1:])
+            inside & ((named == tree.tokens) | (named < 0))
         )
-        | ~drafts,
+        | (order == 0)
+        | ~tree.valid,
     }
     fine = torch.stack([found.all() for found in told.values()]).tolist()
     for text_of_it, holds in zip(told, fine, strict=True):
         if not holds:
             raise InvalidDraft(text_of_it)
+
+
+def _named(listed: Int[Tensor, "b n K"], above: Int[Tensor, "b n"], atoms: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """Return the ids that stand at the nodes' atoms in the lists above them; `grow` makes a negative one 0 in trees."""
+    return listed[torch.arange(len(above), device=above.device).unsqueeze(-1), above, atoms]
 
 
 def _with_usable_rows(draft: Draft) -> Draft:
@@ -160,7 +170,9 @@ def _distinct(draft: Draft) -> Bool[Tensor, "b n"]:
 def _with_one_unknown(draft: Draft, vocab_size: int) -> Draft:
     """Give all ids that the target does not have one id, the first after its own; padding gets any id."""
     tree, listed = draft.tree, draft.shortlist
-    strange = (tree.tokens < 0) | (tree.tokens >= vocab_size)
+    named = _named(listed, tree.parents.clamp_min(0), draft.atoms.clamp(0, listed.shape[-1] - 1))
+    given = named.where((named < 0) & tree.valid & (tree.parents >= 0), tree.tokens)
+    strange = (given < 0) | (given >= vocab_size)
     drawn_from = draft.probs if draft.probs.dim() == 3 else draft.probs.amax(dim=-2)
     unlisted = (listed >= vocab_size) | (listed < -1) | ((listed == -1) & (drawn_from > 0))
     in_tree, in_lists, _ = found = torch.stack([(strange & tree.valid).any(), unlisted.any(), strange.any()]).tolist()
@@ -170,7 +182,7 @@ def _with_one_unknown(draft: Draft, vocab_size: int) -> Draft:
     draft = replace(draft, tree=replace(tree, tokens=tokens))
     if not (in_tree or in_lists):
         return draft
-    ids = [*tree.tokens[strange & tree.valid].tolist(), *listed[unlisted].tolist()]
+    ids = [*given[strange & tree.valid].tolist(), *listed[unlisted].tolist()]
     failure = InvalidDraft(f"The draft has the token {ids[0]}, but the target's tokens are 0 to {vocab_size - 1}.")
     listed = listed.masked_fill(unlisted, vocab_size)
     return replace(draft, shortlist=listed, whole=False, failure=draft.failure or failure)

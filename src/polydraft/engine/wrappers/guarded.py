@@ -11,6 +11,9 @@ from polydraft.probs import Noise
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, TreePolicy, Verdict
 
+MENDABLE = (UnpairedScheme, VocabularyMismatch)
+"""Errors of pairing, which a user has to mend."""
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -49,7 +52,7 @@ class Guarded:
             return Failed(self.failure)
         try:
             return self.drafter.start(text, session)
-        except (UnpairedScheme, VocabularyMismatch):
+        except MENDABLE:
             raise
         except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
             return self._fail(error)
@@ -62,6 +65,8 @@ class Guarded:
                 draft = self.drafter.draft(state, text, scheme, policy, noise)
                 if not self._sound:
                     draft = checked(draft, text, scheme, policy, self._vocab_size)
+            except MENDABLE:
+                raise
             except Exception as error:  # noqa: BLE001  as above
                 self._failed = self._fail(error)
             else:
