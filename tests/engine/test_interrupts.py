@@ -31,7 +31,7 @@ from polydraft.trees.dynamic import AdaptiveThreshold, BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown, TreeVerifier
 
 VOCAB, NEW, END = 24, 7, 11
-RETURN = dis.opmap["RETURN_VALUE"]
+LOAD, RETURN = dis.opmap["LOAD_FAST"], dis.opmap["RETURN_VALUE"]
 SOURCE = str(Path(polydraft.__file__).parent)
 ROWS = torch.tensor([[5, 8, 5, 8, 5, 8, 5], [0, 0, 0, 3, 1, 4, 1]])
 MASK = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
@@ -112,10 +112,16 @@ class Interrupt(KeyboardInterrupt):
     """Somebody pressed Ctrl-C."""
 
 
+def returns(frame: FrameType) -> bool:
+    """Tell whether the next thing to happen in a frame is the return of a local name, or of what was found."""
+    code, place = frame.f_code.co_code, frame.f_lasti
+    return RETURN in (code[place], code[place + 2] if code[place] == LOAD else None)
+
+
 class AtLine:
     """Interrupts at the line of the package that is reached as the n-th, counting all that run.
 
-    A line that comes down to the return from a function does not count: Python looks for signals before it, not there.
+    The return of a local name does not count: Python looks for signals at calls and jumps, not there.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -124,7 +130,7 @@ class AtLine:
     def __call__(self, frame: FrameType, event: str, argument: object) -> "AtLine | None":
         if not frame.f_code.co_filename.startswith(SOURCE):
             return None
-        if event == "line" and frame.f_code.co_code[frame.f_lasti] != RETURN:
+        if event == "line" and not returns(frame):
             self.count += 1
             if self.count == self.number:
                 raise Interrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")

@@ -123,11 +123,9 @@ class ManyRun:
         """Let prompts join the free slots, take one step, and return the texts that have ended since the last call."""
         if self._slots is not None and self._goes_on():
             self._advance(self._slots)
-        ended, after = self._ended.waiting, self._ended.without(self._ended.left)
-        try:
-            return [*ended]
-        finally:
-            self._ended = after  # last, so that whatever comes between every text is handed over once
+        ended, after = [*self._ended.waiting], self._ended.without(self._ended.left)
+        self._ended = after  # last: no signal comes between this and the return, so a text is handed over once
+        return ended
 
     def __iter__(self) -> Iterator[Completed]:
         return self
@@ -138,10 +136,8 @@ class ManyRun:
                 raise StopIteration
             self._advance(self._slots)
         text, after = self._ended.texts[self._ended.handed], self._ended.without(1)
-        try:
-            return text
-        finally:
-            self._ended = after  # last, likewise
+        self._ended = after  # last, likewise
+        return text
 
     def _open(self) -> Slots:
         setup = self.setup

@@ -71,16 +71,14 @@ class Run:
         if self._taken is None or self._taken.number == self._handed:
             with self._watched.counting(self.statistics):
                 self._taken = self._next(self._taken)
-        taken = self._taken
+        taken, block = self._taken, self._taken.block
         try:
             self._note(taken)
         except BaseException:
             self._note(taken)  # whoever is interrupted here finishes first
             raise
-        try:
-            return taken.block
-        finally:
-            self._handed = taken.number  # last, so that whatever comes between the block is handed over once
+        self._handed = taken.number  # last: no signal comes between this and the return, so a block is handed over once
+        return block
 
     def exhaust(self) -> "Run":
         """Generate to the end."""
