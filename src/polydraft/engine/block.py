@@ -71,16 +71,18 @@ class Statistics:
 
     def add(self, block: Block) -> None:
         """Count one block, all of it at once: whoever is interrupted has counted it or not."""
-        rows, offered_at, accepted_at = block.rows.values(), list(self.offered_at), list(self.accepted_at)
-        for row in rows:
+        new_tokens, drafted, accepted = self.new_tokens, self.drafted, self.accepted
+        offered_at, accepted_at = [*self.offered_at], [*self.accepted_at]
+        for row in block.rows.values():
+            new_tokens, drafted, accepted = new_tokens + len(row.tokens), drafted + row.drafted, accepted + row.accepted
             _count(offered_at, row.offered)
             _count(accepted_at, row.kept)
         vars(self).update(
             steps=self.steps + 1,
-            target_calls=self.target_calls + len(rows),
-            new_tokens=self.new_tokens + sum(len(row.tokens) for row in rows),
-            drafted=self.drafted + sum(row.drafted for row in rows),
-            accepted=self.accepted + sum(row.accepted for row in rows),
+            target_calls=self.target_calls + len(block.rows),
+            new_tokens=new_tokens,
+            drafted=drafted,
+            accepted=accepted,
             offered_at=offered_at,
             accepted_at=accepted_at,
         )

@@ -30,8 +30,9 @@ def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab
     _check_tensors(draft, text, scheme)
     _check_places(draft, text)
     _check_size(draft.tree, largest_shape(policy))
-    draft = _with_one_unknown(_with_usable_rows(draft), vocab_size)
-    return replace(draft, whole=False) if draft.whole and not _is_whole(draft, vocab_size) else draft
+    if draft.whole and not _is_whole(draft, vocab_size):
+        draft = replace(draft, whole=False)
+    return _with_one_unknown(_with_usable_rows(draft), vocab_size)
 
 
 def known_tokens(draft: Draft, vocab_size: int) -> TokenTree:
@@ -163,6 +164,8 @@ def _have_drafts(tree: TokenTree) -> Bool[Tensor, "b n"]:
 
 def _distinct(draft: Draft) -> Bool[Tensor, "b n"]:
     """Tell at which nodes no token is listed twice."""
+    if draft.whole:
+        return torch.ones_like(draft.tree.valid)
     listed = draft.shortlist.sort(dim=-1).values
     return ~((listed[..., 1:] == listed[..., :-1]) & (listed[..., 1:] >= 0)).any(dim=-1)
 
