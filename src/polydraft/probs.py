@@ -16,6 +16,9 @@ from torch import Generator, Tensor
 
 from polydraft.errors import InvalidParameter, InvalidProbabilities
 
+LARGEST_SEED = 2**63
+"""Seeds lie below."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -134,6 +137,27 @@ _FILTERS: tuple[tuple[Callable[..., Tensor], Callable[[SamplingParams], float], 
 )
 
 
+def filtered_scores(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
+    """Return scores as Hugging Face's warpers leave them: over the temperature, minus infinity where filtered out.
+
+    At temperature 0 there are no warpers, and the scores are returned as they are.
+    """
+    if params.temperature == 0:
+        return scores
+    result = scores / params.temperature
+    for keep, setting, off in _FILTERS:
+        value = setting(params)
+        result = result if value == off else result.masked_fill(~keep(result, value), -torch.inf)
+    return result
+
+
+def filters_in_force(params: SamplingParams) -> tuple[str, ...]:
+    """Return the settings that change a distribution, by name and value, in the order in which they are applied."""
+    off = SamplingParams()
+    changed = [name for name in vars(params) if getattr(params, name) != getattr(off, name)]
+    return tuple(f"{name}={getattr(params, name):g}" for name in changed)
+
+
 def check_probs(probs: Float[Tensor, "*b V"], name: str, tolerance: float = 1e-4) -> None:
     """Check that every row is a distribution.
 
@@ -246,7 +270,13 @@ class Noise:
 
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
-        """Return `rows` streams that differ from each other and are fixed by `seed`."""
+        """Return `rows` streams that differ from each other and are fixed by `seed`.
+
+        Raises:
+            InvalidParameter: the seed is no integer from 0 to 2^63 - 1.
+        """
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < LARGEST_SEED:
+            raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {seed!r}.")
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
     @classmethod

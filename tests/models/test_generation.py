@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from doubles import tiny_model, tiny_tokenizer
+from transformers import GenerationConfig
 from transformers.generation.logits_process import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -25,7 +26,7 @@ from transformers.generation.stopping_criteria import (
 import polydraft
 from polydraft.errors import InvalidParameter
 from polydraft.models import is_prepared, prepare_by_hugging_face, take_apart
-from polydraft.models.generation import split_processors
+from polydraft.models.generation.prepare import split_processors
 from polydraft.probs import SamplingParams, to_probs
 
 
@@ -80,7 +81,7 @@ def test_padding_on_either_side_is_taken_off() -> None:
     prompts = torch.tensor([[9, 9, 1, 2], [3, 4, 5, 9], [6, 7, 8, 2]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]])
     criteria = StoppingCriteriaList([MaxLengthCriteria(10), MaxLengthCriteria(7), EosTokenCriteria(torch.tensor([5]))])
-    prepared = take_apart(prompts, LogitsProcessorList(), criteria, mask, None)
+    prepared = take_apart(prompts, LogitsProcessorList(), criteria, mask, GenerationConfig(), 12)
     assert prepared.lengths.tolist() == [2, 3, 4]
     rows = [row[:length].tolist() for row, length in zip(prepared.tokens, prepared.lengths, strict=True)]
     assert rows == [[1, 2], [3, 4, 5], [6, 7, 8, 2]]
@@ -93,7 +94,7 @@ def test_padding_on_either_side_is_taken_off() -> None:
 
 def test_without_a_mask_every_token_counts() -> None:
     criteria = StoppingCriteriaList([MaxLengthCriteria(10)])
-    prepared = take_apart(torch.tensor([[0, 0, 1]]), LogitsProcessorList(), criteria, None, 0)
+    prepared = take_apart(torch.tensor([[0, 0, 1]]), LogitsProcessorList(), criteria, None, GenerationConfig(), 12)
     assert prepared.lengths.tolist() == [3]
     assert prepared.padding == ()
     assert prepared.eos == frozenset()
@@ -103,7 +104,7 @@ def test_a_penalty_that_ignores_prompts_is_split_by_row() -> None:
     ignored = torch.tensor([1, 3])
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=ignored)])
     criteria = StoppingCriteriaList([MaxLengthCriteria(10)])
-    prepared = take_apart(torch.tensor([[0, 1, 2], [0, 1, 2]]), processors, criteria, None, 0)
+    prepared = take_apart(torch.tensor([[0, 1, 2], [0, 1, 2]]), processors, criteria, None, GenerationConfig(), 4)
     changed = [rows[0](torch.tensor([[0, 1, 2]]), torch.ones(1, 4)).tolist() for rows in prepared.processors]
     assert changed == [[[1.0, 0.5, 0.5, 1.0]], [[1.0, 1.0, 1.0, 1.0]]]
 
@@ -152,6 +153,6 @@ def test_stop_strings_need_a_tokenizer_and_become_a_criterion() -> None:
         lambda *_, **given: SimpleNamespace(**given),
         {"stop_strings": ["ab"], "tokenizer": tiny_tokenizer(), "max_new_tokens": 3},
     )
-    prepared = take_apart(prompt, seen.logits_processor, seen.stopping_criteria, None, 0)
+    prepared = take_apart(prompt, seen.logits_processor, seen.stopping_criteria, None, GenerationConfig(), 101)
     assert [type(one) for one in prepared.criteria] == [StopStringCriteria]
     assert prepared.max_length == 5

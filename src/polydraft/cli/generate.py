@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from polydraft.cli.spelling import StreamDecoder, text_of, verifier_by_name
+from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
@@ -25,6 +25,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Pair, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
+from polydraft.verifiers import verifier_by_name
 
 INTERRUPTED = 130
 AUTO = Path("auto")

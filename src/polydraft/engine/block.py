@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxtyping import Float
+from torch import Tensor
+
 from polydraft.trees import TokenTree, Verdict
 
 
@@ -36,11 +39,15 @@ class Block:
         rows: row number -> what it gained; finished rows are absent.
         tree: the scored token tree.
         verdict: what was kept of it.
+        logits: the target's at every node; None unless they are to be kept.
+        scores: the same after the logits processors, before temperature and filters; None likewise.
     """
 
     rows: dict[int, Emission]
     tree: TokenTree
     verdict: Verdict
+    logits: Float[Tensor, "b n V"] | None = None
+    scores: Float[Tensor, "b n V"] | None = None
 
 
 @dataclass
@@ -57,6 +64,8 @@ class Statistics:
         accepted_at: at depth i, how often it was accepted.
         seconds: time in "prefill", "draft", "target", "verify" and "total"; "rest" is what remains.
         fallback: why the drafter was dropped for plain decoding; empty if it was not.
+        in_force: the logits processors, temperature and filters of the target's law, in the order in which they are
+            applied; those of the first row or text.
     """
 
     new_tokens: int = 0
@@ -68,6 +77,7 @@ class Statistics:
     accepted_at: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     fallback: str = ""
+    in_force: tuple[str, ...] = ()
 
     def add(self, block: Block) -> None:
         """Count one block, all of it at once: whoever is interrupted has counted it or not."""
@@ -91,7 +101,7 @@ class Statistics:
         """Take over the stopwatch's times and what became of the drafter."""
         parts = sum(value for name, value in seconds.items() if name != "total")
         self.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
-        self.fallback = fallback
+        self.fallback = fallback or self.fallback
 
     @property
     def block_efficiency(self) -> float:
@@ -133,6 +143,7 @@ class Statistics:
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth],
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "fallback": self.fallback,
+            "in_force": list(self.in_force),
         }
 
 
@@ -146,6 +157,7 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
         total.drafted += part.drafted
         total.accepted += part.accepted
         total.fallback = total.fallback or part.fallback
+        total.in_force = total.in_force or part.in_force
         _add_lists(total.offered_at, part.offered_at)
         _add_lists(total.accepted_at, part.accepted_at)
         for name, value in part.seconds.items():

@@ -39,12 +39,14 @@ class Method:
         drafter: proposes token trees.
         verifier: decides what to keep of them, and owns the scheme by which they are drawn.
         policy: the trees' shape.
+        keeps_scores: whether blocks hold the target's logits and scores, of every node.
     """
 
     target: LanguageModel
     drafter: Drafter
     verifier: TreeVerifier
     policy: TreePolicy
+    keeps_scores: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,27 +133,29 @@ def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
     A step that was interrupted may be taken again with the same rows, and is the same step: its random numbers follow
     from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
     """
-    text, target = rows.text, method.target
+    text = rows.text
     fresh = rows.noise.at(rows.steps, text.lengths)
     draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, rows.policy, fresh)
-    tree, base = known_tokens(draft, target.vocab_size), text.lengths - 1
+    tree, base = known_tokens(draft, method.target.vocab_size), text.lengths - 1
     mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
-    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(target.context - 1)
-    logits = target.forward(tree.tokens, positions, mask, rows.cache, base).logits
-    probs = with_unknown(draft, target_rows(rows.laws, logits, tree, text))
-    verdict = method.verifier.verify(draft, probs, fresh)
+    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(method.target.context - 1)
+    logits = method.target.forward(tree.tokens, positions, mask, rows.cache, base).logits
+    target = target_rows(rows.laws, logits, tree, text, rows.going)
+    verdict = method.verifier.verify(draft, with_unknown(draft, target.probs), fresh)
     rows.cache.keep(base, verdict.path)
     drafts = method.drafter.commit(rows.drafts, text, verdict)
     gains = _emissions(tree, verdict, rows)
     after = replace(
         rows,
         text=_extended(text, gains),
+        laws=target.laws_after(rows.laws, verdict),
         steps=tuple(taken + 1 for taken in rows.steps),
         going=rows.going - {row for row, gained in gains.items() if gained.finish},
         drafts=drafts,
         policy=policy_after(rows.policy, tree, verdict),
     )
-    return after, Block(gains, tree, verdict)
+    kept = (logits, target.scores) if method.keeps_scores else ()
+    return after, Block(gains, tree, verdict, *kept)
 
 
 def check_room(prompt: Text, limits: Sequence[Limits]) -> None:

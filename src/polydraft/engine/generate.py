@@ -1,26 +1,40 @@
 """The public calls: `generate` and `stream`, with Hugging Face's generation arguments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from polydraft.drafters import Drafter, Text
-from polydraft.engine.block import Statistics
-from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, target_model
+from polydraft.drafters import Drafter, NoDraft, Text
+from polydraft.engine.choices import Choices, chosen_parts, with_hugging_faces_words
+from polydraft.engine.defaults import target_model
+from polydraft.engine.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
-from polydraft.models import Prepared, is_prepared, prepare_by_hugging_face, take_apart
-from polydraft.probs import Noise, SamplingParams
-from polydraft.trees import TreePolicy
-from polydraft.verifiers import TreeVerifier
+from polydraft.models import (
+    OF_A_CALL_THAT_ENDS,
+    HuggingFaceModel,
+    Prepared,
+    Refusal,
+    check_arguments,
+    check_config,
+    check_inputs,
+    drafting_asked_for,
+    is_prepared,
+    prepare_by_hugging_face,
+    prompts_of,
+    take_apart,
+    warn_of_serial,
+)
+from polydraft.probs import Noise
+from polydraft.trees import TreePolicy, TreeShape
+from polydraft.verifiers import NodeVerifier, TreeVerifier
 
 
 @runtime_checkable
@@ -36,28 +50,13 @@ class Streamer(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class GenerationOutput:
-    """What `generate` returns.
-
-    Args:
-        sequences: prompts and new tokens; finished rows are filled with the padding id.
-        statistics: counts, acceptance and times.
-        finish: per row, why it ended: "eos", "stop", "length", or "context" where the model's context cut it short.
-    """
-
-    sequences: Int[Tensor, "b s"]
-    statistics: Statistics
-    finish: tuple[str, ...]
-
-
 def generate(
     model: nn.Module,
-    input_ids: Int[Tensor, "b t"],
+    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | None = None,
     *,
-    drafter: Drafter | nn.Module | None = None,
-    verifier: TreeVerifier | None = None,
-    policy: TreePolicy | None = None,
+    drafter: Drafter | nn.Module | str | Path | None = None,
+    verifier: TreeVerifier | NodeVerifier | str | None = None,
+    policy: TreePolicy | TreeShape | Sequence[int] | str | int | None = None,
     seed: int | None = None,
     generator: Generator | None = None,
     streamer: Streamer | None = None,
@@ -68,14 +67,27 @@ def generate(
 
     Also works as `model.generate(input_ids, custom_generate=polydraft.generate, drafter=..., ...)`, and then returns
     what `model.generate` does: a tensor, or with `return_dict_in_generate=True` a `GenerationOutput`. Hugging Face
-    does not hand `streamer`, `stop_strings` and `tokenizer` on to such a function; use the direct call for these.
+    hands neither `streamer` nor `assistant_model` nor `stop_strings` with `tokenizer` on to such a function, which
+    cannot see that they were given: use the direct call for these.
+
+    Every argument of Hugging Face's `generate` is honoured exactly or refused by name. A temperature without `top_k`
+    keeps Hugging Face's default of 50 tokens, where the command line keeps all; `statistics.in_force` says what held.
+
+    A logits processor that keeps state between calls is copied wherever paths of the tree part. It may say what it is
+    by `stateless = True` or a method `fork()`; otherwise it is tried out on the prompt, by copies. One that cannot be
+    copied serves one row, which is decoded without drafts, with a warning.
 
     Args:
         model: a Hugging Face causal model, the target.
-        input_ids: prompts; with `attention_mask`, left- or right-padded.
-        drafter: a drafter, or a draft model with the same tokens; None is prompt lookup, which needs no model.
-        verifier: the rule that keeps drafts; None is the one that accepts most (see `default_verifier`).
-        policy: the shape of the token trees; None is a measured default.
+        input_ids: prompts; with `attention_mask`, left- or right-padded. Also what a tokenizer or
+            `apply_chat_template` returns: a mapping that has both.
+        drafter: a drafter, or a draft model with the same tokens, or its folder or hub name; "ngram" or None is prompt
+            lookup, which needs no model; "none" decodes plainly. Hugging Face's `assistant_model` and
+            `prompt_lookup_num_tokens` are other words for it.
+        verifier: the rule that keeps drafts, or its word on the command line such as "optimal"; a rule for single nodes
+            is applied from the root down. None is the one that accepts most (see `default_verifier`).
+        policy: the shape of the token trees: a policy, a `TreeShape`, text as for `parse_policy`, children per depth,
+            or the length of a chain; None is a measured default.
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
         streamer: gets the prompt and then new tokens as they come; one row only. Its `end` is called in any case.
@@ -83,42 +95,36 @@ def generate(
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
             repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id,
-            num_return_sequences, attention_mask, generation_config and the others of its sampling mode. A
-            temperature above 0 turns sampling on, 0 turns it off.
+            num_return_sequences, attention_mask, generation_config, output_scores, output_logits and the others of its
+            sampling mode. A temperature above 0 turns sampling on, 0 turns it off.
 
     Raises:
-        InvalidParameter: an argument outside its range, an empty prompt, or a streamer for several rows.
+        InvalidParameter: an argument outside its range, refused or unknown, an empty prompt, a streamer for several
+            rows, or a processor that cannot be run.
+        CheckpointError: a draft model's folder that cannot be loaded.
         ContextOverflow: a prompt that leaves no room for a token.
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
         UnsupportedModel: a model that cannot score trees.
         VocabularyMismatch: a draft model with other tokens.
         InvalidProbabilities: NaN or infinite logits.
     """
-    choices = {
-        "drafter": drafter,
-        "verifier": verifier,
-        "policy": policy,
-        "seed": seed,
-        "generator": generator,
-        "compile": compile,
-    }
     with _ended_in_any_case(streamer):
+        choices = Choices(drafter, verifier, policy, seed, generator, compile)
         if is_prepared(options):
-            run, prepared = _run_prepared(model, input_ids, **choices, **options)
+            run, prepared = _run_inside(model, input_ids, choices, options)
             output = _finish(run, prepared, streamer)
             return output if options["generation_config"].return_dict_in_generate else output.sequences
-        take = partial(_run_prepared, **choices)
-        run, prepared = prepare_by_hugging_face(model, input_ids, take, options)
+        run, prepared = _run(model, input_ids, choices, options, {})
         return _finish(run, prepared, streamer)
 
 
 def stream(
     model: nn.Module,
-    input_ids: Int[Tensor, "b t"],
+    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | None = None,
     *,
-    drafter: Drafter | nn.Module | None = None,
-    verifier: TreeVerifier | None = None,
-    policy: TreePolicy | None = None,
+    drafter: Drafter | nn.Module | str | Path | None = None,
+    verifier: TreeVerifier | NodeVerifier | str | None = None,
+    policy: TreePolicy | TreeShape | Sequence[int] | str | int | None = None,
     seed: int | None = None,
     generator: Generator | None = None,
     compile: bool = False,
@@ -126,61 +132,74 @@ def stream(
 ) -> Run:
     """Start a generation and return it as an iterator of blocks; arguments and errors are those of `generate`.
 
-    Each block tells what every row gained in one step, which of it was drafted, and the tree it came from.
+    Each block tells what every row gained in one step, which of it was drafted, and the tree it came from. A streamer,
+    `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
-    take = partial(
-        _run_prepared,
-        drafter=drafter,
-        verifier=verifier,
-        policy=policy,
-        seed=seed,
-        generator=generator,
-        compile=compile,
-    )
-    run, _ = prepare_by_hugging_face(model, input_ids, take, options)
+    choices = Choices(drafter, verifier, policy, seed, generator, compile)
+    run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
 
 
+def _run(
+    model: nn.Module, input_ids: object, choices: Choices, options: dict[str, Any], besides: Mapping[str, Refusal]
+) -> tuple[Run, Prepared]:
+    """Let Hugging Face prepare a call from outside, and build its run."""
+    target = target_model(model, compile=choices.compile)
+    prompts, options = prompts_of(input_ids, options)
+    check_arguments(model, options, besides)
+    choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
+
+    def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> tuple[Run, Prepared]:
+        return _run_prepared(target, input_ids, choices, **given)
+
+    return prepare_by_hugging_face(model, prompts, take, options, besides)
+
+
+def _run_inside(model: nn.Module, input_ids: Any, choices: Choices, options: dict[str, Any]) -> tuple[Run, Prepared]:
+    """Build the run of a call from inside `model.generate`, which knows no longer what was given and what is usual."""
+    config = options["generation_config"]
+    check_config(None, config)
+    check_inputs(input_ids, options)
+    choices = with_hugging_faces_words(choices, drafting_asked_for({}, config))
+    return _run_prepared(target_model(model, compile=choices.compile), input_ids, choices, **options)
+
+
 def _run_prepared(
-    model: nn.Module,
+    target: HuggingFaceModel,
     input_ids: Int[Tensor, "b t"],
+    choices: Choices,
     *,
-    drafter: Drafter | nn.Module | None,
-    verifier: TreeVerifier | None,
-    policy: TreePolicy | None,
-    seed: int | None,
-    generator: Generator | None,
-    compile: bool,
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
     **inputs: Any,
 ) -> tuple[Run, Prepared]:
     """Build the run from what `model.generate` prepared; `inputs` are the model's inputs, the mask among them."""
-    prepared = take_apart(
-        input_ids, logits_processor, stopping_criteria, inputs.get("attention_mask"), generation_config.pad_token_id
-    )
-    params = prepared.params if generation_config.do_sample else SamplingParams(temperature=0)
-    chosen = as_drafter(drafter, compile=compile)
-    target = target_model(model, compile=compile)
-    if isinstance(drafter, nn.Module) and not (compile or policy or verifier):
-        chosen = default_drafter(chosen, params, target.device)
+    mask = inputs.get("attention_mask")
+    prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
+    parts = chosen_parts(choices, target, prepared.params)
+    reason = warn_of_serial(prepared.processors[0])
     setup = Setup(
         target=target,
-        drafter=chosen,
-        verifier=verifier or default_verifier(chosen, params),
-        policy=policy or default_policy(chosen, params),
+        drafter=NoDraft() if reason else parts.drafter,
+        verifier=parts.verifier,
+        policy=parts.policy,
         prompt=Text(prepared.tokens, prepared.lengths),
-        laws=row_laws(prepared, params),
+        laws=row_laws(prepared),
         limits=row_limits(prepared, target.context),
+        keeps_scores=prepared.wants_scores or prepared.wants_logits,
+        fallback=reason,
     )
-    return Run(setup, _noise(seed, generator, len(input_ids))), prepared
+    return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
 
 
-def row_laws(prepared: Prepared, params: SamplingParams) -> tuple[TargetLaw, ...]:
+def row_laws(prepared: Prepared) -> tuple[TargetLaw, ...]:
     """Return each row's law."""
     paddings = prepared.padding or (None,) * len(prepared.lengths)
-    return tuple(TargetLaw(params, own, padding) for own, padding in zip(prepared.processors, paddings, strict=True))
+    return tuple(
+        TargetLaw(prepared.params, tuple(own), padding, prepared.eos)
+        for own, padding in zip(prepared.processors, paddings, strict=True)
+    )
 
 
 def row_limits(prepared: Prepared, context: int) -> tuple[Limits, ...]:
@@ -194,6 +213,10 @@ def row_limits(prepared: Prepared, context: int) -> tuple[Limits, ...]:
 
 
 def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
+    if seed is not None and generator is not None:
+        raise InvalidParameter("seed and generator both fix the text; give one of them.")
+    if generator is not None and not isinstance(generator, Generator):
+        raise InvalidParameter(f"generator must be a torch.Generator, but is of type {type(generator).__name__}.")
     if seed is None:
         device = generator.device if generator is not None else None
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
@@ -211,11 +234,23 @@ def _ended_in_any_case(streamer: Streamer | None) -> Iterator[None]:
 
 
 def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> GenerationOutput:
+    rows = len(prepared.input_ids)
+    logits: list[list[Tensor]] = [[] for _ in range(rows)]
+    scores: list[list[Tensor]] = [[] for _ in range(rows)]
     if streamer is not None:
-        if len(prepared.input_ids) > 1:
-            raise InvalidParameter(f"A streamer takes one row, but there are {len(prepared.input_ids)}.")
+        if rows > 1:
+            raise InvalidParameter(f"A streamer takes one row, but there are {rows}.")
         streamer.put(prepared.input_ids.cpu())
     for block in run:
         if streamer is not None and block.rows:
             streamer.put(torch.tensor(block.rows[0].tokens))
-    return GenerationOutput(run.sequences(prepared.input_ids, prepared.pad), run.statistics, tuple(run.finish))
+        for row, (own_logits, own_scores) in emitted_rows(block, run.setup.laws).items():
+            logits[row].append(own_logits)
+            scores[row].append(own_scores)
+    return GenerationOutput(
+        run.sequences(prepared.input_ids, prepared.pad),
+        run.statistics,
+        tuple(run.finish),
+        in_steps(scores) if prepared.wants_scores else None,
+        in_steps(logits) if prepared.wants_logits else None,
+    )

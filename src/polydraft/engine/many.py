@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +12,28 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter
 from polydraft.engine.block import Emission, Statistics
+from polydraft.engine.choices import Choices, chosen_drafter, chosen_policy, chosen_verifier, with_hugging_faces_words
 from polydraft.engine.decode import check_drafting
-from polydraft.engine.defaults import as_drafter, default_policy, default_verifier, target_model
+from polydraft.engine.defaults import default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.slots import Request, Round, Slots
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import HuggingFaceModel, check_memory, check_prompts, prepare_by_hugging_face, take_apart
+from polydraft.models import (
+    OF_ONE_CALL,
+    HuggingFaceModel,
+    Serial,
+    check_arguments,
+    check_memory,
+    check_prompts,
+    drafting_asked_for,
+    prepare_by_hugging_face,
+    require_count,
+    take_apart,
+)
 from polydraft.probs import Noise, SamplingParams
-from polydraft.trees import TreePolicy, largest_shape
-from polydraft.verifiers import TreeVerifier
+from polydraft.trees import TreePolicy, TreeShape, largest_shape
+from polydraft.verifiers import NodeVerifier, TreeVerifier
 
 Prompt = Int[Tensor, " _"] | Sequence[int]
 LARGEST_SEED = 2**62
@@ -246,9 +259,9 @@ def generate_many(
     prompts: Mapping[Any, Prompt] | Sequence[Prompt],
     *,
     batch_size: int = 8,
-    drafter: Drafter | nn.Module | None = None,
-    verifier: TreeVerifier | None = None,
-    policy: TreePolicy | None = None,
+    drafter: Drafter | nn.Module | str | Path | None = None,
+    verifier: TreeVerifier | NodeVerifier | str | None = None,
+    policy: TreePolicy | TreeShape | Sequence[int] | str | int | None = None,
     seed: int | None = None,
     per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
     compile: bool = False,
@@ -279,16 +292,20 @@ def generate_many(
             reason, and if that is its length, first.
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
     """
-    if batch_size < 1:
-        raise InvalidParameter(f"batch_size must be at least 1, but is {batch_size}.")
-    target, chosen = target_model(model, compile=compile), as_drafter(drafter, compile=compile)
+    require_count("batch_size", batch_size)
+    target = target_model(model, compile=compile)
+    check_arguments(model, options, OF_ONE_CALL)
+    choices = Choices(drafter, verifier, policy, compile=compile)
+    choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
+    chosen = chosen_drafter(choices.drafter, target, compile=compile)
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     tried = [_checked(target, one) for one in _asked(target, prompts, start, per_prompt or {})]
     asked = tuple(one for one in tried if isinstance(one, Asked))
     refused = tuple(one for one in tried if isinstance(one, Completed))
     token = torch.zeros(1, dtype=torch.int64, device=target.device)
     params = _request(target, Asked("", token, 0, {}), options).law.params if asked else SamplingParams()
-    rule, shape = verifier or default_verifier(chosen, params), policy or default_policy(chosen, params)
+    rule = chosen_verifier(choices.verifier, chosen) or default_verifier(chosen, params)
+    shape = chosen_policy(choices.policy) or default_policy(chosen, params)
     check_drafting(chosen, rule, shape)
     size = min(batch_size, len(asked))
     capacity = _longest(target, asked, options) + largest_shape(shape).size + 1
@@ -400,19 +417,23 @@ def _request(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) 
 
     Raises:
         ContextOverflow: the prompt is longer than the options allow.
+        InvalidParameter: an option that is refused, unknown or outside its range, or a processor that cannot be run.
     """
 
     def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> Request:
-        config = given["generation_config"]
-        prepared = take_apart(
-            input_ids, given["logits_processor"], given["stopping_criteria"], None, config.pad_token_id
-        )
-        params = prepared.params if config.do_sample else SamplingParams(temperature=0)
-        (law,), (limits,) = row_laws(prepared, params), row_limits(prepared, target.context)
+        criteria, config = given["stopping_criteria"], given["generation_config"]
+        prepared = take_apart(input_ids, given["logits_processor"], criteria, None, config, target.vocab_size)
+        serial = [one.name for one in prepared.processors[0] if isinstance(one, Serial)]
+        if serial:
+            raise InvalidParameter(
+                f"{serial[0]} keeps state between calls and cannot be copied, so it cannot run beside other texts; "
+                "call polydraft.generate for each, or give its class a method fork()."
+            )
+        (law,), (limits,) = row_laws(prepared), row_limits(prepared, target.context)
         return Request(asked.name, asked.tokens, law, limits, Noise.from_seed(asked.seed, 1))
 
     options = {**common, **asked.own}
     length, most = len(asked.tokens), options.get("max_length")
     if most is not None and options.get("max_new_tokens") is None and length >= most:
         raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
-    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options)
+    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options, OF_ONE_CALL)

@@ -21,7 +21,16 @@ from polydraft.verifiers import TreeVerifier
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Everything that determines a generation but its random numbers."""
+    """Everything that determines a generation but its random numbers.
+
+    Args:
+        target, drafter, verifier, policy: those of `Method`.
+        prompt: the prompts.
+        laws: per row, how the target's logits become distributions.
+        limits: per row, when it ends.
+        keeps_scores: whether blocks hold the target's logits and scores.
+        fallback: why nothing is drafted whatever was asked for; else empty.
+    """
 
     target: LanguageModel
     drafter: Drafter
@@ -30,6 +39,8 @@ class Setup:
     prompt: Text
     laws: tuple[TargetLaw, ...]
     limits: tuple[Limits, ...]
+    keeps_scores: bool = False
+    fallback: str = ""
 
 
 class Run:
@@ -45,11 +56,11 @@ class Run:
         check_room(setup.prompt, setup.limits)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
-        self.statistics = Statistics()
+        self.statistics = Statistics(fallback=setup.fallback, in_force=setup.laws[0].in_force)
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._noise = noise
-        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy)
+        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy, setup.keeps_scores)
         self._taken: _Taken | None = None
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()

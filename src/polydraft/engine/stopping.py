@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.engine.block import Emission
+from polydraft.errors import InvalidParameter
 
 
 @runtime_checkable
@@ -67,4 +68,21 @@ class Limits:
         new = torch.tensor(emitted, device=past.device)
         before = () if self.padding is None else (self.padding.to(past.device),)
         history = torch.cat([*before, past, new]).unsqueeze(0)
-        return "stop" if any(bool(criterion(history, None)[0]) for criterion in self.criteria) else ""
+        return "stop" if any(_ends_row(criterion(history, None), criterion) for criterion in self.criteria) else ""
+
+
+def _ends_row(answer: object, criterion: StoppingCriterion) -> bool:
+    """Return what a criterion says of the one row that it was asked for; a plain bool is understood too.
+
+    Raises:
+        InvalidParameter: it says something else.
+    """
+    if isinstance(answer, Tensor) and answer.numel() == 1:
+        return bool(answer)
+    if isinstance(answer, bool):
+        return answer
+    what = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"{answer!r}"
+    raise InvalidParameter(
+        f"The stopping criterion {type(criterion).__name__} must return True or False for each row, here one, but "
+        f"returned {what}."
+    )

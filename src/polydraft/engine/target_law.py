@@ -1,25 +1,20 @@
 """The target's law at every node: the user's logits processors with the node's own history, then probabilities."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Text
-from polydraft.probs import SamplingParams, to_probs
-from polydraft.trees import TokenTree
+from polydraft.models import RowProcessor
+from polydraft.probs import SamplingParams, filters_in_force, to_probs
+from polydraft.trees import TokenTree, Verdict
 
-
-@runtime_checkable
-class LogitsProcessor(Protocol):
-    """Hugging Face's interface: changes the scores of rows, given each row's tokens so far."""
-
-    def __call__(self, input_ids: Int[Tensor, "b t"], scores: Float[Tensor, "b V"]) -> Float[Tensor, "b V"]:
-        """Return the changed scores."""
-        ...
+Processors = tuple[RowProcessor, ...]
+RULED_OUT = torch.finfo(torch.float32).min / 2
+"""Scores below this are those of tokens that a processor rules out; at any temperature they have no chance."""
 
 
 @dataclass(frozen=True)
@@ -28,49 +23,130 @@ class TargetLaw:
 
     Args:
         params: temperature and filters, applied last.
-        processors: applied before, in order, to every node with the tokens on its own path.
+        processors: applied before, in order, to every node with the tokens on its own path. Those that keep state are
+            as they were after the committed text but for its last token.
         padding: left padding of the prompt as the user gave it, which processors get to see again.
+        eos: end-of-text ids: what comes below one is never text.
     """
 
     params: SamplingParams = SamplingParams()
-    processors: Sequence[LogitsProcessor] = ()
+    processors: Processors = ()
     padding: Int[Tensor, " _"] | None = None
+    eos: frozenset[int] = frozenset()
 
-    def processed(self, scores: Float[Tensor, "n V"], tree: TokenTree, text: Text, row: int) -> Float[Tensor, "n V"]:
-        """Apply the processors to the nodes of each depth together: their histories are equally long."""
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a processor depends on earlier calls."""
+        return any(one.keeps_state for one in self.processors)
+
+    @property
+    def in_force(self) -> tuple[str, ...]:
+        """The names of processors and filters, in the order in which they are applied."""
+        return (*(one.name for one in self.processors), *filters_in_force(self.params))
+
+    def processed(
+        self, scores: Float[Tensor, "n V"], tree: TokenTree, text: Text, row: int
+    ) -> tuple[Float[Tensor, "n V"], dict[int, Processors]]:
+        """Apply the processors to every node that has a chance, given its own history.
+
+        Below a draft that the processors rule out nothing is ever accepted, below an end of text nothing is text, and
+        they may not know what to say there: a grammar has no state after a token that it forbids. So those nodes keep
+        their scores. The nodes of a depth, whose histories are equally long, are processed together, but one by one
+        where state is kept.
+
+        Returns:
+            the scores, and the processors in the state after each node, if they keep any.
+        """
         if not self.processors:
-            return scores
-        result = scores.clone()
-        depths = tree.depth[row]
+            return scores, {}
+        result, after = scores.clone(), dict[int, Processors]()
+        parents, depths = tree.parents[row].tolist(), tree.depth[row]
         past = text.tokens[row, : int(text.lengths[row])]
-        if self.padding is not None:
-            past = torch.cat([self.padding.to(past.device), past])
+        past = past if self.padding is None else torch.cat([self.padding.to(past.device), past])
+        reached = torch.zeros_like(depths, dtype=torch.bool)
         for depth in range(int(depths.max()) + 1):
-            nodes = (depths == depth).nonzero().squeeze(-1)
-            drafts = path_tokens(tree, row, nodes, depth)
-            history = torch.cat([past.expand(len(nodes), -1), drafts], dim=-1)
-            changed = result[nodes]
-            for processor in self.processors:
-                changed = processor(history, changed)
-            result[nodes] = changed
-        return result
+            reached |= self._reached(result, tree, row, depth, reached)
+            nodes = (reached & (depths == depth)).nonzero().squeeze(-1)
+            for group in self._groups(nodes):
+                known = after.get(parents[int(group[0])], self.processors)
+                own = tuple(one.fork() for one in known) if self.keeps_state else known
+                drafts = path_tokens(tree, row, group, depth)
+                history = torch.cat([past.expand(len(group), -1), drafts], dim=-1)
+                changed = result[group]
+                for processor in own:
+                    changed = processor(history, changed)
+                result[group] = changed
+                after.update({int(group[0]): own} if self.keeps_state else {})
+        return result, after
+
+    def _groups(self, nodes: Int[Tensor, " f"]) -> Sequence[Int[Tensor, " g"]]:
+        """Return the nodes of a depth that are processed together."""
+        if not len(nodes):
+            return ()
+        return nodes.split(1) if self.keeps_state else (nodes,)
+
+    def _reached(
+        self, result: Float[Tensor, "n V"], tree: TokenTree, row: int, depth: int, reached: Bool[Tensor, " n"]
+    ) -> Bool[Tensor, " n"]:
+        """Return the nodes of a depth that are there and can become text, given those above that can."""
+        here = tree.valid[row] & (tree.depth[row] == depth)
+        if depth == 0:
+            return here
+        parents, tokens = tree.parents[row].clamp_min(0), tree.tokens[row]
+        ended = torch.isin(tokens[parents], torch.tensor(sorted(self.eos), device=tokens.device)) & (parents > 0)
+        return here & reached[parents] & ~ended & (result[parents, tokens] > RULED_OUT)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetRows:
+    """The target's rows at every node of a step.
+
+    Args:
+        probs: the distributions.
+        scores: the scores that they come from, before temperature and filters.
+        after: per row, the processors in the state after each node, if they keep any.
+    """
+
+    probs: Float[Tensor, "b n V"]
+    scores: Float[Tensor, "b n V"]
+    after: tuple[dict[int, Processors], ...]
+
+    def laws_after(self, laws: Sequence[TargetLaw], verdict: Verdict) -> tuple[TargetLaw, ...]:
+        """Return the rows' laws for the next step: those that keep state, in the state after the accepted path."""
+        if not any(self.after):
+            return tuple(laws)
+        ends = [[0, *path][length] for path, length in zip(verdict.path.tolist(), verdict.length.tolist(), strict=True)]
+        return tuple(
+            replace(law, processors=states[end]) if states else law
+            for law, states, end in zip(laws, self.after, ends, strict=True)
+        )
 
 
 def target_rows(
-    laws: Sequence[TargetLaw], logits: Float[Tensor, "b n V"], tree: TokenTree, text: Text
-) -> Float[Tensor, "b n V"]:
-    """Return the distribution at every node, each row's by its own law.
+    laws: Sequence[TargetLaw],
+    logits: Float[Tensor, "b n V"],
+    tree: TokenTree,
+    text: Text,
+    going: Collection[int],
+) -> TargetRows:
+    """Return the distribution at every node, each row's by its own law; rows that have ended are not processed.
 
     Raises:
         InvalidProbabilities: logits that are NaN or infinite.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
+    after: tuple[dict[int, Processors], ...] = ({},) * len(laws)
     if any(law.processors for law in laws):
-        scores = torch.stack([law.processed(scores[row], tree, text, row) for row, law in enumerate(laws)])
+        rows = [
+            law.processed(scores[row], tree, text, row) if row in going else (scores[row], {})
+            for row, law in enumerate(laws)
+        ]
+        scores, after = torch.stack([row for row, _ in rows]), tuple(states for _, states in rows)
     settings = {law.params for law in laws}
     if len(settings) == 1:
-        return to_probs(scores, laws[0].params)
-    return torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
+        return TargetRows(to_probs(scores, laws[0].params), scores, after)
+    probs = torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
+    return TargetRows(probs, scores, after)
 
 
 def path_tokens(tree: TokenTree, row: int, nodes: Int[Tensor, " f"], depth: int) -> Int[Tensor, "f D"]:

@@ -3,7 +3,25 @@
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
-from polydraft.models.generation import Prepared, check_prompts, is_prepared, prepare_by_hugging_face, take_apart
+from polydraft.models.generation import (
+    OF_A_CALL_THAT_ENDS,
+    OF_ONE_CALL,
+    Prepared,
+    Refusal,
+    RowProcessor,
+    Serial,
+    check_arguments,
+    check_config,
+    check_inputs,
+    check_prompts,
+    drafting_asked_for,
+    is_prepared,
+    prepare_by_hugging_face,
+    prompts_of,
+    require_count,
+    take_apart,
+    warn_of_serial,
+)
 from polydraft.models.hugging_face import HuggingFaceModel, check_supported
 from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
 from polydraft.models.memory import cache_bytes, check_memory
@@ -11,6 +29,8 @@ from polydraft.models.protocol import Cache, Forward, LanguageModel
 
 __all__ = [
     "LEVELS",
+    "OF_A_CALL_THAT_ENDS",
+    "OF_ONE_CALL",
     "Cache",
     "CompiledModel",
     "Forward",
@@ -19,17 +39,27 @@ __all__ = [
     "LanguageModel",
     "Pair",
     "Prepared",
+    "Refusal",
+    "RowProcessor",
+    "Serial",
     "TreeCache",
     "cache_bytes",
+    "check_arguments",
+    "check_config",
+    "check_inputs",
     "check_memory",
     "check_prompts",
     "check_same_size",
     "check_same_tokens",
     "check_supported",
     "draft_model",
+    "drafting_asked_for",
     "is_prepared",
     "load",
     "load_pair",
     "prepare_by_hugging_face",
+    "prompts_of",
+    "require_count",
     "take_apart",
+    "warn_of_serial",
 ]

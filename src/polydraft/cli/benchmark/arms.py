@@ -16,12 +16,12 @@ from polydraft.bench.speed import (
     lookup_arm,
     plain_arm,
 )
-from polydraft.cli.spelling import verifier_by_name
 from polydraft.drafters import LookupFirst, NgramDrafter
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.trees import parse_policy
+from polydraft.verifiers import verifier_by_name
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
 ASSISTED = {"tokens": "num_assistant_tokens", "threshold": "assistant_confidence_threshold"}

@@ -19,18 +19,25 @@ class Watched:
     """Wrap the parts of a method; `method` is what decodes.
 
     Args:
-        target, drafter, verifier, policy: those of `Method`; a planner for a policy is told how each step went.
+        target, drafter, verifier, policy, keeps_scores: those of `Method`; a planner for a policy is told how each step
+            went.
     """
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        verifier: TreeVerifier,
+        policy: TreePolicy,
+        keeps_scores: bool = False,
+    ) -> None:
         self._watch, self._guard = Stopwatch(target.device), Guarded(drafter)
         self._planner = policy if isinstance(policy, Planner) else None
         timed = TimedVerifier(verifier, self._watch)
         self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
         self._relative = relative_cost(target, drafter) if self._planner else 0.0
-        self.method = Method(
-            TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch), self._witness or timed, policy
-        )
+        model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
+        self.method = Method(model, drafts, self._witness or timed, policy, keeps_scores)
 
     def opens(self, length: int, left: int, rows: int, sampled: bool) -> None:
         """Tell a planner what begins; the arguments are those of `Planner.opens`."""

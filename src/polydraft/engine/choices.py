@@ -1,0 +1,172 @@
+"""What users pass for drafter, verifier and tree, as the parts that the engine takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Generator, nn
+
+from polydraft.drafters import Drafter, NgramDrafter, NoDraft
+from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, Pair, load
+from polydraft.probs import SamplingParams
+from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, parse_policy
+from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier, verifier_by_name
+
+DRAFTER_WORDS: Mapping[str, type[NgramDrafter] | type[NoDraft]] = {"ngram": NgramDrafter, "none": NoDraft}
+"""The words for drafters that need no model; every other text is a folder or hub name."""
+
+
+USUAL_DRAFTS = 20
+"""Hugging Face's num_assistant_tokens where it is not said."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """polydraft's own arguments of a call, as they were given."""
+
+    drafter: object = None
+    verifier: object = None
+    policy: object = None
+    seed: int | None = None
+    generator: Generator | None = None
+    compile: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What drafts, what verifies, and the trees' shape."""
+
+    drafter: Drafter
+    verifier: TreeVerifier
+    policy: TreePolicy
+
+
+def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingParams) -> Parts:
+    """Return the parts that the choices mean, with defaults for those that are not made.
+
+    Raises:
+        InvalidParameter: a choice is nothing that can be meant; the text says what to pass.
+        CheckpointError: a draft model's folder cannot be loaded.
+    """
+    given = choices.drafter
+    drafter = chosen_drafter(given, target, compile=choices.compile)
+    verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
+    only_a_model = given is not None and not isinstance(given, Drafter) and given not in DRAFTER_WORDS
+    if only_a_model and not (choices.compile or policy or verifier):
+        drafter = default_drafter(drafter, params, target.device)
+    return Parts(drafter, verifier or default_verifier(drafter, params), policy or default_policy(drafter, params))
+
+
+def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:
+    """Return the drafter that is meant: one, a draft model, its folder or hub name, or a word.
+
+    Raises:
+        InvalidParameter: it is none of these.
+        CheckpointError: no model can be loaded by that name.
+    """
+    if isinstance(given, str) and given in DRAFTER_WORDS:
+        return DRAFTER_WORDS[given]()
+    if isinstance(given, str | Path):
+        return as_drafter(load(given).target, compile=compile)  # FIXME load_draft
+    if given is None or isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
+        return as_drafter(cast(Drafter | nn.Module | None, given), compile=compile)
+    if isinstance(given, Pair):
+        raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
+    raise InvalidParameter(
+        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(DRAFTER_WORDS)}, but is "
+        f"{_described(given)}."
+    )
+
+
+def chosen_verifier(given: object, drafter: Drafter) -> TreeVerifier | None:
+    """Return the tree verifier that is meant: one, a node rule, or a word of the command line; None for the default.
+
+    Raises:
+        InvalidParameter: it is none of these.
+        UnpairedScheme: the word's rule is not exact for what the drafter drafts.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return verifier_by_name(given, "ngram" if isinstance(drafter, NgramDrafter) else "model")
+    if not isinstance(given, type):
+        if isinstance(given, TreeVerifier):
+            return given
+        if isinstance(given, NodeVerifier):
+            return TopDown(given)
+    raise InvalidParameter(
+        'verifier must be a rule such as TopDown(RecursiveRejection()), or its word such as "optimal", but is '
+        f"{_described(given)}."
+    )
+
+
+def chosen_policy(given: object) -> TreePolicy | None:
+    """Return the tree policy that is meant: one, a shape, text, children per depth, or a chain's length.
+
+    Raises:
+        InvalidParameter: it is none of these, or a number is out of range.
+    """
+    if given is None:
+        return None
+    if isinstance(given, TreeShape):
+        return Fixed(given)
+    if isinstance(given, str):
+        return parse_policy(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Chain(given)
+    if isinstance(given, Sequence):
+        return _with_drafts(Widths(tuple(cast(Sequence[int], given))))
+    if isinstance(given, TreePolicy) and not isinstance(given, type):
+        return given
+    raise InvalidParameter(
+        'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '
+        f"{_described(given)}."
+    )
+
+
+def with_hugging_faces_words(choices: Choices, asked: Mapping[str, Any]) -> Choices:
+    """Return the choices with what Hugging Face's own arguments say of drafts.
+
+    `assistant_model` is a drafter, and `num_assistant_tokens` and `assistant_confidence_threshold` shape its chains;
+    `prompt_lookup_num_tokens` is prompt lookup, with chains so long.
+
+    Raises:
+        InvalidParameter: a drafter or a tree is named twice.
+    """
+    if not asked.keys() & {"assistant_model", "prompt_lookup_num_tokens"}:
+        return choices
+    lookup, model = asked.get("prompt_lookup_num_tokens"), asked.get("assistant_model")
+    names = [name for name in ("assistant_model", "prompt_lookup_num_tokens") if asked.get(name) is not None]
+    if len(names) > 1 or choices.drafter is not None:
+        other = names[1] if len(names) > 1 else "drafter"
+        raise InvalidParameter(f"{names[0]} and {other} both say who drafts; give one of them.")
+    drafter = model if lookup is None else NgramDrafter(asked.get("max_matching_ngram_size", 2))
+    policy = _asked_chain(asked)
+    if policy and choices.policy is not None:
+        raise InvalidParameter("policy says how long chains are; leave the number of drafts out.")
+    return replace(choices, drafter=drafter, policy=policy or choices.policy)
+
+
+def _asked_chain(asked: Mapping[str, Any]) -> TreePolicy | None:
+    """Return the chain that Hugging Face's arguments ask for; one that stops below doubtful drafts has a threshold."""
+    length = asked.get("prompt_lookup_num_tokens", asked.get("num_assistant_tokens"))
+    threshold = asked.get("assistant_confidence_threshold")
+    if threshold:
+        return Confident((1,) * (length or USUAL_DRAFTS), threshold)
+    return None if length is None else Chain(length)
+
+
+def _with_drafts(policy: TreePolicy) -> TreePolicy:
+    if not policy.shape.counts:
+        raise InvalidParameter('policy has no drafts; plain decoding is drafter="none".')
+    return policy
+
+
+def _described(value: object) -> str:
+    """Return what a value is, for an error: a class is told from what it makes."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; pass {value.__name__}(...)"
+    return f"{value!r}" if isinstance(value, int | float | bool) else f"of type {type(value).__name__}"

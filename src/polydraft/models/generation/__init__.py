@@ -1,0 +1,45 @@
+"""Hugging Face's generation call: its arguments, what it prepares, and the processors that it hands over."""
+
+from polydraft.models.generation.arguments import (
+    HONOURED,
+    OF_A_CALL_THAT_ENDS,
+    OF_ONE_CALL,
+    REFUSED,
+    Refusal,
+    check_arguments,
+    check_config,
+    drafting_asked_for,
+    require_count,
+)
+from polydraft.models.generation.prepare import (
+    Prepared,
+    check_inputs,
+    check_prompts,
+    is_prepared,
+    prepare_by_hugging_face,
+    prompts_of,
+    take_apart,
+)
+from polydraft.models.generation.processors import RowProcessor, Serial, warn_of_serial
+
+__all__ = [
+    "HONOURED",
+    "OF_A_CALL_THAT_ENDS",
+    "OF_ONE_CALL",
+    "REFUSED",
+    "Prepared",
+    "Refusal",
+    "RowProcessor",
+    "Serial",
+    "check_arguments",
+    "check_config",
+    "check_inputs",
+    "check_prompts",
+    "drafting_asked_for",
+    "is_prepared",
+    "prepare_by_hugging_face",
+    "prompts_of",
+    "require_count",
+    "take_apart",
+    "warn_of_serial",
+]

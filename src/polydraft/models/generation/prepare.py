@@ -1,0 +1,348 @@
+"""Hugging Face's generation arguments, prepared by Hugging Face itself and taken apart for the decode loop.
+
+`model.generate(custom_generate=f)` does all of its usual preparation (configuration, processors, stopping criteria,
+expansion for several return sequences) and then calls `f`. polydraft is such an `f`, so every argument of
+`generate` keeps its name, its default and its meaning.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models.generation.arguments import DRAFTING, Refusal, check_arguments, check_config, require_count
+from polydraft.models.generation.processors import RowProcessor, row_processors
+from polydraft.probs import SamplingParams
+
+SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+COUNTS = ("max_new_tokens", "max_length", "num_return_sequences")
+OURS_TO_DECIDE = ("stop_strings", "cache_implementation", *(name for name in DRAFTING if name != "assistant_model"))
+"""What Hugging Face is not told: polydraft sees to it."""
+MADE_INSIDE = frozenset(
+    "logits_processor stopping_criteria generation_config attention_mask position_ids past_key_values use_cache "
+    "logits_to_keep cache_position synced_gpus".split()
+)
+"""What `model.generate` itself hands to a decoding method."""
+
+Call = Callable[..., Tensor]
+"""A criterion: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A generation call as the decode loop needs it.
+
+    Args:
+        input_ids: the prompts as given, expanded to one row per returned sequence, padding included.
+        tokens: the prompts without padding, right-padded rows.
+        lengths: their lengths.
+        padding: the left padding of each row, for processors that count it.
+        params: temperature and filters.
+        processors: per row, the processors that come before them, of its own if they keep state.
+        criteria: stopping criteria other than length and end-of-text.
+        eos: end-of-text ids.
+        pad: the id that fills finished rows.
+        max_length: the longest row of `input_ids` plus new tokens.
+        wants_scores: whether the scores that tokens were chosen by are asked for.
+        wants_logits: whether the target's logits are.
+    """
+
+    input_ids: Int[Tensor, "b t"]
+    tokens: Int[Tensor, "b s"]
+    lengths: Int[Tensor, "b"]
+    padding: tuple[Int[Tensor, " _"], ...]
+    params: SamplingParams
+    processors: Sequence[Sequence[RowProcessor]]
+    criteria: Sequence[Call]
+    eos: frozenset[int]
+    pad: int
+    max_length: int
+    wants_scores: bool
+    wants_logits: bool
+
+
+def prepare_by_hugging_face(
+    model: nn.Module,
+    input_ids: Int[Tensor, "b t"],
+    take: Callable[..., Any],
+    options: Mapping[str, Any],
+    besides: Mapping[str, Refusal] | None = None,
+) -> Any:
+    """Let `model.generate` prepare a call, and return what `take` makes of that in place of a decoding method.
+
+    A temperature decides by itself whether to sample: 0 is greedy decoding, anything above is sampling.
+    `stop_strings` work with `tokenizer`. `besides` are arguments that this call refuses beside `REFUSED`.
+
+    Raises:
+        InvalidParameter: prompts that are no token ids of the model (`check_prompts`), an argument that is refused or
+            unknown, one outside its range, or one that Hugging Face refuses.
+    """
+    known = cast(Any, model)
+    check_arguments(model, options, besides)
+    check_config(options.get("generation_config"), known.generation_config)
+    check_prompts(input_ids, known.config.get_text_config().vocab_size, options.get("attention_mask"))
+    options = _settled(dict(options), known.generation_config)
+    given: dict[str, Any] = {}
+
+    def keep(_: nn.Module, ids: Int[Tensor, "b t"], **prepared: Any) -> None:
+        given.update(prepared, input_ids=ids)
+
+    try:
+        known.generate(input_ids, custom_generate=keep, **options)
+    except PolydraftError:
+        raise
+    except Exception as error:  # nothing of ours runs in there: whatever it is, the arguments are its cause
+        raise InvalidParameter(f"Hugging Face's generate refuses the arguments: {first_line(error)}") from error
+    return take(model, given.pop("input_ids"), **given)
+
+
+def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
+    """Return the options with what polydraft decides: whether to sample, stop strings as a criterion, its own cache."""
+    given = {name: options[name] for name in SAMPLING_NAMES if options.get(name) is not None}
+    SamplingParams(**given)
+    for name in COUNTS:
+        require_count(name, options.get(name))
+    if "temperature" in given:
+        options.setdefault("do_sample", given["temperature"] > 0)
+        if given["temperature"] == 0:
+            options["do_sample"], options["temperature"] = False, None
+    if options.get("do_sample") is False:
+        options.update({name: None for name in SAMPLING_NAMES if name in options})
+    configs = (options.get("generation_config"), own)
+    strings = [options.get("stop_strings"), *(getattr(one, "stop_strings", None) for one in configs)]
+    options["stopping_criteria"] = _with_stop_strings(options, next((one for one in strings if one is not None), None))
+    for name in OURS_TO_DECIDE:
+        if options.get(name) is not None or any(getattr(one, name, None) is not None for one in configs):
+            options[name] = None
+    return {name: value for name, value in options.items() if name not in ("assistant_model", "tokenizer")}
+
+
+def prompts_of(input_ids: object, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the prompts and the options of a call, wherever the prompts stand.
+
+    Args:
+        input_ids: the prompts, or what a tokenizer returns: a mapping with input_ids and attention_mask.
+        options: the call's other arguments; `inputs` or `input_ids` among them is another name of the prompts.
+
+    Raises:
+        InvalidParameter: prompts are given twice, or not at all.
+    """
+    options = dict(options)
+    places = [input_ids, *(options.pop(name, None) for name in ("inputs", "input_ids"))]
+    given = [one for one in places if one is not None]
+    if len(given) != 1:
+        raise InvalidParameter(
+            "Give prompts once, as input_ids." if given else "There are no prompts: pass input_ids, rows of token ids."
+        )
+    if not isinstance(given[0], Mapping):
+        return given[0], options
+    encoded = {str(name): _as_rows(value) for name, value in cast(Mapping[Any, Any], given[0]).items()}
+    twice = sorted(encoded.keys() & options.keys())
+    if twice or "input_ids" not in encoded:
+        what = f"{twice[0]} is given twice" if twice else "The prompts have no input_ids"
+        raise InvalidParameter(f"{what}; pass what the tokenizer returns, or its input_ids and attention_mask.")
+    return encoded.pop("input_ids"), {**options, **encoded}
+
+
+def _as_rows(value: Any) -> Any:
+    """Return a tokenizer's list as a tensor of rows; everything else as it is."""
+    if not isinstance(value, list):
+        return value
+    try:
+        rows = torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or no numbers
+        raise InvalidParameter(
+            "The tokenizer's rows cannot be put into one tensor; call it with return_tensors='pt' and padding=True."
+        ) from None
+    return rows.unsqueeze(0) if rows.dim() == 1 else rows
+
+
+def check_prompts(input_ids: object, vocab_size: int, mask: object = None) -> None:
+    """Check that prompts are rows of token ids; what padding the mask leaves out may be any number.
+
+    Raises:
+        InvalidParameter: something else, with what it is and how to get token ids; a mask that is no row of ones and
+            zeros for every prompt.
+    """
+    if not isinstance(input_ids, Tensor):
+        raise InvalidParameter(
+            "input_ids must be a tensor of token ids, such as tokenizer(text, return_tensors='pt').input_ids, but is "
+            f"of type {type(input_ids).__name__}."
+        )
+    shape = tuple(input_ids.shape)
+    if input_ids.dim() != 2:
+        raise InvalidParameter(
+            f"input_ids must have the shape (rows, tokens), but has {shape}; a prompt alone is input_ids[None]."
+        )
+    if 0 in shape:
+        raise InvalidParameter(f"The prompt is empty: input_ids has shape {shape}, not (rows, tokens).")
+    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
+        raise InvalidParameter(f"input_ids must be integers, but is of type {input_ids.dtype}.")
+    outside = (input_ids < 0) | (input_ids >= vocab_size)
+    if mask is not None:
+        outside &= _checked_mask(mask, shape).to(outside.device)
+    if bool(outside.any()):
+        raise InvalidParameter(
+            f"input_ids has the token {int(input_ids[outside][0])}, but the model's tokens are 0 to {vocab_size - 1}; "
+            "was the text encoded by another model's tokenizer?"
+        )
+
+
+def _checked_mask(mask: object, shape: tuple[int, ...]) -> Tensor:
+    """Return which tokens a mask keeps."""
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
+        what = f"has the shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is of type {type(mask).__name__}"
+        raise InvalidParameter(
+            f"attention_mask must have the shape of input_ids, {shape}, with 1 for a token and 0 for padding, but "
+            f"{what}."
+        )
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        odd = mask[(mask != 0) & (mask != 1)][0].item()
+        raise InvalidParameter(f"attention_mask must hold 1 for a token and 0 for padding, but has {odd}.")
+    return mask != 0
+
+
+def _with_stop_strings(options: Mapping[str, Any], strings: Any) -> StoppingCriteriaList:
+    """Return the criteria with one for stop strings: Hugging Face hands no tokenizer on to do so itself."""
+    criteria, tokenizer = options.get("stopping_criteria"), options.get("tokenizer")
+    if criteria is not None and not isinstance(criteria, Iterable):
+        criteria = [criteria]
+    result = StoppingCriteriaList(criteria or [])
+    if strings is None:
+        return result
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InvalidParameter("stop_strings need the tokenizer argument, to know how tokens are spelt.")
+    texts = [strings] if isinstance(strings, str) else strings
+    if not isinstance(texts, list | tuple) or not texts or any(not isinstance(one, str) or not one for one in texts):
+        raise InvalidParameter(f"stop_strings must be texts of at least one character, but is {strings!r}.")
+    result.append(StopStringCriteria(tokenizer, list(texts)))
+    return result
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that says something, ended like a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def is_prepared(options: dict[str, Any]) -> bool:
+    """Tell whether a call's arguments come from inside `model.generate`, which always sets a length criterion."""
+    criteria = options.get("stopping_criteria")
+    return (
+        isinstance(criteria, StoppingCriteriaList)
+        and any(isinstance(criterion, MaxLengthCriteria) for criterion in criteria)
+        and {"logits_processor", "generation_config"} <= options.keys()
+    )
+
+
+def check_inputs(input_ids: Int[Tensor, "b t"], inputs: Mapping[str, Any]) -> None:
+    """Check, of a call from inside `model.generate`, that the model's inputs are its tokens and their mask alone.
+
+    Raises:
+        InvalidParameter: there are images, embeddings, positions of the user's own, or keys of another text.
+    """
+    for name, value in inputs.items():
+        if name not in MADE_INSIDE and value is not None:
+            raise InvalidParameter(
+                f"{name} is an input of the model beside its tokens, which polydraft does not hand on; leave it out."
+            )
+    mask, places, keys = (inputs.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
+    usual = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(dim=-1) - 1
+    if places is not None and (places.shape != usual.shape or bool(((places - usual) * (usual >= 0)).any())):
+        raise InvalidParameter("position_ids is refused: positions follow from attention_mask; leave it out.")
+    if keys is not None and keys.get_seq_length() > 0:
+        raise InvalidParameter("past_key_values is refused: polydraft reads the whole prompt; leave it out.")
+
+
+def take_apart(
+    input_ids: Int[Tensor, "b t"],
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    attention_mask: Int[Tensor, "b t"] | None,
+    config: GenerationConfig,
+    vocab_size: int,
+) -> Prepared:
+    """Turn what `model.generate` hands to its decoding method into what the decode loop needs.
+
+    Raises:
+        InvalidParameter: a processor that cannot be run (`row_processors`).
+    """
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.device)
+    real = mask.bool()
+    lengths = real.sum(dim=-1)
+    order = (~real).long().argsort(dim=-1, stable=True)
+    tokens = input_ids.gather(-1, order)[:, : int(lengths.max())]
+    left = real.long().argmax(dim=-1).tolist()
+    padding = tuple(row[:count] for row, count in zip(input_ids, left, strict=True)) if any(left) else ()
+    params, processors = split_processors(_flat(logits_processor))
+    pad = config.pad_token_id
+    eos = frozenset(
+        int(token)
+        for criterion in stopping_criteria
+        if isinstance(criterion, EosTokenCriteria)
+        for token in criterion.eos_token_id.flatten().tolist()
+    )
+    return Prepared(
+        input_ids=input_ids,
+        tokens=tokens,
+        lengths=lengths,
+        padding=padding,
+        params=params if config.do_sample else SamplingParams(temperature=0),
+        processors=row_processors(processors, len(input_ids), input_ids, vocab_size),
+        criteria=[one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)],
+        eos=eos,
+        pad=pad if pad is not None else min(eos, default=0),
+        max_length=min(one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)),
+        wants_scores=bool(config.output_scores),
+        wants_logits=bool(config.output_logits),
+    )
+
+
+def _flat(processors: Sequence[Any]) -> list[Any]:
+    """Return processors without the lists that they may stand in: a list is itself callable."""
+    return [each for one in processors for each in (_flat(one) if isinstance(one, list) else [one])]
+
+
+def split_processors(processors: list[LogitsProcessor]) -> tuple[SamplingParams, list[LogitsProcessor]]:
+    """Split a list of processors into those to run as they are and the sampling parameters that end it.
+
+    The list ends with temperature and filters when sampling; without them the decoding is greedy. A list in which
+    something unknown follows them is run as it is.
+    """
+    names = {
+        TemperatureLogitsWarper: ("temperature", lambda one: float(one.temperature)),
+        TopKLogitsWarper: ("top_k", lambda one: int(one.top_k)),
+        TopPLogitsWarper: ("top_p", lambda one: float(one.top_p)),
+        MinPLogitsWarper: ("min_p", lambda one: float(one.min_p)),
+        TypicalLogitsWarper: ("typical_p", lambda one: float(one.mass)),
+    }
+    order = list(names)
+    found: dict[str, Any] = {}
+    rest, place = list(processors), len(order)
+    while rest and type(rest[-1]) in names and order.index(type(rest[-1])) < place:
+        warper = rest.pop()
+        place = order.index(type(warper))
+        name, value = names[type(warper)]
+        found[name] = value(warper)
+    return SamplingParams(**found), rest

@@ -1,0 +1,298 @@
+"""Logits processors at the nodes of a tree: which of them keep state between calls, and how these are run.
+
+Hugging Face calls every processor once per new token, in the order of the text. On a tree a processor is called for
+many nodes, most of which never become text. That is the same for a processor whose answer depends on its arguments
+alone. One that keeps state must see each path as if it were the text: it is copied wherever paths part, so that the
+copy at a node has seen this node's own path, and the copy at the last accepted node goes on. What cannot be copied is
+called once per committed token, and the text is decoded without drafts.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.generation import logits_process
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from polydraft.errors import InvalidParameter
+from polydraft.models.generation.trial import Behaviour, behaviour
+
+Call = Callable[..., Tensor]
+"""A processor: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
+
+STATELESS = frozenset(
+    """
+    MinLength MinNewTokensLength Temperature RepetitionPenalty EncoderRepetitionPenalty TopP TopK TopH MinP Typical
+    Epsilon Eta NoRepeatNGram EncoderNoRepeatNGram SequenceBias NoBadWords ForcedBOSToken ForcedEOSToken InfNanRemove
+    ExponentialDecayLengthPenalty LogitNormalization SuppressTokensAtBegin SuppressTokens BarkEosPrioritizer Watermark
+    """.split()
+)
+"""Hugging Face's processors whose answer depends on the row alone, without the endings of their names."""
+STATEFUL = frozenset(("UnbatchedClassifierFreeGuidance", "SynthIDTextWatermark"))
+"""Those that keep state, which can be copied."""
+UNSUITED = frozenset(
+    "ClassifierFreeGuidance AlternatingCodebooks WhisperTimeStamp WhisperNoSpeechDetection DiaClassifierFreeGuidance "
+    "DiaEOSChannelFilter DiaEOSDelayPattern".split()
+)
+"""Those for models of speech and music, or that mix the rows of a batch."""
+
+
+@runtime_checkable
+class RowProcessor(Protocol):
+    """A processor of one row of the batch.
+
+    Args:
+        name: the class of the processor, for statistics.
+        keeps_state: whether its answer depends on earlier calls; it is then called for one node at a time, by a fork.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it must be forked for every node."""
+        ...
+
+    def fork(self) -> "RowProcessor":
+        """Return a processor in the same state that goes its own way."""
+        ...
+
+    def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Return the changed scores."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stateless:
+    """A processor whose answer depends on its arguments alone."""
+
+    call: Call
+    name: str
+    keeps_state = False
+
+    def fork(self) -> "Stateless":
+        """Return the processor itself."""
+        return self
+
+    def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Return the changed scores."""
+        return checked(self.call(history, scores), scores, self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Forked:
+    """A processor that keeps state and can be copied."""
+
+    call: Call
+    name: str
+    keeps_state = True
+
+    def fork(self) -> "Forked":
+        """Return a copy in the same state."""
+        return Forked(forked(self.call), self.name)
+
+    def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Return the changed scores, and take note of the call."""
+        return checked(self.call(history, scores), scores, self.name)
+
+
+class Serial:
+    """A processor that keeps state and cannot be copied: it is called once for every committed token.
+
+    Asked again for the text that it was asked for last, as by a step that was interrupted, it repeats its answer.
+    """
+
+    keeps_state = False
+
+    def __init__(self, call: Call, name: str) -> None:
+        self.call = call
+        self.name = name
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def fork(self) -> "Serial":
+        """Return the processor itself; whoever uses it has no branches."""
+        return self
+
+    def __call__(self, history: Int[Tensor, "1 t"], scores: Float[Tensor, "1 V"]) -> Float[Tensor, "1 V"]:
+        """Return the changed scores."""
+        if self._last is None or not torch.equal(self._last[0], history):
+            self._last = history, checked(self.call(history, scores), scores, self.name)
+        return self._last[1]
+
+
+def row_processors(
+    processors: Sequence[Call], rows: int, prompts: Int[Tensor, "b t"], vocab_size: int
+) -> tuple[tuple[RowProcessor, ...], ...]:
+    """Return the processors of each row, each of its own if they keep state.
+
+    A class of Hugging Face's is known. Another may say what it is: `stateless = True`, or a method `fork()` that
+    returns an independent copy. What says nothing is tried on the prompt (`behaviour`), by copies where possible.
+
+    Args:
+        processors: as Hugging Face hands them over, for the batch.
+        rows: the rows of the batch; `prompts` are these rows as the user gave them.
+        vocab_size: the number of scores.
+
+    Raises:
+        InvalidParameter: a processor is none, mixes the rows of a batch, or keeps state that cannot be copied while
+            there are several rows.
+    """
+    kinds = [kind_of(_of_row(one, 0, rows), prompts[:1], vocab_size) for one in processors]
+    for one, kind in zip(processors, kinds, strict=True):
+        if kind is Serial and rows > 1:
+            raise InvalidParameter(
+                f"{name_of(one)} keeps state between calls and cannot be copied, so that it serves one row, but there "
+                f"are {rows}; generate row by row with a new one each, or give its class a method fork()."
+            )
+    return tuple(
+        tuple(_built(kind, _of_row(one, row, rows), name_of(one)) for one, kind in zip(processors, kinds, strict=True))
+        for row in range(rows)
+    )
+
+
+def kind_of(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> Callable[[Call, str], RowProcessor]:
+    """Return how a processor is to be run: `Stateless`, `Forked` or `Serial`.
+
+    Raises:
+        InvalidParameter: it cannot be called, or not for one row.
+    """
+    if not callable(processor):
+        raise InvalidParameter(
+            f"A logits processor is called with token ids and scores, but one is of type {type(processor).__name__}."
+        )
+    known = _stem(type(processor)) if type(processor).__module__ == logits_process.__name__ else ""
+    if known in UNSUITED:
+        raise InvalidParameter(f"{name_of(processor)} is refused: it is not for single rows of text tokens.")
+    if known in STATELESS or getattr(processor, "stateless", False) is True:
+        return Stateless
+    if known in STATEFUL or callable(getattr(processor, "fork", None)):
+        return Forked
+    found = behaviour(processor, forked, prompt, vocab_size)
+    return {Behaviour.stateless: Stateless, Behaviour.forkable: Forked}.get(found, Serial)
+
+
+def name_of(processor: object) -> str:
+    """Return what a processor is called: its class, or the name of the function that it is."""
+    return getattr(processor, "__name__", None) or type(processor).__name__
+
+
+def forked(processor: Call) -> Call:
+    """Return an independent copy in the same state; models and tokenizers that it refers to are shared.
+
+    Raises:
+        Exception: whatever the processor's own `fork`, or copying it, raises.
+    """
+    own = getattr(processor, "fork", None)
+    if callable(own):
+        return cast(Call, own())
+    if isinstance(processor, FunctionType):
+        return _with_cells_of_its_own(processor)
+    fields: dict[str, Any] = getattr(processor, "__dict__", None) or {}
+    held = [one for one in fields.values() if isinstance(one, nn.Module | PreTrainedTokenizerBase)]
+    return copy.deepcopy(processor, {id(one): one for one in held})
+
+
+def checked(changed: object, scores: Float[Tensor, "n V"], name: str) -> Float[Tensor, "n V"]:
+    """Return what a processor returned, in the precision of the scores.
+
+    Raises:
+        InvalidParameter: it returned something else than changed scores.
+    """
+    if not isinstance(changed, Tensor) or changed.shape != scores.shape or changed.is_complex():
+        what = f"scores of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        raise InvalidParameter(
+            f"The logits processor {name} must return scores of shape {tuple(scores.shape)}, but returned {what}."
+        )
+    return changed.to(scores)
+
+
+def warn_of_serial(processors: Sequence[RowProcessor]) -> str:
+    """Say if there is a processor that allows no drafts; return the sentence, or nothing."""
+    serial = [one.name for one in processors if isinstance(one, Serial)]
+    if not serial:
+        return ""
+    reason = f"{serial[0]} keeps state between calls and cannot be copied, so the text is decoded without drafts"
+    warnings.warn(
+        f"{reason}; give its class a method fork(), or stateless = True if its answer depends on its arguments alone.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return reason
+
+
+def _with_cells_of_its_own(function: FunctionType) -> Call:
+    """Return a function with copies of the variables that it closes over; copy.deepcopy would share them."""
+    cells = tuple(CellType(copy.deepcopy(cell.cell_contents)) for cell in function.__closure__ or ())
+    twin = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _stem(kind: type) -> str:
+    """Return the name of a class of Hugging Face's without its ending."""
+    name = kind.__name__
+    return name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
+
+
+def _built(kind: Callable[[Call, str], RowProcessor], own: Call, name: str) -> RowProcessor:
+    """Return a row's processor; one that keeps state is a copy, so that the user's own stays as it is."""
+    built = kind(own, name)
+    return built.fork() if built.keeps_state else built
+
+
+def _of_row(processor: Call, row: int, rows: int) -> Call:
+    """Return a processor that can be called for one row of the batch alone."""
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
+        ignored = int(processor.prompt_ignore_length[row])
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        return PrefixConstrainedLogitsProcessor(partial(_for_row, processor._prefix_allowed_tokens_fn, row), 1)
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor | EncoderNoRepeatNGramLogitsProcessor):
+        return _of_prompt(processor, row, rows)
+    if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+        own, context = copy.copy(processor), processor.unconditional_context
+        given = {name: context[name] for name in ("input_ids", "attention_mask") if context[name] is not None}
+        own.unconditional_context = context | {name: _row_of(value, row, rows) for name, value in given.items()}
+        return own
+    return processor
+
+
+def _of_prompt(processor: Any, row: int, rows: int) -> LogitsProcessor:
+    """Return a processor that knows the prompt of one row only."""
+    own = copy.copy(processor)
+    if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
+        own.encoder_input_ids = _row_of(own.encoder_input_ids, row, rows)
+    else:
+        place = row * own.batch_size // rows
+        own.generated_ngrams, own.batch_size = own.generated_ngrams[place : place + 1], 1
+    return own
+
+
+def _row_of(value: Tensor, row: int, rows: int) -> Tensor:
+    """Return one row of a tensor that has a row for each prompt; several returned sequences share a prompt."""
+    place = row * len(value) // rows
+    return value[place : place + 1]
+
+
+def _for_row(allowed: Callable[[int, Tensor], list[int]], row: int, _: int, text: Tensor) -> list[int]:
+    return allowed(row, text)
