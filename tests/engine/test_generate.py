@@ -216,6 +216,8 @@ class TestWhereTextsEnd:
 class Raising(LogitsProcessor, StoppingCriteria):
     """Raises when it is asked, the first times excepted."""
 
+    stateless = True
+
     def __init__(self, error: type[BaseException], after: int = 2) -> None:
         self.error, self.left = error, after
 

@@ -331,7 +331,7 @@ def sweep(case: Case, tries: int, offset: int = 0) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_at_any_line_loses_nothing(name: str) -> None:
     lines_apart = 37 * [*CASES].index(name)
-    assert sweep(CASES[name], 3, lines_apart) == 6
+    assert sweep(CASES[name], 2, lines_apart) == 4
 
 
 @pytest.mark.slow
@@ -347,7 +347,7 @@ def calls_of(begin: Callable[[], Run | ManyRun]) -> list[str]:
     return at.calls
 
 
-@pytest.mark.parametrize("name", ["model, greedy", "ensemble, sampled", "lookup, sampled"])
+@pytest.mark.parametrize("name", ["model, greedy", "lookup, sampled"])
 def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
     case = CASES[name]
     for begin, check in ((started, same_run), (many, same_many)):
@@ -363,12 +363,14 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
 
 def test_steps_of_a_run_over_many_prompts_hand_every_text_over_once() -> None:
     case = CASES["plain, greedy"]
-    for number in range(200, 1000, 90):
+    for number in range(200, 1000, 170):
         same_many(case, many(case), AtLine(number), steps=True)
 
 
 class Forbidding(LogitsProcessor):
     """Forbids a token."""
+
+    stateless = True
 
     def __init__(self, at: AtCall) -> None:
         self.at = at
@@ -407,7 +409,7 @@ def test_an_error_in_what_the_user_gave_loses_nothing(
     whole = AtCall()
     expected = came(run_with(whole))
     assert {*whole.calls} == {"processor", "criterion"}
-    for number in range(1, whole.count, whole.count // 9):
+    for number in range(1, whole.count, whole.count // 5):
         at = AtCall(number, error)
         assert came(run_with(at)) == expected
         assert at.count > whole.count
@@ -415,6 +417,8 @@ def test_an_error_in_what_the_user_gave_loses_nothing(
 
 class Unusable(LogitsProcessor):
     """Leaves no number once the text is long enough."""
+
+    stateless = True
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores * torch.nan if input_ids.shape[1] > 10 else scores
@@ -449,3 +453,31 @@ def test_what_an_ended_run_keeps_is_no_cache() -> None:
     run.exhaust()
     gc.collect()
     assert len(held) == 1 and held[0]() is None
+
+
+class Counting(LogitsProcessor):
+    """Keeps state: forbids a token after every third call."""
+
+    def __init__(self, calls: int = 0) -> None:
+        self.calls = calls
+
+    def fork(self) -> "Counting":
+        return Counting(self.calls)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores if self.calls % 3 else scores.index_fill(-1, scores.argmax(dim=-1), -torch.inf)
+
+
+def test_an_interrupt_leaves_a_processor_in_the_state_that_it_had() -> None:
+    case = CASES["model, greedy"]
+
+    def begin() -> Run:
+        return started(case, logits_processor=LogitsProcessorList([Counting()]))
+
+    expected, _, _ = written(begin())
+    assert expected != undisturbed(case)[0]
+    lines = lines_of(begin)
+    for number in range(lines // 5, lines, lines // 5):
+        found, _, interrupts = written(begin(), AtLine(number))
+        assert interrupts == 1 and found == expected
