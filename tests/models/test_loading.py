@@ -1,6 +1,7 @@
 """Model folders: what is missing, damaged or does not match is one clear sentence."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 import polydraft
-from polydraft.errors import CheckpointError, VocabularyMismatch
+from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import check_same_size
+from polydraft.models.loading import _device, _dtype
 
 VOCAB = len(tiny_tokenizer())
 
@@ -95,7 +97,7 @@ def test_corrupt_configuration(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     assert "No model can be loaded" in refusal(folder)
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "nonsense"}))
-    assert "`nonsense`" in refusal(folder)
+    assert "of the kind 'nonsense'" in refusal(folder, kind=UnsupportedModel)
 
 
 def test_corrupt_tokenizer(tmp_path: Path) -> None:
@@ -119,11 +121,21 @@ def test_sizes_may_differ_by_padding_only() -> None:
         check_same_size(32000, 50257)
 
 
-@pytest.mark.parametrize("dtype", ["float99", "int8", "nn"])
-def test_unknown_dtype(tmp_path: Path, dtype: str) -> None:
-    assert f"There is no dtype {dtype!r}" in refusal(saved(tmp_path / "target"), dtype=dtype)
+@pytest.mark.parametrize(
+    "dtype", ["float99", "int8", "nn", "", "complex64", "float8_e4m3fn", None, 5, ["float32"], torch.int8]
+)
+def test_unknown_dtype(dtype: object) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"There is no dtype {dtype!r}; use auto, float32")):
+        _dtype(dtype, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("device", ["quantum", "cuda:99"])
-def test_unknown_device(tmp_path: Path, device: str) -> None:
-    assert f"There is no device {device!r} here" in refusal(saved(tmp_path / "target"), device=device)
+def test_a_dtype_may_be_torchs_own(tmp_path: Path) -> None:
+    assert polydraft.load(saved(tmp_path / "target"), dtype=torch.bfloat16, device="cpu").target.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "device", ["quantum", "cuda:99", "", "meta", "cpu:3", "CPU", 3, None, 1.5, torch.device("meta"), ["cpu"]]
+)
+def test_unknown_device(device: object) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"There is no device {device!r} here; use cpu")):
+        _device(device)

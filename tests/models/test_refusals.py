@@ -1,13 +1,32 @@
 """Models that cannot score a token tree are refused with the reason; a sliding window limits the context."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
-from doubles import perturbed, tiny_model
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from doubles import perturbed, tiny_model, tiny_tokenizer
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
 
 import polydraft
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, Pair, draft_model, prepare_by_hugging_face
 from polydraft.trees import EAGLE_25, Fixed
 
 
@@ -85,3 +104,126 @@ def test_the_window_of_a_model_without_sliding_layers_is_ignored() -> None:
     model = tiny_model("mistral")
     model.config.layer_types = ["full_attention", "full_attention"]
     assert HuggingFaceModel(model).context == 128
+
+
+def bert(kind: type[PreTrainedModel], config: type[PreTrainedConfig], **changes: object) -> PreTrainedModel:
+    """Return a small random model of the BERT family, with weights as small as transformers makes them."""
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(config(vocab_size=24, **size, **changes))
+
+
+@pytest.mark.parametrize(("kind", "config"), [(BertLMHeadModel, BertConfig), (RobertaForCausalLM, RobertaConfig)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_models_that_see_later_tokens_are_refused(
+    kind: type[PreTrainedModel], config: type[PreTrainedConfig], dtype: torch.dtype
+) -> None:
+    model = bert(kind, config).to(dtype)
+    with pytest.raises(UnsupportedModel, match=f"{kind.__name__} lets tokens see later ones.*is_decoder=True"):
+        HuggingFaceModel(model)
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 24, "max_position_embeddings": 64}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**size, use_bidirectional_attention=True))
+    with pytest.raises(UnsupportedModel, match="Gemma3ForCausalLM attends in both directions"):
+        HuggingFaceModel(model)
+    assert HuggingFaceModel(Gemma3ForCausalLM(Gemma3TextConfig(**size))).vocab_size == 24
+
+
+def test_a_bidirectional_prefix_is_refused() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 24, "initializer_range": 0.3}
+    images = {**sizes, "image_size": 28, "patch_size": 14, "num_channels": 3}
+    both = {"vision_config": {"model_type": "siglip_vision_model", **images}, "image_token_index": 23}
+    model = PaliGemmaForConditionalGeneration(PaliGemmaConfig(text_config={"model_type": "gemma", **text}, **both))
+    model.config.text_config.use_bidirectional_attention = (
+        None  # it would be refused for what it says; now for what it does
+    )
+    with pytest.raises(UnsupportedModel, match="PaliGemmaForConditionalGeneration lets tokens see later ones"):
+        HuggingFaceModel(model)
+
+
+def test_positions_that_do_not_begin_at_zero_are_refused() -> None:
+    model = bert(RobertaForCausalLM, RobertaConfig, is_decoder=True)
+    with pytest.raises(UnsupportedModel, match="RobertaForCausalLM scores the branches of a token tree differently"):
+        HuggingFaceModel(model)
+
+
+def test_a_bert_that_decodes_is_supported() -> None:
+    model = bert(BertLMHeadModel, BertConfig, is_decoder=True, initializer_range=0.6).eval()
+    prompt = torch.tensor([[3, 1, 4]])
+    plain = model.generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None, pad_token_id=0)
+    drafted = polydraft.generate(
+        model,
+        prompt,
+        drafter=perturbed(model, 0.03),
+        temperature=0,
+        max_new_tokens=8,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert torch.equal(drafted.sequences, plain)
+
+
+def test_a_model_that_fails_at_a_tree_is_refused_with_its_own_reason() -> None:
+    model = tiny_model()
+    model.model.layers[0].self_attn.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot score a small token tree: division by zero"):
+        HuggingFaceModel(model)
+
+
+def test_a_model_is_tried_once() -> None:
+    model, passes = tiny_model(), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    HuggingFaceModel(model)
+    assert 1 <= len(passes) <= 3
+    tried = len(passes)
+    HuggingFaceModel(model)
+    assert len(passes) == tried
+    model.config.is_decoder = False
+    HuggingFaceModel(model)
+    assert len(passes) == 2 * tried, "another setting, another trial"
+
+
+@pytest.mark.parametrize("kind", [LlamaModel, LlamaForSequenceClassification, BertModel])
+def test_models_without_a_head_are_refused(kind: type[PreTrainedModel]) -> None:
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = kind(kind.config_class(vocab_size=24, pad_token_id=0, **small))
+    with pytest.raises(UnsupportedModel, match=f"{kind.__name__} has no head that predicts the next token; load"):
+        prepare_by_hugging_face(model, torch.tensor([[1, 2]]), lambda *_, **__: None, {"max_new_tokens": 2})
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM is on the meta device"):
+        HuggingFaceModel(tiny_model().to("meta"))
+
+
+def things() -> dict[str, tuple[object, type[Exception], str]]:
+    model = tiny_model()
+    return {
+        "nothing": (None, InvalidParameter, "None was given"),
+        "a pair": (Pair(model, model, tiny_tokenizer()), InvalidParameter, "a Pair .*its target .*drafter=pair.draft"),
+        "a name": ("some/model", InvalidParameter, "a name was given, 'some/model'; load it first"),
+        "a folder": (Path("models") / "llama", InvalidParameter, "a name was given, 'models/llama'; load it first"),
+        "a tokenizer": (tiny_tokenizer(), InvalidParameter, "a tokenizer was given"),
+        "a pipeline": (SimpleNamespace(model=model), InvalidParameter, "pass the model that it holds, .*`model`"),
+        "one of ours": (HuggingFaceModel(model), InvalidParameter, "a HuggingFaceModel was given; .*`model`"),
+        "a number": (7, InvalidParameter, "a int was given"),
+        "a layer": (torch.nn.Linear(2, 2), UnsupportedModel, "Linear is no Hugging Face model"),
+        "a wrapper": (torch.nn.DataParallel(model), UnsupportedModel, "DataParallel is no Hugging Face model"),
+    }
+
+
+@pytest.mark.parametrize("name", things())
+def test_what_is_no_model(name: str) -> None:
+    thing, kind, said = things()[name]
+    prompt = torch.tensor([[1, 2]])
+    calls = [lambda: HuggingFaceModel(thing), lambda: draft_model(thing)]
+    calls.append(lambda: prepare_by_hugging_face(thing, prompt, lambda *_, **__: None, {"max_new_tokens": 2}))
+    for call in calls:
+        with pytest.raises(kind, match=said) as caught:
+            call()
+        assert "\n" not in str(caught.value) and str(caught.value).endswith(".")

@@ -10,7 +10,7 @@ from torch import Generator, nn
 from polydraft.drafters import Drafter, NgramDrafter, NoDraft
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, Pair, load
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, parse_policy
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier, verifier_by_name
@@ -66,11 +66,14 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     Raises:
         InvalidParameter: it is none of these.
         CheckpointError: no model can be loaded by that name.
+        VocabularyMismatch: a draft model's tokens are others.
     """
     if isinstance(given, str) and given in DRAFTER_WORDS:
         return DRAFTER_WORDS[given]()
     if isinstance(given, str | Path):
-        return as_drafter(load(given).target, compile=compile)  # FIXME load_draft
+        return as_drafter(load_draft(given, target.model), compile=compile)
+    if isinstance(given, nn.Module):
+        check_same_source(target.model, given)
     if given is None or isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
         return as_drafter(cast(Drafter | nn.Module | None, given), compile=compile)
     if isinstance(given, Pair):

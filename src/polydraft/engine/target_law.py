@@ -52,14 +52,14 @@ class TargetLaw:
         Below a draft that the processors rule out nothing is ever accepted, below an end of text nothing is text, and
         they may not know what to say there: a grammar has no state after a token that it forbids. So those nodes keep
         their scores. The nodes of a depth, whose histories are equally long, are processed together, but one by one
-        where state is kept.
+        where state is kept. Processors get single precision, as from Hugging Face.
 
         Returns:
             the scores, and the processors in the state after each node, if they keep any.
         """
         if not self.processors:
             return scores, {}
-        result, after = scores.clone(), dict[int, Processors]()
+        result, after = scores.to(torch.float32, copy=True), dict[int, Processors]()
         parents, depths = tree.parents[row].tolist(), tree.depth[row]
         past = text.tokens[row, : int(text.lengths[row])]
         past = past if self.padding is None else torch.cat([self.padding.to(past.device), past])
@@ -77,7 +77,7 @@ class TargetLaw:
                     changed = processor(history, changed)
                 result[group] = changed
                 after.update({int(group[0]): own} if self.keeps_state else {})
-        return result, after
+        return result.to(scores.dtype), after
 
     def _groups(self, nodes: Int[Tensor, " f"]) -> Sequence[Int[Tensor, " g"]]:
         """Return the nodes of a depth that are processed together."""
@@ -117,7 +117,7 @@ class TargetRows:
             return tuple(laws)
         ends = [[0, *path][length] for path, length in zip(verdict.path.tolist(), verdict.length.tolist(), strict=True)]
         return tuple(
-            replace(law, processors=states[end]) if states else law
+            replace(law, processors=states[end]) if end in states else law  # beyond an end of text there are none
             for law, states, end in zip(laws, self.after, ends, strict=True)
         )
 

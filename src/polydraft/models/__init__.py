@@ -1,6 +1,7 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
+from polydraft.models.checks import check_model, check_supported
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import (
@@ -22,8 +23,16 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
-from polydraft.models.hugging_face import HuggingFaceModel, check_supported
-from polydraft.models.loading import Pair, check_same_size, check_same_tokens, load, load_pair
+from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.loading import (
+    Pair,
+    check_same_size,
+    check_same_source,
+    check_same_tokens,
+    load,
+    load_draft,
+    load_pair,
+)
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
 
@@ -48,14 +57,17 @@ __all__ = [
     "check_config",
     "check_inputs",
     "check_memory",
+    "check_model",
     "check_prompts",
     "check_same_size",
+    "check_same_source",
     "check_same_tokens",
     "check_supported",
     "draft_model",
     "drafting_asked_for",
     "is_prepared",
     "load",
+    "load_draft",
     "load_pair",
     "prepare_by_hugging_face",
     "prompts_of",

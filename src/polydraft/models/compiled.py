@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.cache import TreeCache
+from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import fits_packed
 from polydraft.models.protocol import Cache, Forward
@@ -78,8 +79,9 @@ class CompiledPasses:
 
         return run
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Leave compiled code behind when its model is copied: it belongs to the weights of the original."""
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """Leave compiled code behind when its model is copied or pickled: it belongs to the weights of the original."""
+        return type(None), ()
 
 
 class CompiledModel(HuggingFaceModel):
@@ -95,10 +97,10 @@ class CompiledModel(HuggingFaceModel):
 
     Raises:
         UnsupportedModel: as `HuggingFaceModel`.
-        InvalidParameter: this version of torch cannot keep the compiled shapes of a model apart.
+        InvalidParameter: this is no model, or this version of torch cannot keep the compiled shapes of a model apart.
     """
 
-    def __init__(self, model: nn.Module, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
+    def __init__(self, model: object, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
         super().__init__(model)
         self.widths = widths
         self.passes = _passes_of(self.model, backend)
@@ -137,7 +139,8 @@ class CompiledModel(HuggingFaceModel):
             tokens, positions = (torch.nn.functional.pad(one, filled) for one in (tokens, positions))
         slots = starts.unsqueeze(-1) + torch.arange(full, device=starts.device)
         keep = logits_to_keep if self.cuts_logits and full == width else 0
-        logits = self.passes(keep, keys, tokens, positions.contiguous(), self.four_dimensional(seen), slots)
+        with evaluating(self.modules):
+            logits = self.passes(keep, keys, tokens, positions.contiguous(), self.four_dimensional(seen), slots)
         return Forward(logits[:, :width][:, -logits_to_keep:], {})
 
 

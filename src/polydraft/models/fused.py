@@ -41,7 +41,7 @@ class FusedModel(HuggingFaceModel):
             `draft_model`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: object) -> None:
         super().__init__(model)
         self.joined = _joined(HuggingFaceModel(model))
 
@@ -139,14 +139,16 @@ class Joined:
         dtype = self.embedding.dtype
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Leave joined weights behind when their model is copied."""
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """Leave joined weights behind when their model is copied or pickled."""
+        return type(None), ()
 
 
-def draft_model(model: nn.Module) -> HuggingFaceModel:
+def draft_model(model: object) -> HuggingFaceModel:
     """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own.
 
     Raises:
+        InvalidParameter: this is no model; the text says what to pass.
         UnsupportedModel: it cannot score trees at all.
     """
     plain = HuggingFaceModel(model)

@@ -6,13 +6,35 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from polydraft.errors import CheckpointError, VocabularyMismatch
+from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
+from polydraft.models.checkpoints import (
+    Source,
+    check_tokenizer_files,
+    check_weights,
+    find,
+    held_back,
+    read_config,
+    reason,
+)
+from polydraft.models.checks import check_architecture
+from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import pack_linear_layers
 
 MOST_PADDING = 1024
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLACE = "polydraft_compared"
+FOREIGN_CODE = "contains custom code"
+"""What transformers says when a folder's code would have to be run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +46,14 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load(target: str | Path, draft: str | Path | None = None, *, dtype: str = "auto", device: str = "auto") -> Pair:
+def load(
+    target: str | Path, draft: str | Path | None = None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+) -> Pair:
     """Load a target and, if given, a draft model, from folders or hub names.
+
+    A folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
+    used. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
+    not, the error says it in one sentence.
 
     Args:
         target: folder or hub name of the target.
@@ -34,21 +62,68 @@ def load(target: str | Path, draft: str | Path | None = None, *, dtype: str = "a
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
     Raises:
-        CheckpointError: a folder is missing or damaged, or the dtype or device is unknown.
+        CheckpointError: a folder is missing or damaged, the hub does not give a model of that name, or the dtype or
+            device is unknown.
+        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ.
     """
     place = _device(device)
-    tokenizer = _tokenizer(target)
-    if draft is None:
-        return Pair(_model(target, dtype, place), None, tokenizer)
-    check_same_tokens(tokenizer, _tokenizer(draft), str(target), str(draft))
-    return Pair(_model(target, dtype, place), _model(draft, dtype, place), tokenizer)
+    precision = _dtype(dtype, place)
+    with held_back():
+        first = _checked(target)
+        second = None if draft is None else _checked(draft)
+        tokenizer = _tokenizer(first)
+        if second is not None:
+            check_same_tokens(tokenizer, _tokenizer(second), str(target), str(draft))
+        large = _model(first, precision, place)
+        small = None if second is None else _model(second, precision, place)
+    if small is not None:
+        small.__dict__[PLACE] = large.name_or_path
+    return Pair(large, small, tokenizer)
 
 
-def load_pair(*, dtype: str = "auto", device: str = "auto") -> Pair:
+def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pair:
     """Load the model pair that ships with the package: small Python-code models for demos, tests and first steps."""
     folder = Path(str(files("polydraft") / "data" / "pair"))
     return load(folder / "target", folder / "draft", dtype=dtype, device=device)
+
+
+def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
+    """Load a draft model for a target that is there already, onto its device and in its precision.
+
+    Args:
+        name: folder or hub name of the draft model.
+        like: the target.
+
+    Raises:
+        CheckpointError: a folder is missing or damaged, or the hub does not give a model of that name.
+        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
+        VocabularyMismatch: its tokens are not the target's, as far as `check_same_source` can tell.
+    """
+    with held_back():
+        draft = _model(_checked(name), like.dtype, like.device)
+    check_same_source(like, draft)
+    return draft
+
+
+def check_same_source(target: nn.Module, draft: nn.Module) -> None:
+    """Check that two models that were loaded by transformers have the same tokens.
+
+    A model knows the folder or hub name that it came from, not its tokens. Where the tokenizers of both are found
+    there, or in the hub's cache, they are compared, once for a draft model and a target; the hub itself is not asked.
+    Where one is not found, only the sizes of the vocabularies can be compared, which is left to the drafter.
+
+    Raises:
+        VocabularyMismatch: a token id stands for different tokens.
+    """
+    names = [str(getattr(one, "name_or_path", "") or "") for one in (target, draft)]
+    if not all(names) or names[0] == names[1] or draft.__dict__.get(PLACE) == names[0]:
+        return
+    with held_back():
+        tokenizers = [_known_tokenizer(one) for one in (target, draft)]
+    if tokenizers[0] is not None and tokenizers[1] is not None:
+        check_same_tokens(tokenizers[0], tokenizers[1], *names)
+    draft.__dict__[PLACE] = names[0]
 
 
 def check_same_tokens(
@@ -81,63 +156,103 @@ def check_same_size(target_size: int, draft_size: int) -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def _device(name: object) -> torch.device:
+    """Return the device of a name, or the device that is passed in its place."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    refused = CheckpointError(f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs.")
+    if not isinstance(name, str | torch.device):
+        raise refused
     try:
-        return torch.empty(0, device=name).device
+        asked = torch.device(name)
+        device = torch.empty(0, device=asked).device
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device's kind
-        raise CheckpointError(
-            f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs."
-        ) from error
+        raise refused from error
+    if device.type == "meta" or (device.type == "cpu" and asked.index):  # torch takes any number for the CPU
+        raise refused
+    return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+def _dtype(name: object, device: torch.device) -> torch.dtype | str:
+    """Return the precision of a name, or the precision that is passed in its place."""
     if name == "auto":
         return "auto" if device.type == "cuda" else torch.float32
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    dtype = getattr(torch, name, None) if isinstance(name, str) else name
+    if not isinstance(dtype, torch.dtype) or dtype not in PRECISIONS:
         raise CheckpointError(f"There is no dtype {name!r}; use auto, float32, bfloat16, float16 or float64.")
     return dtype
 
 
-def _tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    _check_folder(name)
+def _checked(name: object) -> Source:
+    """Find a model and check what can be seen of it before it is loaded: the kind first, since damage matters less.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        UnsupportedModel: it is of a kind that cannot score token trees.
+    """
+    source = find(name)
+    said = read_config(source)
     try:
-        return AutoTokenizer.from_pretrained(str(name))
+        config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, local_files_only=source.offline)
+        built = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     except Exception as error:
-        raise CheckpointError(f"No tokenizer can be loaded from {str(name)!r}: {_first_line(error)}") from error
+        raise CheckpointError(f"config.json in {source.name} is damaged: {reason(error)}.") from error
+    kind = said["model_type"]
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{source.name} is an encoder-decoder model ({kind}); only causal models can be used.")
+    if built is None:
+        raise UnsupportedModel(f"{source.name} is a model ({kind}) that predicts no next token; take a causal one.")
+    built = cast(type, built[0] if isinstance(built, tuple) else built)
+    check_architecture(built, config, f"{source.name} ({built.__name__})")
+    check_weights(source)
+    return source
 
 
-def _model(name: str | Path, dtype: str, device: torch.device) -> PreTrainedModel:
-    precision = _dtype(dtype, device)
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    check_tokenizer_files(source)
+    try:
+        return AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, local_files_only=source.offline)
+    except Exception as error:
+        if FOREIGN_CODE in str(error):
+            raise UnsupportedModel(
+                f"The tokenizer in {source.name} needs code of its own (auto_map in its tokenizer_config.json), and "
+                "polydraft runs no code from a model folder."
+            ) from error
+        raise CheckpointError(f"No tokenizer can be loaded from {source.name}: {reason(error)}.") from error
+
+
+def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
+    config = cast(PreTrainedModel, model).config
+    try:
+        found = AutoTokenizer.from_pretrained(
+            str(cast(PreTrainedModel, model).name_or_path), trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError):
+        return None
+    return found if len(found) <= config.get_text_config().vocab_size + MOST_PADDING else None
+
+
+def _model(source: Source, precision: torch.dtype | str, device: torch.device) -> PreTrainedModel:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            str(name), dtype=precision, output_loading_info=True, ignore_mismatched_sizes=True
+            source.path,
+            dtype=precision,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            local_files_only=source.offline,
         )
     except Exception as error:
-        raise CheckpointError(f"No model can be loaded from {str(name)!r}: {_first_line(error)}") from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
+        raise CheckpointError(f"No model can be loaded from {source.name}: {reason(error)}.") from error
     model, report = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if absent:
-        raise CheckpointError(f"The model in {str(name)!r} is damaged: {min(absent)} is missing or has another shape.")
-    model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
+        raise CheckpointError(f"The model in {source.name} is damaged: {min(absent)} is missing or has another shape.")
+    try:
+        model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
+    except RuntimeError as error:
+        raise CheckpointError(f"The model in {source.name} does not go onto {device}: {reason(error)}.") from error
     pack_linear_layers(model)
+    HuggingFaceModel(model)
     return model
-
-
-def _check_folder(name: str | Path) -> None:
-    path = Path(name)
-    looks_local = isinstance(name, Path) or path.is_absolute() or str(name).startswith((".", "~"))
-    if looks_local and not path.expanduser().is_dir():
-        raise CheckpointError(f"There is no model folder {str(name)!r}.")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -14,7 +14,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
-    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -30,6 +29,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models.checks import check_model
 from polydraft.models.generation.arguments import DRAFTING, Refusal, check_arguments, check_config, require_count
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.probs import SamplingParams
@@ -82,7 +82,7 @@ class Prepared:
 
 
 def prepare_by_hugging_face(
-    model: nn.Module,
+    model: object,
     input_ids: Int[Tensor, "b t"],
     take: Callable[..., Any],
     options: Mapping[str, Any],
@@ -95,10 +95,11 @@ def prepare_by_hugging_face(
 
     Raises:
         InvalidParameter: prompts that are no token ids of the model (`check_prompts`), an argument that is refused or
-            unknown, one outside its range, or one that Hugging Face refuses.
+            unknown, one outside its range, one that Hugging Face refuses, or something that is no model.
+        UnsupportedModel: a model that says itself that it cannot be used.
     """
-    known = cast(Any, model)
-    check_arguments(model, options, besides)
+    known = check_model(model)
+    check_arguments(known, options, besides)
     check_config(options.get("generation_config"), known.generation_config)
     check_prompts(input_ids, known.config.get_text_config().vocab_size, options.get("attention_mask"))
     options = _settled(dict(options), known.generation_config)
@@ -108,12 +109,12 @@ def prepare_by_hugging_face(
         given.update(prepared, input_ids=ids)
 
     try:
-        known.generate(input_ids, custom_generate=keep, **options)
+        cast(Any, known).generate(input_ids, custom_generate=keep, **options)
     except PolydraftError:
         raise
     except Exception as error:  # nothing of ours runs in there: whatever it is, the arguments are its cause
         raise InvalidParameter(f"Hugging Face's generate refuses the arguments: {first_line(error)}") from error
-    return take(model, given.pop("input_ids"), **given)
+    return take(known, given.pop("input_ids"), **given)
 
 
 def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
@@ -324,7 +325,7 @@ def _flat(processors: Sequence[Any]) -> list[Any]:
     return [each for one in processors for each in (_flat(one) if isinstance(one, list) else [one])]
 
 
-def split_processors(processors: list[LogitsProcessor]) -> tuple[SamplingParams, list[LogitsProcessor]]:
+def split_processors(processors: Sequence[Any]) -> tuple[SamplingParams, list[Any]]:
     """Split a list of processors into those to run as they are and the sampling parameters that end it.
 
     The list ends with temperature and filters when sampling; without them the decoding is greedy. A list in which

@@ -30,6 +30,7 @@ from transformers.generation.logits_process import (
 )
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.generation.grammars import fork_of_library, of_row_of_library
 from polydraft.models.generation.trial import Behaviour, behaviour
 
 Call = Callable[..., Tensor]
@@ -183,7 +184,7 @@ def kind_of(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> Cal
         raise InvalidParameter(f"{name_of(processor)} is refused: it is not for single rows of text tokens.")
     if known in STATELESS or getattr(processor, "stateless", False) is True:
         return Stateless
-    if known in STATEFUL or callable(getattr(processor, "fork", None)):
+    if known in STATEFUL or _own_fork(processor) is not None:
         return Forked
     found = behaviour(processor, forked, prompt, vocab_size)
     return {Behaviour.stateless: Stateless, Behaviour.forkable: Forked}.get(found, Serial)
@@ -200,8 +201,8 @@ def forked(processor: Call) -> Call:
     Raises:
         Exception: whatever the processor's own `fork`, or copying it, raises.
     """
-    own = getattr(processor, "fork", None)
-    if callable(own):
+    own = _own_fork(processor)
+    if own is not None:
         return cast(Call, own())
     if isinstance(processor, FunctionType):
         return _with_cells_of_its_own(processor)
@@ -217,7 +218,9 @@ def checked(changed: object, scores: Float[Tensor, "n V"], name: str) -> Float[T
         InvalidParameter: it returned something else than changed scores.
     """
     if not isinstance(changed, Tensor) or changed.shape != scores.shape or changed.is_complex():
-        what = f"scores of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        what = type(changed).__name__
+        if isinstance(changed, Tensor):
+            what = f"scores of shape {tuple(changed.shape)}" + " of complex numbers" * changed.is_complex()
         raise InvalidParameter(
             f"The logits processor {name} must return scores of shape {tuple(scores.shape)}, but returned {what}."
         )
@@ -233,9 +236,15 @@ def warn_of_serial(processors: Sequence[RowProcessor]) -> str:
     warnings.warn(
         f"{reason}; give its class a method fork(), or stateless = True if its answer depends on its arguments alone.",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=7,  # the caller of `generate`
     )
     return reason
+
+
+def _own_fork(processor: object) -> Callable[[], Any] | None:
+    """Return the method by which a processor forks itself, or what forks its library's processors; None for others."""
+    own = getattr(processor, "fork", None)
+    return own if callable(own) else fork_of_library(processor)
 
 
 def _with_cells_of_its_own(function: FunctionType) -> Call:
@@ -274,7 +283,7 @@ def _of_row(processor: Call, row: int, rows: int) -> Call:
         given = {name: context[name] for name in ("input_ids", "attention_mask") if context[name] is not None}
         own.unconditional_context = context | {name: _row_of(value, row, rows) for name, value in given.items()}
         return own
-    return processor
+    return of_row_of_library(processor, row)
 
 
 def _of_prompt(processor: Any, row: int, rows: int) -> LogitsProcessor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple, cast
 
 import torch
@@ -126,7 +126,7 @@ def traces(value: object, deepest: int = DEEPEST) -> object:
         return tuple(value.shape), _digest(value)
     if isinstance(value, Generator):
         return _digest(value.get_state())
-    if deepest == 0 or isinstance(value, nn.Module | PreTrainedTokenizerBase | type):
+    if deepest == 0 or isinstance(value, nn.Module | PreTrainedTokenizerBase | ModuleType | type):
         return type(value).__qualname__
     if isinstance(value, Mapping):
         items = cast(Mapping[object, object], value).items()

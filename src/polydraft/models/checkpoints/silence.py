@@ -1,0 +1,77 @@
+"""What transformers and the hub say while models are loaded: held back, and dropped if an error says it better."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub.utils.tqdm import progress_bar_states
+from transformers.utils import logging as transformers_logging
+
+TALKERS = ("transformers", "huggingface_hub")
+ONE_AT_A_TIME = threading.RLock()
+"""Loggers and warnings belong to the whole process, so that models are loaded one after another."""
+
+
+class _Kept(logging.Handler):
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold back log lines, warnings and progress bars, and let lines and warnings out at the end if all went well.
+
+    After an error they are dropped: its one sentence says what was wrong. Handlers, levels, filters and bars are what
+    they were before in either case.
+    """
+    with ONE_AT_A_TIME:
+        kept = _Kept()
+        with warnings.catch_warnings(record=True) as said, _without_bars(), _instead_of_handlers(kept):
+            yield
+        for record in kept.records:
+            logging.getLogger(record.name).handle(record)
+        for one in said:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
+
+
+@contextmanager
+def _instead_of_handlers(kept: _Kept) -> Iterator[None]:
+    """Send what the loggers of both libraries are told to one handler."""
+    loggers = [logging.getLogger(name) for name in TALKERS]
+    before = [(list(one.handlers), one.propagate) for one in loggers]
+    try:
+        for one in loggers:
+            one.handlers, one.propagate = [kept], False
+        yield
+    finally:
+        for one, (handlers, propagate) in zip(loggers, before, strict=True):
+            one.handlers, one.propagate = handlers, propagate
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Show no progress bars; both libraries have a state of their own, and transformers sets the hub's as well."""
+    shown, states = transformers_logging.is_progress_bar_enabled(), dict(progress_bar_states)
+    try:
+        _show_bars(False)
+        yield
+    finally:
+        _show_bars(shown)
+        progress_bar_states.clear()
+        progress_bar_states.update(states)
+
+
+def _show_bars(shown: bool) -> None:
+    """Switch bars; where the environment has fixed them, the hub would warn that they cannot be switched."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()

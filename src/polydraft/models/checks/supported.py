@@ -1,0 +1,97 @@
+"""What models say of themselves: whether a token tree can be scored, and what was passed where a model should be."""
+
+import inspect
+from os import PathLike
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from polydraft.errors import InvalidParameter, UnsupportedModel
+
+ATTENTION_WITH_MASKS = ("sdpa", "eager")
+CACHED_LAYERS = ("full_attention", "sliding_attention")
+BOTH_WAYS = (True, "all")
+"""Values of `use_bidirectional_attention` that concern text; another one concerns images only."""
+
+
+def check_model(model: object) -> PreTrainedModel:
+    """Return what was passed as a model if it is one that can score token trees, as far as it says so itself.
+
+    Raises:
+        InvalidParameter: it is something else, such as a pair, a tokenizer, a folder's name, or nothing; the text says
+            what to pass.
+        UnsupportedModel: it is a model that cannot be used; the text names the reason.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidParameter(f"A Hugging Face causal model is needed, but {_described(model)}")
+    if not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is no Hugging Face model: it has no config that says what it is; pass the model "
+            "that it holds, or one loaded by polydraft.load."
+        )
+    pretrained = cast(PreTrainedModel, model)
+    check_supported(pretrained)
+    return pretrained
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Check that a model can score a token tree, by its class and configuration.
+
+    Raises:
+        UnsupportedModel: it cannot; the text names the reason.
+    """
+    name, config = type(model).__name__, model.config
+    check_architecture(model, config, name)
+    if config._attn_implementation not in ATTENTION_WITH_MASKS:
+        raise UnsupportedModel(
+            f"{name} runs {config._attn_implementation} attention, which takes no tree masks; "
+            'load it with attn_implementation="sdpa".'
+        )
+    if model.device.type == "meta":
+        raise UnsupportedModel(f"{name} is on the meta device, which holds no weights; load it on cpu or cuda.")
+
+
+def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
+    """Check what can be told of a model, or of its class before its weights are loaded.
+
+    Raises:
+        UnsupportedModel: it cannot score a token tree; the text names the reason.
+    """
+    text, arguments = config.get_text_config(decoder=True), inspect.signature(model.forward).parameters
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} is an encoder-decoder model; only causal models can be used.")
+    if not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(
+            f"{name} has no head that predicts the next token; load the model with AutoModelForCausalLM."
+        )
+    strange = [kind for kind in sorted({*(getattr(text, "layer_types", None) or ())}) if kind not in CACHED_LAYERS]
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(f"{name} keeps a recurrent state, which cannot branch into a token tree.")
+    if "past_key_values" not in arguments:
+        raise UnsupportedModel(f"{name} takes no cache of keys and values, in which a token tree could be kept.")
+    if strange:
+        raise UnsupportedModel(f"{name} has {strange[0]} layers, whose state cannot branch into a token tree.")
+    if "position_ids" not in arguments or getattr(text, "alibi", False):
+        raise UnsupportedModel(f"{name} takes no position ids, so siblings of a tree cannot share a position.")
+    if "local" in getattr(text, "attention_layers", ()):
+        raise UnsupportedModel(f"{name} has local attention, which counts cache slots instead of positions.")
+    if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS:
+        raise UnsupportedModel(f"{name} attends in both directions; only causal models can be used.")
+
+
+def _described(thing: object) -> str:
+    """Return what something is that is no model, and what to pass instead."""
+    kind = type(thing).__name__
+    inner = [name for name in ("target", "model") if isinstance(getattr(thing, name, None), nn.Module)]
+    if thing is None:
+        return "None was given; polydraft.load and polydraft.load_pair return models."
+    if isinstance(thing, str | PathLike):
+        return f"a name was given, {str(thing)!r}; load it first: polydraft.load({str(thing)!r}).target."
+    if isinstance(thing, PreTrainedTokenizerBase):
+        return f"a tokenizer was given ({kind}); pass the model, and the token ids that the tokenizer makes."
+    if inner == ["target"]:
+        return f"a {kind} was given; pass its target as the model, and drafter=pair.draft."
+    if inner:
+        return f"a {kind} was given; pass the model that it holds, its attribute `{inner[0]}`."
+    return f"a {kind} was given; polydraft.load and polydraft.load_pair return models."

@@ -1,0 +1,121 @@
+"""A trial of four tokens: whether a model follows a causal law, and scores a tree as it scores the tree's paths.
+
+What a model's class and configuration say is not enough. A BERT without `is_decoder`, or a model with a bidirectional
+prefix, would be decoded from another law than its own as soon as it gets our mask; a RoBERTa counts positions from two.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.errors import PolydraftError, UnsupportedModel
+from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.protocol import LanguageModel
+
+PLACE = "polydraft_tried"
+WIDTH = 4
+NOTICEABLE = 0.3
+"""A wrong mask or position moves logits about as far as another token before them does. In one pass earlier logits do
+not move at all in any causal model that was tried, in single and in half precision, with and without experts."""
+ROUNDING, HALF_ROUNDING = 0.02, 0.1
+"""How far two ways to compute the same logits may be apart, relative to them; the second in half precision."""
+PARENTS = (-1, 0, 1, 1, 2, 3)
+DEPTHS = (0, 1, 2, 2, 3, 3)
+CHOSEN = ((0, 1, 2, 4), (0, 1, 3, 5))
+"""The tree: two tokens, two children of the second, a child of each; and its two paths."""
+
+
+def check_trial(model: PreTrainedModel, door: LanguageModel) -> None:
+    """Score a few tokens plainly and as a tree, once per model: nothing of the model changes but a note that it passed.
+
+    Costs two or three passes over at most eight tokens.
+
+    Args:
+        model: the model.
+        door: the same model as the engine runs it.
+
+    Raises:
+        UnsupportedModel: a token's logits depend on later tokens, or those of a tree differ from those of its paths by
+            more than rounding, or the model cannot score these tokens at all.
+    """
+    passed = model.__dict__.get(PLACE)
+    if passed == _state(model) or door.context < WIDTH:
+        return
+    with torch.no_grad(), evaluating(list(model.modules())):
+        try:
+            _try(model, door)
+        except (PolydraftError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise UnsupportedModel(f"{type(model).__name__} cannot score a small token tree: {said[0]}") from error
+    model.__dict__[PLACE] = _state(model)
+
+
+def _try(model: PreTrainedModel, door: LanguageModel) -> None:
+    """Compare the plain passes over both paths with each other and with the pass over the tree."""
+    ordinary = door.vocab_size // 3  # first and last tokens are often special
+    tokens = (ordinary + torch.arange(len(PARENTS), device=door.device)) % door.vocab_size
+    tokens[5] = tokens[4]
+    paths = tokens[torch.tensor(CHOSEN, device=door.device)]
+    plain = _plain(model, paths)
+    other = _difference(plain[0, -1], plain[1, -1])
+    prompts = [_plain(model, paths, token_type_ids=torch.zeros_like(paths))] if _takes_types(model) else []
+    if any(_difference(one[0, :2], one[1, :2]) > NOTICEABLE * other for one in (plain, *prompts)):
+        raise UnsupportedModel(
+            f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
+            "models can be used (BERT and its like are with config.is_decoder=True)."
+        )
+    rounding = _rounding(model) * _difference(plain, plain.mean(-1, keepdim=True))
+    if _difference(_as_tree(door, tokens), plain) > NOTICEABLE * other + rounding:
+        raise UnsupportedModel(
+            f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
+            "does not follow the attention masks and position ids that it is given."
+        )
+
+
+def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"], **types: Tensor) -> Float[Tensor, "2 n V"]:
+    return model(input_ids=paths, use_cache=False, **types).logits.float()
+
+
+def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2 n V"]:
+    """Return the logits of both paths from one pass over the tree."""
+    size, device = len(tokens), tokens.device
+    mask = torch.tensor(_ancestors(), device=device).unsqueeze(0)
+    depths = torch.tensor([DEPTHS], device=device)
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    found = door.forward(tokens.unsqueeze(0), depths, mask, door.new_cache(1, size), start).logits
+    return found[0, torch.tensor(CHOSEN, device=device)].float()
+
+
+def _ancestors() -> list[list[bool]]:
+    """Return for each node which nodes lie on its way to the root, itself among them."""
+    rows: list[list[bool]] = []
+    for node, parent in enumerate(PARENTS):
+        above = rows[parent] if parent >= 0 else [False] * len(PARENTS)
+        rows.append([seen or place == node for place, seen in enumerate(above)])
+    return rows
+
+
+def _difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float:
+    """Return the root mean square of a difference; NaN, which is no refusal, where logits are not finite."""
+    return float((one - other).square().mean().sqrt())
+
+
+def _rounding(model: PreTrainedModel) -> float:
+    return HALF_ROUNDING if torch.finfo(model.dtype).bits < 32 else ROUNDING
+
+
+def _takes_types(model: PreTrainedModel) -> bool:
+    """Tell whether the model can be told what is prompt: zeros are one, which some models read in both directions."""
+    return "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Return what a trial holds for: a change of it asks for another one."""
+    config = model.config
+    return (config._attn_implementation, getattr(config, "is_decoder", None), str(model.dtype), str(model.device))

@@ -1,0 +1,480 @@
+"""Logits processors that keep state between calls: the text is Hugging Face's, with drafts where copies can be had."""
+
+import inspect
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from scipy.stats import chi2
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
+from transformers.generation import logits_process
+
+import polydraft
+from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput
+from polydraft.errors import InvalidParameter
+from polydraft.models.generation.processors import STATEFUL, STATELESS, UNSUITED, Forked, Serial, Stateless, kind_of
+from polydraft.models.generation.trial import Behaviour, behaviour, traces
+
+VOCAB, NEW = 60, 20
+PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
+FALSE_ALARM_RATE = 1e-6
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("llama", VOCAB)
+
+
+@cache
+def draft() -> PreTrainedModel:
+    return perturbed(target(), 0.03)
+
+
+def both(rows: int, options: Callable[[], dict[str, Any]], **more: Any) -> tuple[Tensor, GenerationOutput]:
+    """Return Hugging Face's greedy text and ours; options are made anew for each, since they may keep state."""
+    ids, usual = PROMPTS[:rows], {"max_new_tokens": NEW, **more}
+    plain = target().generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **usual, **options())
+    settings = {"drafter": draft(), "policy": Fixed(EAGLE_25), "temperature": 0, **usual}
+    return plain, polydraft.generate(target(), ids, **settings, **options())
+
+
+# --- Stand-ins -------------------------------------------------------------------------------------------------------
+
+
+class Counting(LogitsProcessor):
+    """Prefers another token at every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        scores = scores.clone()
+        scores[:, 7 * self.calls % VOCAB] += 4
+        return scores
+
+
+class Uncopied(Counting):
+    """The same, with something in it that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Forking(Uncopied):
+    """The same, which knows how to copy itself."""
+
+    def fork(self) -> "Forking":
+        twin = Forking()
+        twin.calls = self.calls
+        return twin
+
+
+class Declared(LogitsProcessor):
+    """Cannot be copied, and says that it need not be."""
+
+    stateless = True
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter(-1, input_ids[:, -1:], -torch.inf)
+
+
+class Pure(LogitsProcessor):
+    """Says nothing of itself, and keeps nothing."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter(-1, input_ids[:, -2:], -torch.inf)
+
+
+class LateCounting(Counting):
+    """Counts its calls, to show it after a hundred: answers alone would not give it away."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores.clone().index_fill_(-1, torch.tensor([5]), 9.0 if self.calls > 100 else 0.0)
+
+
+class MixingRows(LogitsProcessor):
+    """Adds what stands in the other rows."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + scores.sum(dim=0, keepdim=True)
+
+
+class Shaken(LogitsProcessor):
+    """Draws from torch's global random numbers."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + torch.rand(scores.shape)
+
+
+def counting_function() -> Callable[[Tensor, Tensor], Tensor]:
+    calls = 0
+
+    def processor(input_ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        scores = scores.clone()
+        scores[:, 7 * calls % VOCAB] += 4
+        return scores
+
+    return processor
+
+
+class Grammar(LogitsProcessor):
+    """A grammar's processor with the calls of xgrammar's: matchers made at the first call for its number of rows,
+
+    a token that the grammar forbids is an error, scores are masked in place and in single precision, and the compiled
+    grammar cannot be copied. The grammar: every token is at most 9 more or less than the last, round the vocabulary.
+    """
+
+    def __init__(self) -> None:
+        self.compiled = threading.Lock()
+        self.matchers: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        assert scores.dtype == torch.float32
+        if not self.matchers:
+            self.matchers = [int(row[-1]) for row in input_ids]
+        elif len(input_ids) != len(self.matchers):
+            raise RuntimeError("the number of rows is another than at the first call")
+        else:
+            for place, row in enumerate(input_ids):
+                self.accept(place, int(row[-1]))
+        for place, last in enumerate(self.matchers):
+            scores[place, [token for token in range(VOCAB) if not allowed(last, token)]] = -torch.inf
+        return scores
+
+    def accept(self, place: int, token: int) -> None:
+        assert allowed(self.matchers[place], token), "the grammar does not accept this token"
+        self.matchers[place] = token
+
+
+class ForkedGrammar(Grammar):
+    """The same with a method to fork it."""
+
+    def fork(self) -> "ForkedGrammar":
+        twin = ForkedGrammar()
+        twin.matchers = [*self.matchers]
+        return twin
+
+
+def allowed(last: int, token: int) -> bool:
+    return (token - last + 9) % VOCAB <= 18
+
+
+# --- The text is Hugging Face's --------------------------------------------------------------------------------------
+
+
+def listed(kind: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: {"logits_processor": LogitsProcessorList([kind()])}
+
+
+def prefix(row: int, text: Tensor) -> list[int]:
+    return [(7 * int(text[-1]) + row) % VOCAB, (3 * int(text[-1]) + 1 + row) % VOCAB, 2 * row]
+
+
+NEGATIVE = torch.tensor([[1, 2, 3], [4, 5, 6]])
+SYNTHID = SynthIDTextWatermarkingConfig(ngram_len=3, keys=[654, 400, 836])
+FORKED: dict[str, Callable[[], dict[str, Any]]] = {
+    "guidance": lambda: {"guidance_scale": 1.7},
+    "guidance away from a prompt": lambda: {"guidance_scale": 1.7, "negative_prompt_ids": NEGATIVE},
+    "SynthID": lambda: {"watermarking_config": SYNTHID},
+    "counting": listed(Counting),
+    "counting in a closure": listed(counting_function),
+    "forking": listed(Forking),
+    "a grammar that forks": listed(ForkedGrammar),
+}
+ROWWISE: dict[str, Callable[[], dict[str, Any]]] = {
+    "watermark": lambda: {"watermarking_config": WatermarkingConfig(bias=2.5)},
+    "watermark of itself": lambda: {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash")},
+    "allowed after a prefix": lambda: {"prefix_allowed_tokens_fn": prefix},
+    "penalty on the prompt's tokens": lambda: {"encoder_repetition_penalty": 1.7},
+    "no n-grams of the prompt": lambda: {"encoder_no_repeat_ngram_size": 2},
+    "declared": listed(Declared),
+    "pure": listed(Pure),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("options", [*FORKED.values(), *ROWWISE.values()], ids=[*FORKED, *ROWWISE])
+def test_the_greedy_text_is_hugging_faces_and_was_drafted(options: Callable[[], dict[str, Any]], rows: int) -> None:
+    def of_rows() -> dict[str, Any]:
+        given = options()
+        return {name: one[:rows] if isinstance(one, Tensor) else one for name, one in given.items()}
+
+    plain, output = both(rows, of_rows)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafted > 0
+    assert output.statistics.accepted > 0
+    assert output.statistics.fallback == ""
+
+
+@pytest.mark.parametrize("kind", [Uncopied, Grammar])
+def test_what_cannot_be_copied_is_decoded_plainly_and_said(kind: Callable[[], Any]) -> None:
+    with pytest.warns(RuntimeWarning, match=f"{kind.__name__} keeps state between calls and cannot be copied"):
+        plain, output = both(1, listed(kind))
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafted == 0
+    assert "without drafts" in output.statistics.fallback
+    with pytest.raises(InvalidParameter, match=f"{kind.__name__} keeps state .* serves one row, but there are 2"):
+        both(2, listed(kind))
+
+
+@pytest.mark.parametrize("policy", [Chain(3), Fixed(EAGLE_25)])
+def test_sampled_text_follows_the_law_of_a_counting_processor(policy: polydraft.Chain) -> None:
+    """Chi-square on the first two tokens; it fails for one choice of seeds in a million if the law is right."""
+    model, samples = tiny_model("llama", 6), 4000
+    twin, prompt = perturbed(model, 0.05), torch.tensor([[2, 1, 5]])
+
+    class Swinging(LogitsProcessor):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.calls += 1
+            return scores * (0.4 if self.calls % 2 else 1.5)
+
+    output = polydraft.generate(
+        model, prompt, drafter=twin, policy=policy, temperature=1.0, top_k=0, seed=3, max_new_tokens=2,
+        num_return_sequences=samples, logits_processor=[Swinging()],
+    )  # fmt: skip
+    with torch.no_grad():
+        first = (0.4 * model(prompt).logits[0, -1]).softmax(dim=-1)
+        texts = torch.cat([prompt.expand(6, -1), torch.arange(6).unsqueeze(-1)], dim=-1)
+        joint = (first.unsqueeze(-1) * (1.5 * model(texts).logits[:, -1]).softmax(dim=-1)).flatten()
+    counts = torch.bincount(6 * output.sequences[:, 3] + output.sequences[:, 4], minlength=36)
+    statistic = float(((counts - samples * joint) ** 2 / (samples * joint)).sum())
+    assert float(chi2.sf(statistic, 35)) > FALSE_ALARM_RATE
+    assert output.statistics.accepted > 0
+
+
+# --- Nothing of the user's is changed --------------------------------------------------------------------------------
+
+
+def test_the_users_own_processor_stays_as_it_was() -> None:
+    for own in (Counting(), Forking(), LateCounting()):
+        for _ in range(2):
+            polydraft.generate(
+                target(), PROMPTS, drafter=draft(), temperature=0, max_new_tokens=5, logits_processor=[own]
+            )
+        assert own.calls == 0
+
+
+def test_many_prompts_get_a_copy_each() -> None:
+    alone = [both(2, listed(Counting))[0][row, 5:].tolist() for row in range(2)]
+    run = polydraft.generate_many(
+        target(), list(PROMPTS), drafter=draft(), batch_size=1, temperature=0, max_new_tokens=NEW,
+        logits_processor=[Counting()],
+    )  # fmt: skip
+    assert [one.tokens for one in sorted(run, key=lambda one: one.name)] == alone
+    with pytest.raises(InvalidParameter, match="Uncopied keeps state .* cannot run beside other texts"):
+        polydraft.generate_many(target(), list(PROMPTS), max_new_tokens=3, logits_processor=[Uncopied()])
+
+
+def test_a_processor_is_not_asked_beyond_an_end_of_text_or_a_forbidden_draft() -> None:
+    """A grammar knows nothing of what follows a token that it forbids, or the end of the text."""
+    plain, _ = both(1, listed(ForkedGrammar))
+    end = int(plain[0, 12])
+
+    class Strict(ForkedGrammar):
+        def accept(self, place: int, token: int) -> None:
+            assert self.matchers[place] != end or len(self.matchers) == 0, "the text has ended"
+            super().accept(place, token)
+
+        def fork(self) -> "Strict":
+            twin = Strict()
+            twin.matchers = [*self.matchers]
+            return twin
+
+    more = {"eos_token_id": end, "pad_token_id": 0}
+    expected, output = both(1, listed(Strict), **more)
+    assert torch.equal(output.sequences, expected)
+    assert output.finish == ("eos",)
+
+
+# --- What a processor is ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Counting, Behaviour.forkable),
+        (LateCounting, Behaviour.forkable),
+        (counting_function, Behaviour.forkable),
+        (Pure, Behaviour.stateless),
+        (lambda: lambda input_ids, scores: scores / 2, Behaviour.stateless),
+        (Uncopied, Behaviour.serial),
+        (MixingRows, Behaviour.forkable),
+        (Shaken, Behaviour.serial),
+    ],
+)
+def test_a_trial_tells_what_a_processor_is(kind: Callable[[], Any], expected: Behaviour) -> None:
+    from polydraft.models.generation.processors import forked
+
+    own = kind()
+    before, random = traces(own), torch.get_rng_state()
+    assert behaviour(own, forked, PROMPTS[:1], VOCAB) is expected
+    assert traces(own) == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def own_processors() -> list[str]:
+    classes = inspect.getmembers(logits_process, inspect.isclass)
+    return [
+        name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
+        for name, kind in classes
+        if issubclass(kind, LogitsProcessor) and kind is not LogitsProcessor
+    ]
+
+
+def test_every_processor_of_hugging_faces_is_known() -> None:
+    known = [*STATELESS, *STATEFUL, *UNSUITED, "PrefixConstrained"]
+    assert sorted(own_processors()) == sorted(known)
+    assert len(known) == len({*known})
+
+
+MADE: dict[str, Callable[[], LogitsProcessor]] = {
+    "MinLength": lambda: logits_process.MinLengthLogitsProcessor(9, 3),
+    "MinNewTokensLength": lambda: logits_process.MinNewTokensLengthLogitsProcessor(5, 3, 3),
+    "Temperature": lambda: logits_process.TemperatureLogitsWarper(0.7),
+    "RepetitionPenalty": lambda: logits_process.RepetitionPenaltyLogitsProcessor(1.3),
+    "EncoderRepetitionPenalty": lambda: logits_process.EncoderRepetitionPenaltyLogitsProcessor(1.3, PROMPTS[:1]),
+    "TopP": lambda: logits_process.TopPLogitsWarper(0.7),
+    "TopK": lambda: logits_process.TopKLogitsWarper(7),
+    "TopH": lambda: logits_process.TopHLogitsWarper(0.5),
+    "MinP": lambda: logits_process.MinPLogitsWarper(0.1),
+    "Typical": lambda: logits_process.TypicalLogitsWarper(0.7),
+    "Epsilon": lambda: logits_process.EpsilonLogitsWarper(0.01),
+    "Eta": lambda: logits_process.EtaLogitsWarper(0.01),
+    "NoRepeatNGram": lambda: logits_process.NoRepeatNGramLogitsProcessor(2),
+    "EncoderNoRepeatNGram": lambda: logits_process.EncoderNoRepeatNGramLogitsProcessor(2, PROMPTS[:1]),
+    "SequenceBias": lambda: logits_process.SequenceBiasLogitsProcessor([[[3, 1], 2.0], [[7], -1.0]]),
+    "NoBadWords": lambda: logits_process.NoBadWordsLogitsProcessor([[3], [1, 4]]),
+    "ForcedBOSToken": lambda: logits_process.ForcedBOSTokenLogitsProcessor(3),
+    "ForcedEOSToken": lambda: logits_process.ForcedEOSTokenLogitsProcessor(7, 3),
+    "InfNanRemove": logits_process.InfNanRemoveLogitsProcessor,
+    "ExponentialDecayLengthPenalty": lambda: logits_process.ExponentialDecayLengthPenalty((2, 1.1), 3, 5),
+    "LogitNormalization": logits_process.LogitNormalization,
+    "SuppressTokensAtBegin": lambda: logits_process.SuppressTokensAtBeginLogitsProcessor([3], 5),
+    "SuppressTokens": lambda: logits_process.SuppressTokensLogitsProcessor([3]),
+    "BarkEosPrioritizer": lambda: logits_process.BarkEosPrioritizerLogitsProcessor(3, 0.2),
+    "Watermark": lambda: logits_process.WatermarkLogitsProcessor(VOCAB, "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STATELESS))
+def test_what_is_called_stateless_gives_the_same_answers_in_any_order(name: str) -> None:
+    """Some keep what they have computed, which changes no answer: so their fields are not looked at here."""
+    one, (numbers,) = MADE[name](), (torch.Generator().manual_seed(0),)
+    texts = [torch.cat([PROMPTS[:1], torch.tensor([end])], dim=-1) for end in ([3], [3, 9], [3, 9, 1], [4])]
+    scores = torch.randn(4, VOCAB, generator=numbers)
+    answers = [one(text, row.clone().unsqueeze(0)) for text, row in zip(texts, scores, strict=True)]
+    for place in (2, 0, 3, 1, 1, 0):
+        torch.testing.assert_close(one(texts[place], scores[place : place + 1].clone()), answers[place])
+    together = one(torch.cat([texts[0], texts[3]]), scores[[0, 3]].clone())
+    torch.testing.assert_close(together, torch.cat([answers[0], answers[3]]))
+
+
+def test_hugging_faces_classes_are_not_tried_but_derived_ones_are() -> None:
+    class Derived(logits_process.TopKLogitsWarper):
+        def __init__(self) -> None:
+            super().__init__(3)
+            self.calls = 0
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.calls += 1
+            return super().__call__(input_ids, scores) * (1 + self.calls % 3)
+
+    assert kind_of(logits_process.TopKLogitsWarper(3), PROMPTS[:1], VOCAB) is Stateless
+    assert kind_of(Derived(), PROMPTS[:1], VOCAB) is Forked
+    assert kind_of(Uncopied(), PROMPTS[:1], VOCAB) is Serial
+    guided = logits_process.ClassifierFreeGuidanceLogitsProcessor(2.0)
+    with pytest.raises(InvalidParameter, match="ClassifierFreeGuidanceLogitsProcessor is refused"):
+        polydraft.generate(target(), PROMPTS, max_new_tokens=3, logits_processor=[guided])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda scores: None, "but returned NoneType"),
+        (lambda scores: scores[:, :3], r"but returned scores of shape \(1, 3\)"),
+        (lambda scores: scores.to(torch.complex64), "of complex numbers"),
+        (lambda scores: scores.tolist(), "but returned list"),
+    ],
+)
+def test_a_processor_that_returns_no_scores_is_named(answer: Callable[[Tensor], object], said: str) -> None:
+    class Odd(Declared):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
+            return answer(scores)
+
+    with pytest.raises(InvalidParameter, match=f"The logits processor Odd must return .*{said}"):
+        polydraft.generate(target(), PROMPTS[:1], drafter="none", max_new_tokens=3, logits_processor=[Odd()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_processor_may_answer_in_another_precision(dtype: torch.dtype) -> None:
+    class Converting(Declared):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores.to(dtype)
+
+    plain, output = both(2, listed(Converting))
+    assert torch.equal(output.sequences, plain)
+
+
+@pytest.mark.grammars
+class TestRealGrammars:
+    """xgrammar's and outlines' own processors: `make test-grammars` installs them."""
+
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_xgrammar(self, rows: int) -> None:
+        from doubles import tiny_tokenizer
+
+        xgrammar = pytest.importorskip("xgrammar")
+        from xgrammar.contrib.hf import LogitsProcessor as Own
+
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", len(tokenizer))
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+        compiled = xgrammar.GrammarCompiler(info).compile_regex("[a-z]{3}(,[0-9]{2}){1,20}")
+        ids = torch.tensor([tokenizer("a b").input_ids] * rows)
+        usual = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": 0, "pad_token_id": 0}
+        plain = model.generate(ids, do_sample=False, logits_processor=[Own(compiled)], **usual)
+        settings = {"drafter": perturbed(model, 0.03), "policy": Fixed(EAGLE_25), "temperature": 0, **usual}
+        output = polydraft.generate(model, ids, logits_processor=[Own(compiled)], **settings)
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.drafted > 0
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_outlines(self) -> None:
+        from doubles import tiny_tokenizer
+
+        core = pytest.importorskip("outlines_core")
+        from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor as Own
+
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", len(tokenizer))
+        spelt = {tokenizer.convert_tokens_to_string([one]): [place] for one, place in tokenizer.get_vocab().items()}
+        spelt.pop("<end>")
+        index = core.Index("[a-z]{3}(,[0-9]{2}){1,20}", core.Vocabulary(0, spelt))
+        ids = torch.tensor([tokenizer("a b").input_ids])
+        usual = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": 0, "pad_token_id": 0}
+        plain = model.generate(ids, do_sample=False, logits_processor=[Own(index, "torch")], **usual)
+        settings = {"drafter": perturbed(model, 0.03), "policy": Fixed(EAGLE_25), "temperature": 0, **usual}
+        output = polydraft.generate(model, ids, logits_processor=[Own(index, "torch")], **settings)
+        assert torch.equal(output.sequences, plain)
