@@ -3,6 +3,7 @@
 PolydraftError
 ├── InvalidParameter (also ValueError)   an argument outside its range: which one, its value, the rule
 ├── InvalidProbabilities (also ValueError)  rows that are no distributions: NaN, negative or infinite entries
+├── InvalidDraft (also ValueError)       a drafter's proposal that is no tree below the text, or no draw from its rows
 ├── UnpairedScheme (also ValueError)     a verifier, drafter or policy that cannot work with this way of drafting
 ├── VocabularyMismatch                   target and draft do not share their tokens
 ├── ContextOverflow                      a prompt that leaves no room in the model's context
@@ -30,6 +31,10 @@ class InvalidParameter(PolydraftError, ValueError):
 
 class InvalidProbabilities(PolydraftError, ValueError):
     """A row of logits or probabilities does not define a distribution."""
+
+
+class InvalidDraft(PolydraftError, ValueError):
+    """A drafter proposed something that cannot be verified."""
 
 
 class UnpairedScheme(PolydraftError, ValueError):

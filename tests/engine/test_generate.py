@@ -2,12 +2,22 @@
 
 from collections.abc import Sequence
 from functools import cache
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
 from doubles import perturbed, plain_logits, tiny_model, tiny_tokenizer
 from torch import Generator, Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, MinPLogitsWarper, PreTrainedModel, TypicalLogitsWarper
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    StoppingCriteria,
+    TextIteratorStreamer,
+    TypicalLogitsWarper,
+)
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
 import polydraft
@@ -203,6 +213,21 @@ class TestWhereTextsEnd:
         assert torch.equal(output.sequences, greedy(max_new_tokens=4))
 
 
+class Raising(LogitsProcessor, StoppingCriteria):
+    """Raises when it is asked, the first times excepted."""
+
+    stateless = True
+
+    def __init__(self, error: type[BaseException], after: int = 2) -> None:
+        self.error, self.left = error, after
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error("no more")
+        return torch.zeros(len(input_ids), dtype=torch.bool) if scores is None else scores
+
+
 class TestStreamer:
     class Recorder:
         """Keeps what a streamer is given."""
@@ -228,6 +253,46 @@ class TestStreamer:
     def test_serves_one_row_only(self) -> None:
         with pytest.raises(InvalidParameter, match="streamer takes one row, but there are 2"):
             generate(PROMPT.repeat(2, 1), streamer=self.Recorder())
+
+    @pytest.mark.parametrize(
+        ("ids", "options", "error"),
+        [
+            (PROMPT, {"temperature": -1}, InvalidParameter),
+            (PROMPT.repeat(2, 1), {}, InvalidParameter),
+            (PROMPT, {"num_return_sequences": 3, "temperature": 1.0}, InvalidParameter),
+            (PROMPT, {"stopping_criteria": StoppingCriteriaList([Raising(KeyboardInterrupt)])}, KeyboardInterrupt),
+            (PROMPT, {"logits_processor": LogitsProcessorList([Raising(OSError)])}, OSError),
+        ],
+    )
+    def test_is_told_that_nothing_more_comes_also_after_an_error(
+        self, ids: Tensor, options: dict[str, Any], error: type[BaseException]
+    ) -> None:
+        recorder = self.Recorder()
+        with pytest.raises(error):
+            generate(ids, streamer=recorder, **{"temperature": 0, **options})
+        assert recorder.ended == 1
+
+    def test_who_reads_from_one_does_not_wait_for_a_generation_that_failed(self) -> None:
+        tokenizer = tiny_tokenizer()
+        streamer = TextIteratorStreamer(tokenizer, timeout=60)
+        model = tiny_model("qwen2", len(tokenizer))
+        ids = torch.tensor([tokenizer("a winter there").input_ids])
+        failing = LogitsProcessorList([Raising(OSError, after=4)])
+        options = {
+            "drafter": NoDraft(),
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": NEW,
+            "temperature": 0,
+        }
+
+        def write() -> None:
+            with pytest.raises(OSError, match="no more"):
+                polydraft.generate(model, ids, streamer=streamer, logits_processor=failing, **options)
+
+        writer = Thread(target=write)
+        writer.start()
+        assert "".join(streamer).startswith("a winter there")
+        writer.join()
 
 
 class TestBatches:

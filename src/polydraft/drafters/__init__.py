@@ -5,7 +5,7 @@ from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, ModelDraftState
 from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
 from polydraft.drafters.none import NoDraft
-from polydraft.drafters.protocol import Drafter, Session, Text
+from polydraft.drafters.protocol import Drafter, Session, SoundDrafter, Text, is_sound
 from polydraft.drafters.scorer import TreeScorer
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "NgramDrafter",
     "NoDraft",
     "Session",
+    "SoundDrafter",
     "Text",
     "TreeScorer",
     "continuation",
     "given_chain",
+    "is_sound",
 ]

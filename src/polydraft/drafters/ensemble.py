@@ -54,6 +54,7 @@ class EnsembleDrafter:
     shortlist_size: int = 64
     name = "ensemble"
     reads_hidden: tuple[int, ...] = ()
+    sound = True
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -77,8 +78,9 @@ class EnsembleDrafter:
     def draft(self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise)
-        for scorer, cache in zip(self._scorers(), state.caches, strict=True):
-            scorer.settle(cache, text, draft)
+        if draft.failure is None:  # else nothing will be drafted from these keys again
+            for scorer, cache in zip(self._scorers(), state.caches, strict=True):
+                scorer.settle(cache, text, draft)
         return draft
 
     def commit(self, state: EnsembleState, text: Text, verdict: Verdict) -> EnsembleState:

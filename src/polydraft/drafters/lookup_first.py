@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polydraft.drafters.ngram import chains_found, given_chain
-from polydraft.drafters.protocol import Drafter, Session, Text
+from polydraft.drafters.protocol import Drafter, Session, Text, is_sound
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise
 from polydraft.schemes import Product, Scheme
@@ -61,6 +61,11 @@ class LookupFirst:
     def reads_hidden(self) -> tuple[int, ...]:
         """What the other drafter reads."""
         return self.drafter.reads_hidden
+
+    @property
+    def sound(self) -> bool:
+        """Whether the other drafter's drafts are sound; chains that are looked up always are."""
+        return is_sound(self.drafter)
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` where the other drafter does."""

@@ -66,6 +66,7 @@ class ModelDrafter:
     params: SamplingParams | None = None
     name = "model"
     reads_hidden: tuple[int, ...] = ()
+    sound = True
 
     def __post_init__(self) -> None:
         if self.shortlist_size is not None and self.shortlist_size < 1:
@@ -87,7 +88,8 @@ class ModelDrafter:
             return Draft.nothing(text.last())
         size = self._listed(scheme, policy, state.vocab_size)
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
-        TreeScorer(self.model).settle(state.cache, text, draft)
+        if draft.failure is None:  # else nothing will be drafted from these keys again
+            TreeScorer(self.model).settle(state.cache, text, draft)
         complete = size is None and self.model.vocab_size >= state.vocab_size
         return replace(draft, whole=True) if complete else draft
 

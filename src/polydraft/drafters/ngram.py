@@ -30,6 +30,7 @@ class NgramDrafter:
     shortest: int = 1
     name = "n-gram"
     reads_hidden: tuple[int, ...] = ()
+    sound = True
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless the scheme is `Given`."""

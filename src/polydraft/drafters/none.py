@@ -14,6 +14,7 @@ class NoDraft:
 
     name = "none"
     reads_hidden: tuple[int, ...] = ()
+    sound = True
 
     def check(self, scheme: Scheme) -> None:
         """Accept every scheme: there is nothing to draw."""

@@ -50,8 +50,20 @@ class Session:
 class Drafter(Protocol):
     """Proposes a token tree after the committed text.
 
-    The state is an explicit value that the decode loop holds. It may own key and value slots, so a state that was
-    passed to `draft` or `commit` is used up; the one that `commit` returns takes its place.
+    **The state** is an explicit value that the decode loop holds; the one that `commit` returns takes its place. A step
+    that is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more with the
+    state of before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
+    values only into slots that the next draft writes again, or that belong to the row which is joined. Random numbers
+    come from `noise` alone.
+
+    **A drafter that fails** loses nothing: the rest is decoded without drafts. A proposal is checked (`SoundDrafter`
+    names the exception). Drafts that the target has no token for are verified with the rest of their tree, as drafts
+    that it gives no probability, and below a row that is no distribution no draft counts. If nothing can be verified,
+    or if the drafter raises, the whole proposal is dropped.
+
+    **What stays exact.** To drop drafts because of what they are changes the law of the text. A failure before the
+    first draw does no harm, nor one that has nothing to do with the tokens drawn. So draw with `grow`, which keeps what
+    was drawn before an error in `propose` (`Draft.failure`), or raise nothing after the first draw.
     """
 
     @property
@@ -83,3 +95,18 @@ class Drafter(Protocol):
     def join(self, state: Any, row: int, other: Any) -> Any:
         """Put the only row of another state of this drafter in place of a row, when a new text takes its slot."""
         ...
+
+
+@runtime_checkable
+class SoundDrafter(Drafter, Protocol):
+    """A drafter whose proposals need not be checked, whatever it draws."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether every proposal is a tree of the target's tokens, drawn from the rows that it reports."""
+        ...
+
+
+def is_sound(drafter: Drafter) -> bool:
+    """Tell whether a drafter says that it is sound; a class derived from such a one must say so itself."""
+    return "sound" in vars(type(drafter)) and isinstance(drafter, SoundDrafter) and drafter.sound

@@ -80,15 +80,22 @@ class Statistics:
     in_force: tuple[str, ...] = ()
 
     def add(self, block: Block) -> None:
-        """Count one block."""
-        self.steps += 1
+        """Count one block, all of it at once: whoever is interrupted has counted it or not."""
+        new_tokens, drafted, accepted = self.new_tokens, self.drafted, self.accepted
+        offered_at, accepted_at = [*self.offered_at], [*self.accepted_at]
         for row in block.rows.values():
-            self.target_calls += 1
-            self.new_tokens += len(row.tokens)
-            self.drafted += row.drafted
-            self.accepted += row.accepted
-            _count(self.offered_at, row.offered)
-            _count(self.accepted_at, row.kept)
+            new_tokens, drafted, accepted = new_tokens + len(row.tokens), drafted + row.drafted, accepted + row.accepted
+            _count(offered_at, row.offered)
+            _count(accepted_at, row.kept)
+        vars(self).update(
+            steps=self.steps + 1,
+            target_calls=self.target_calls + len(block.rows),
+            new_tokens=new_tokens,
+            drafted=drafted,
+            accepted=accepted,
+            offered_at=offered_at,
+            accepted_at=accepted_at,
+        )
 
     def note(self, seconds: Mapping[str, float], fallback: str) -> None:
         """Take over the stopwatch's times and what became of the drafter."""

@@ -12,6 +12,7 @@ from polydraft.drafters import Drafter, NoDraft, Session, Text
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw, target_rows
+from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.errors import ContextOverflow, UnpairedScheme
 from polydraft.models import Cache, LanguageModel
 from polydraft.probs import Noise
@@ -50,7 +51,7 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A batch in mid-text. `step` uses it up and returns the next one.
+    """A batch in mid-text. `step` uses it up when it returns the next one, and leaves it alone if it does not return.
 
     Args:
         text: the committed tokens.
@@ -127,16 +128,20 @@ def begin(
 
 @torch.inference_mode()
 def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
-    """Draft, score, verify and commit once, for all rows."""
+    """Draft, score, verify and commit once, for all rows.
+
+    A step that was interrupted may be taken again with the same rows, and is the same step: its random numbers follow
+    from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
+    """
     text = rows.text
     fresh = rows.noise.at(rows.steps, text.lengths)
     draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, rows.policy, fresh)
-    tree, base = draft.tree, text.lengths - 1
+    tree, base = known_tokens(draft, method.target.vocab_size), text.lengths - 1
     mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
     positions = (base.unsqueeze(-1) + tree.depth).clamp_max(method.target.context - 1)
     logits = method.target.forward(tree.tokens, positions, mask, rows.cache, base).logits
     target = target_rows(rows.laws, logits, tree, text, rows.going)
-    verdict = method.verifier.verify(draft, target.probs, fresh)
+    verdict = method.verifier.verify(draft, with_unknown(draft, target.probs), fresh)
     rows.cache.keep(base, verdict.path)
     drafts = method.drafter.commit(rows.drafts, text, verdict)
     gains = _emissions(tree, verdict, rows)

@@ -1,6 +1,7 @@
 """The public calls: `generate` and `stream`, with Hugging Face's generation arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -89,7 +90,7 @@ def generate(
             or the length of a chain; None is a measured default.
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
-        streamer: gets the prompt and then new tokens as they come; one row only.
+        streamer: gets the prompt and then new tokens as they come; one row only. Its `end` is called in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
@@ -107,13 +108,14 @@ def generate(
         VocabularyMismatch: a draft model with other tokens.
         InvalidProbabilities: NaN or infinite logits.
     """
-    choices = Choices(drafter, verifier, policy, seed, generator, compile)
-    if is_prepared(options):
-        run, prepared = _run_inside(model, input_ids, choices, options)
-        output = _finish(run, prepared, streamer)
-        return output if options["generation_config"].return_dict_in_generate else output.sequences
-    run, prepared = _run(model, input_ids, choices, options, {})
-    return _finish(run, prepared, streamer)
+    with _ended_in_any_case(streamer):
+        choices = Choices(drafter, verifier, policy, seed, generator, compile)
+        if is_prepared(options):
+            run, prepared = _run_inside(model, input_ids, choices, options)
+            output = _finish(run, prepared, streamer)
+            return output if options["generation_config"].return_dict_in_generate else output.sequences
+        run, prepared = _run(model, input_ids, choices, options, {})
+        return _finish(run, prepared, streamer)
 
 
 def stream(
@@ -221,6 +223,16 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     return Noise.from_seed(seed, rows)
 
 
+@contextmanager
+def _ended_in_any_case(streamer: Streamer | None) -> Iterator[None]:
+    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
 def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> GenerationOutput:
     rows = len(prepared.input_ids)
     logits: list[list[Tensor]] = [[] for _ in range(rows)]
@@ -235,8 +247,6 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         for row, (own_logits, own_scores) in emitted_rows(block, run.setup.laws).items():
             logits[row].append(own_logits)
             scores[row].append(own_scores)
-    if streamer is not None:
-        streamer.end()
     return GenerationOutput(
         run.sequences(prepared.input_ids, prepared.pad),
         run.statistics,

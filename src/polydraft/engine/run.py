@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
-from polydraft.engine.decode import check_drafting, check_room, decode
+from polydraft.engine.decode import Rows, begin, capacity_for, check_drafting, check_room, step
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
@@ -46,7 +46,9 @@ class Setup:
 class Run:
     """Iterate over the blocks of a generation; `statistics` and `new_tokens` grow with every block.
 
-    Stopping early loses nothing: what was generated so far stays here. Time between blocks, when the caller has the
+    Stopping early loses nothing: what was generated so far stays here. After an interrupt or an error, wherever it came
+    from, the run goes on when it is asked for the next block, and the text is what it would have been; an error that
+    lasts is raised again. `finish` is empty for rows that have not ended. Time between blocks, when the caller has the
     floor, is not counted.
     """
 
@@ -57,23 +59,36 @@ class Run:
         self.statistics = Statistics(fallback=setup.fallback, in_force=setup.laws[0].in_force)
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
+        self._noise = noise
         self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy, setup.keeps_scores)
-        self._blocks = decode(self._watched.method, setup.prompt, setup.laws, setup.limits, noise)
+        self._taken: _Taken | None = None
+        self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
         left = max(limit.max_length - length for limit, length in zip(setup.limits, lengths, strict=True))
         self._watched.opens(max(lengths), left, len(lengths), setup.laws[0].params.temperature > 0)
+
+    @property
+    def over(self) -> bool:
+        """Whether every row has ended and the last block was handed over."""
+        taken = self._taken
+        return taken is not None and taken.rows is None and taken.number == self._handed
 
     def __iter__(self) -> Iterator[Block]:
         return self
 
     def __next__(self) -> Block:
-        with self._watched.counting(self.statistics):
-            block = next(self._blocks)
-        self.statistics.add(block)
-        self._watched.learn(block)
-        for row, gained in block.rows.items():
-            self.new_tokens[row].extend(gained.tokens)
-            self.finish[row] = gained.finish
+        if self.over:
+            raise StopIteration
+        if self._taken is None or self._taken.number == self._handed:
+            with self._watched.counting(self.statistics):
+                self._taken = self._next(self._taken)
+        taken, block = self._taken, self._taken.block
+        try:
+            self._note(taken)
+        except BaseException:
+            self._note(taken)  # whoever is interrupted here finishes first
+            raise
+        self._handed = taken.number  # last: no signal comes between this and the return, so a block is handed over once
         return block
 
     def exhaust(self) -> "Run":
@@ -88,3 +103,43 @@ class Run:
         rows = [tokens + [pad] * (longest - len(tokens)) for tokens in self.new_tokens]
         new = torch.tensor(rows, dtype=prompt.dtype, device=prompt.device).view(len(rows), longest)
         return torch.cat([prompt, new], dim=-1)
+
+    def _next(self, last: "_Taken | None") -> "_Taken":
+        """Take a step, the first after reading the prompts."""
+        setup, method = self.setup, self._watched.method
+        if last is None or last.rows is None:
+            capacity = capacity_for(method, setup.limits)
+            rows = begin(method, setup.prompt, setup.laws, setup.limits, self._noise, capacity)
+        else:
+            rows = last.rows
+        known, number = tuple(map(len, self.new_tokens)), last.number if last else 0
+        rows, block = step(method, rows)
+        return _Taken(number + 1, block, known, rows if rows.going else None)
+
+    def _note(self, taken: "_Taken") -> None:
+        """Count a step, once however often this is called."""
+        if self.statistics.steps < taken.number:
+            self.statistics.add(taken.block)
+        for row, gained in taken.block.rows.items():
+            self.new_tokens[row][taken.known[row] :] = gained.tokens
+            self.finish[row] = gained.finish
+        if self._learnt < taken.number:
+            self._learnt = taken.number
+            self._watched.learn(taken.block)
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """The last step that a run has taken; nothing of a step is kept elsewhere before it is complete.
+
+    Args:
+        number: how many steps that makes.
+        block: what it brought.
+        known: per row, the new tokens before it.
+        rows: the batch after it; None if every row has ended, so that the caches are free.
+    """
+
+    number: int
+    block: Block
+    known: tuple[int, ...]
+    rows: Rows | None

@@ -1,6 +1,6 @@
 """A running batch with a fixed number of slots: texts join when a slot is free, and leave when they end."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -39,11 +39,46 @@ class Request:
     noise: Noise
 
 
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A step of a running batch.
+
+    Args:
+        number: how many steps that makes.
+        block: what it brought; its rows are slots.
+        requests: whose the slots were.
+        steps: how many steps the text of each slot has taken.
+    """
+
+    number: int
+    block: Block
+    requests: Mapping[int, Request]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Standing:
+    """All that changes in a running batch: what comes next takes its place at once, or not at all.
+
+    Args:
+        rows: the batch.
+        requests: whose the slots are.
+        joined: how many texts have joined.
+        last: the last step; None before the first.
+    """
+
+    rows: Rows
+    requests: dict[int, Request]
+    joined: int = 0
+    last: Round | None = None
+
+
 class Slots:
     """A batch of constant shape in which every row is another text's, from its prompt to its end.
 
     A text in a slot is the text that it would be alone with the same noise: rows do not see each other. An empty slot
-    is scored too, and what comes out is dropped: shapes stay what they are.
+    is scored too, and what comes out is dropped: shapes stay what they are. A `step` or `join` that was interrupted has
+    happened or not, which `last` and `joined` tell, and may be called again.
 
     Args:
         method: target, drafter, verifier and tree policy.
@@ -55,12 +90,31 @@ class Slots:
     def __init__(self, method: Method, size: int, capacity: int, params: SamplingParams) -> None:
         self.method = method
         self.capacity = capacity
-        self.requests: dict[int, Request] = {}
         nothing = torch.zeros(size, 1, dtype=torch.int64, device=method.target.device)
         idle = Text(nothing, torch.ones(size, dtype=torch.int64, device=nothing.device))
         limits = (Limits(max_length=capacity),) * size
         rows = begin(method, idle, (TargetLaw(params),) * size, limits, Noise.from_seed(0, size), capacity)
-        self.rows: Rows = replace(rows, going=frozenset())
+        self._standing = _Standing(replace(rows, going=frozenset()), {})
+
+    @property
+    def rows(self) -> Rows:
+        """The batch."""
+        return self._standing.rows
+
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """The texts in progress, by slot."""
+        return self._standing.requests
+
+    @property
+    def joined(self) -> int:
+        """How many texts have joined so far."""
+        return self._standing.joined
+
+    @property
+    def last(self) -> Round | None:
+        """The last step; None before the first."""
+        return self._standing.last
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -80,22 +134,28 @@ class Slots:
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
         alone = begin(self.method, text, (request.law,), (request.limits,), request.noise, prompt.shape[1] + 1)
-        self.rows = joined(self.method, self.rows, slot, alone)
-        self.requests[slot] = request
+        standing = self._standing
+        rows, requests = joined(self.method, standing.rows, slot, alone), {**standing.requests, slot: request}
+        self._standing = replace(standing, rows=rows, requests=requests, joined=standing.joined + 1)
         return slot
 
     def step(self) -> Block:
         """Take one step with all texts; those that end leave their slots. The block's rows are slots."""
-        self.rows, block = step(self.method, self.rows)
-        for slot, gained in block.rows.items():
-            if gained.finish:
-                del self.requests[slot]
+        standing = self._standing
+        rows, block = step(self.method, standing.rows)
+        number = 1 + (standing.last.number if standing.last else 0)
+        going = {slot: request for slot, request in standing.requests.items() if slot in rows.going}
+        last = Round(number, block, standing.requests, rows.steps)
+        self._standing = replace(standing, rows=rows, requests=going, last=last)
         return block
 
     def leave(self, slot: int) -> None:
         """End a text before its time."""
-        del self.requests[slot]
-        self.rows = replace(self.rows, going=self.rows.going - {slot})
+        standing = self._standing
+        requests = {place: request for place, request in standing.requests.items() if place != slot}
+        self._standing = replace(
+            standing, rows=replace(standing.rows, going=standing.rows.going - {slot}), requests=requests
+        )
 
 
 @torch.inference_mode()

@@ -50,6 +50,9 @@ class Watched:
         try:
             with self._watch.charge("total"):
                 yield
+        except BaseException:
+            self._watch.lap()  # what a step took that was not finished is no lesson
+            raise
         finally:
             statistics.note(self._watch.seconds, self._guard.failure)
 

@@ -1,0 +1,197 @@
+"""What a drafter proposes, checked before it is verified: what is wrong is repaired if that is exact, or refused."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.drafters import Text
+from polydraft.errors import InvalidDraft
+from polydraft.schemes import Product, Scheme
+from polydraft.trees import Draft, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
+
+TOLERANCE = 1e-4
+"""How far the sum of a draft row may be from one."""
+
+
+def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft:
+    """Return a draft that can be verified; `failure` says what had to be repaired.
+
+    Two things are repaired, neither of which depends on the drafts that it changes. Ids that the target does not have
+    become the one id `vocab_size`, to which it gives no probability: see `known_tokens` and `with_unknown`. Below a row
+    that is no distribution no draft counts: the row was known before they were drawn.
+
+    Raises:
+        InvalidDraft: nothing can be verified.
+    """
+    if not isinstance(draft, Draft):
+        raise InvalidDraft(f"draft must return a Draft, but returned a {type(draft).__name__}.")
+    _check_tensors(draft, text, scheme)
+    _check_places(draft, text)
+    _check_size(draft.tree, largest_shape(policy))
+    if draft.whole and not _is_whole(draft, vocab_size):
+        draft = replace(draft, whole=False)
+    return _with_one_unknown(_with_usable_rows(draft), vocab_size)
+
+
+def known_tokens(draft: Draft, vocab_size: int) -> TokenTree:
+    """Return a draft's tree with some token of the target in place of those it does not have, to be scored."""
+    if draft.failure is None:
+        return draft.tree
+    return replace(draft.tree, tokens=draft.tree.tokens.clamp_max(vocab_size - 1))
+
+
+def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b n W"]:
+    """Return the target's rows with no probability for the id of tokens that it does not have, if there may be some."""
+    return target_probs if draft.failure is None or draft.whole else torch.nn.functional.pad(target_probs, (0, 1))
+
+
+def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
+    """Check types, sizes and places in memory, which costs no look at numbers."""
+    _check_kind("tree", draft.tree, TokenTree)
+    _check_kind("tree.topology", draft.tree.topology, Topology)
+    batch, nodes, places = len(text.lengths), _last_size(draft.tree.tokens), _last_size(draft.shortlist)
+    several = tuple(draft.probs.shape[2:-1][:1]) if isinstance(scheme, Product) else ()
+    expected: tuple[tuple[str, object, tuple[int, ...], torch.dtype | None], ...] = (
+        ("tree.tokens", draft.tree.tokens, (batch, nodes), torch.int64),
+        ("tree.parents", draft.tree.parents, (batch, nodes), torch.int64),
+        ("tree.valid", draft.tree.valid, (batch, nodes), torch.bool),
+        ("atoms", draft.atoms, (batch, nodes), torch.int64),
+        ("shortlist", draft.shortlist, (batch, nodes, places), torch.int64),
+        ("probs", draft.probs, (batch, nodes, *several, places), None),
+    )
+    for name, found, shape, kind in expected:
+        _check_tensor(name, found, shape, kind, text.tokens.device)
+
+
+def _check_kind(name: str, found: object, kind: type) -> None:
+    if not isinstance(found, kind):
+        raise InvalidDraft(f"The draft's {name} must be a {kind.__name__}, but is a {type(found).__name__}.")
+
+
+def _last_size(found: object) -> int:
+    return found.shape[-1] if isinstance(found, Tensor) and found.dim() else 0
+
+
+def _check_tensor(
+    name: str, found: object, shape: tuple[int, ...], kind: torch.dtype | None, device: torch.device
+) -> None:
+    if not isinstance(found, Tensor):
+        raise InvalidDraft(f"The draft's {name} must be a tensor, but is of type {type(found).__name__}.")
+    if tuple(found.shape) != shape or 0 in shape:
+        raise InvalidDraft(
+            f"The draft's {name} must have shape {shape}, all sizes positive, but has {tuple(found.shape)}."
+        )
+    if found.dtype != kind if kind is not None else not found.is_floating_point():
+        wanted = kind or "a floating point type"
+        raise InvalidDraft(f"The draft's {name} must be of type {wanted}, but is of type {found.dtype}.")
+    if found.device != device:
+        raise InvalidDraft(f"The draft's {name} must be on {device}, where the text is, but is on {found.device}.")
+
+
+def _check_size(tree: TokenTree, largest: TreeShape) -> None:
+    """Check that there is room for the trees in the caches, and that the verifier was asked about such trees."""
+    nodes, most = tree.tokens.shape[-1], largest.max_children
+    if nodes > largest.size:
+        raise InvalidDraft(f"The draft's trees have {nodes} nodes, but the policy's have at most {largest.size}.")
+    if nodes > 1 and tree.topology.width > most:
+        raise InvalidDraft(
+            f"The draft has a node with {tree.topology.width} drafts, but the policy's have {most} at most."
+        )
+
+
+def _check_places(draft: Draft, text: Text) -> None:
+    """Check that every tree hangs below the text, and that its drafts are where their parents' lists say."""
+    tree = draft.tree
+    order = torch.arange(tree.tokens.shape[-1], device=tree.tokens.device)
+    above, inside = (
+        tree.parents.clamp(0, len(order) - 1),
+        (draft.atoms >= 0) & (draft.atoms < draft.shortlist.shape[-1]),
+    )
+    named = _named(draft.shortlist, above, draft.atoms.where(inside, 0))
+    told = {
+        "The draft's roots must be the last tokens of the texts.": tree.valid[:, 0]
+        & (tree.tokens[:, 0] == text.last()),
+        "The draft's parents must be -1 for the root and smaller numbers than their children's, from 0, for others.": (
+            (tree.parents >= 0) == (order > 0)
+        )
+        & (tree.parents >= -1)
+        & (tree.parents < order),
+        "The draft has valid nodes below nodes that are not.": tree.valid.gather(-1, above) | ~tree.valid,
+        "The draft has nodes whose atom is not the place of their token in their parent's shortlist.": (
+            inside & ((named == tree.tokens) | (named < 0))
+        )
+        | (order == 0)
+        | ~tree.valid,
+    }
+    fine = torch.stack([found.all() for found in told.values()]).tolist()
+    for text_of_it, holds in zip(told, fine, strict=True):
+        if not holds:
+            raise InvalidDraft(text_of_it)
+
+
+def _named(listed: Int[Tensor, "b n K"], above: Int[Tensor, "b n"], atoms: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """Return the ids that stand at the nodes' atoms in the lists above them; `grow` makes a negative one 0 in trees."""
+    return listed[torch.arange(len(above), device=above.device).unsqueeze(-1), above, atoms]
+
+
+def _with_usable_rows(draft: Draft) -> Draft:
+    """Drop what was drawn below rows that are no distributions, and these rows."""
+    tree, rows = draft.tree, draft.probs.flatten(2, -2) if draft.probs.dim() == 4 else draft.probs.unsqueeze(-2)
+    totals, least = rows.sum(dim=-1), rows.amin(dim=-1)
+    fine, empty = (least >= 0) & ((totals - 1).abs() <= TOLERANCE), (least == 0) & (totals == 0)
+    usable = (fine | (empty & ~_have_drafts(tree).unsqueeze(-1))).all(dim=-1) & _distinct(draft)
+    if bool(usable.all()):
+        return draft
+    own = torch.eye(tree.tokens.shape[-1], dtype=torch.bool, device=tree.tokens.device)
+    kept = ~(tree.ancestors & ~own & ~usable.unsqueeze(-2)).any(dim=-1)
+    failure = InvalidDraft(
+        "The draft has rows that are no laws of distinct tokens: negative, NaN, or of a sum other than 1."
+    )
+    return replace(
+        draft,
+        tree=replace(tree, valid=tree.valid & kept),
+        probs=torch.where(usable.view(*usable.shape, *[1] * (draft.probs.dim() - 2)), draft.probs, 0),
+        failure=draft.failure or failure,
+    )
+
+
+def _have_drafts(tree: TokenTree) -> Bool[Tensor, "b n"]:
+    counts = torch.zeros_like(tree.tokens)
+    return counts.scatter_add_(-1, tree.parents[:, 1:], tree.valid[:, 1:].long()) > 0
+
+
+def _distinct(draft: Draft) -> Bool[Tensor, "b n"]:
+    """Tell at which nodes no token is listed twice."""
+    if draft.whole:
+        return torch.ones_like(draft.tree.valid)
+    listed = draft.shortlist.sort(dim=-1).values
+    return ~((listed[..., 1:] == listed[..., :-1]) & (listed[..., 1:] >= 0)).any(dim=-1)
+
+
+def _with_one_unknown(draft: Draft, vocab_size: int) -> Draft:
+    """Give all ids that the target does not have one id, the first after its own; padding gets any id."""
+    tree, listed = draft.tree, draft.shortlist
+    named = _named(listed, tree.parents.clamp_min(0), draft.atoms.clamp(0, listed.shape[-1] - 1))
+    given = named.where((named < 0) & tree.valid & (tree.parents >= 0), tree.tokens)
+    strange = (given < 0) | (given >= vocab_size)
+    drawn_from = draft.probs if draft.probs.dim() == 3 else draft.probs.amax(dim=-2)
+    unlisted = (listed >= vocab_size) | (listed < -1) | ((listed == -1) & (drawn_from > 0))
+    in_tree, in_lists, _ = found = torch.stack([(strange & tree.valid).any(), unlisted.any(), strange.any()]).tolist()
+    if not any(found):
+        return draft
+    tokens = tree.tokens.masked_fill(strange & tree.valid, vocab_size).masked_fill(strange & ~tree.valid, 0)
+    draft = replace(draft, tree=replace(tree, tokens=tokens))
+    if not (in_tree or in_lists):
+        return draft
+    ids = [*given[strange & tree.valid].tolist(), *listed[unlisted].tolist()]
+    failure = InvalidDraft(f"The draft has the token {ids[0]}, but the target's tokens are 0 to {vocab_size - 1}.")
+    listed = listed.masked_fill(unlisted, vocab_size)
+    return replace(draft, shortlist=listed, whole=False, failure=draft.failure or failure)
+
+
+def _is_whole(draft: Draft, vocab_size: int) -> bool:
+    listed: Int[Tensor, "b n K"] = draft.shortlist[:, : draft.tree.topology.inner]
+    order = torch.arange(vocab_size, device=listed.device)
+    return listed.shape[-1] == vocab_size and bool((listed == order).all())
