@@ -27,6 +27,7 @@ from polydraft.bench import (
     conditions_of,
     draw_figures,
     fitting,
+    footnotes,
     keys_of,
     measure,
     read_prompt_sets,
@@ -86,7 +87,7 @@ def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
         models = Models.of(_load(request))
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
     chosen = fitting(models, prompts, request.plan)
-    results = Results(conditions_of(models, request.plan, names), request.out)
+    results = Results(conditions_of(models, request.plan, names), request.out, request.plan)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
     interrupted = measure_all(models, chosen, request.plan, results, notes)
@@ -201,7 +202,8 @@ def print_tables(
     """Print the tables, and where the rest is."""
     if interrupted:
         console.print("Interrupted; these are the texts that were finished." if records else "Interrupted.")
-    for table in all_tables(nodes, trees, brief=True):
+    tables = all_tables(nodes, trees, brief=True)
+    for table in tables:
         for part in table.split(console.width):
             console.print(part.title, style="bold", soft_wrap=True)
             console.print(as_rich(part))
@@ -210,10 +212,11 @@ def print_tables(
         console.print(
             f"{len(records)} texts of prompts: {texts}. A scheme's row is its optimum. Under it are its rules, with "
             "their acceptance in % and how many points it differs from the optimum. ± is half the 95 % bootstrap "
-            "interval over prompts. In the tables of trees * is the best rule. What is blank is not defined or too "
-            "dear to compute.",
+            "interval over prompts. In the tables of trees * is the best rule.",
             soft_wrap=True,
         )
+        for note in footnotes(tables):
+            console.print(note, soft_wrap=True)
     if out is not None:
         console.print(f"Records, summary and tables are in {out}; the same call goes on from there.", soft_wrap=True)
 
