@@ -92,8 +92,9 @@ def _said(error: Exception) -> int:
     if isinstance(error, BadUsage):
         said = " ".join(said.replace(": Value error, ", ": ").split()).removesuffix(".")
         context = getattr(error, "ctx", None)
-        said += f"; see `{context.command_path} --help`." if context else "."
-    _to_standard_error(said)
+        said += f"; see `{context.command_path} --help`" if context else ""
+    said = said.rstrip(" :.")  # libraries' errors, which ours may quote, end in many ways
+    _to_standard_error(f"{said}.")
     return BAD_CALL
 
 

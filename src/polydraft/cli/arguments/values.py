@@ -22,6 +22,8 @@ def model_name(name: str | None) -> str | None:
     place = os.path.expanduser(name)
     if place.startswith(("~", "/", ".")) and not os.path.isdir(place):
         raise CheckpointError(f"There is no model folder {name!r}.")
+    if os.path.lexists(place) and not os.path.isdir(place):
+        raise CheckpointError(f"{name!r} is no folder: give the folder that a model is in, or a name on the hub.")
     return place
 
 
