@@ -22,24 +22,62 @@ from polydraft.cli.app import app
 
 ODD_TEXTS = (
     *("", " ", "x", "[/]", "[bold", "[red]x[/red]", "\x1b[31mred", "\x9b31m", "\a\b\r", "\u202eabc", "é漢\U0001f600"),
-    *(":smile:", "$x^", "a" * 300, "-", "--", "=", "'", '"', "{}", "[]", "null", "0", "a\nb", "a\tb", "\udcff", "\ud800x"),
-    *("~nosuchuser/x", "%s%n", "../..", "auto", "none", "no-such-org/no-such-model", "|", "a,b", "chain:5", "2,1", "0,0"),
+    *(
+        ":smile:",
+        "$x^",
+        "a" * 300,
+        "-",
+        "--",
+        "=",
+        "'",
+        '"',
+        "{}",
+        "[]",
+        "null",
+        "0",
+        "a\nb",
+        "a\tb",
+        "\udcff",
+        "\ud800x",
+    ),
+    *(
+        "~nosuchuser/x",
+        "%s%n",
+        "../..",
+        "auto",
+        "none",
+        "no-such-org/no-such-model",
+        "|",
+        "a,b",
+        "chain:5",
+        "2,1",
+        "0,0",
+    ),
     *("chain:99999999999999999999", "best-first:0", "9" * 400, "1-1000", "1,1", "3-1", "meta", "cuda:77", "cpu:-1"),
     *("float32", "int8", "float8_e4m3fn", "tree=3 tree=4", "name=[/] tree=2", "hf-lookup tokens=0", "name=$x^ hf"),
     *("block", "Naive", "drafter=ngram", "plain", "name=plain", "hf-assisted threshold=nan", "humaneval", "python"),
 )
 ODD_INTS = (
-    *("", "x", "-1", "0", "1", "2", "3", "8", "1.5", "1e3", "nan", "inf", "0x10", " 1", "１", "True", "[bold"),
+    *("", "x", "-1", "0", "1", "2", "3", "8", "1.5", "1e3", "nan", "inf", "0x10", " 1", "\uff11", "True", "[bold"),
     *(str(2**31 - 1), str(2**31), str(2**62), str(2**63 - 1), str(2**63), "9" * 23, "-" + "9" * 23, "9" * 5000),
 )
 ODD_FLOATS = (
     *("", "x", "-1", "0", "-0.0", "0.5", "0.8", "1", "2", "nan", "-nan", "inf", "-inf", "1e400", "1e-400", "1e308"),
-    *("1e-45", "１", "0x1p3", "9" * 400, "[/]"),
+    *("1e-45", "\uff11", "0x1p3", "9" * 400, "[/]"),
 )
 PLACES = (
     *("", ".", "/", "..", "new.json", "new/deep/file", "folder", "folder/file", "folder/file/below", "fifo", "empty"),
     *("/dev/full", "/dev/null", "/dev/zero", "/dev/stdin", "/proc/self/mem", "~nosuchuser/x", "a" * 300, "dangling"),
-    *("binary", "five.jsonl", "deep.jsonl", "digits.jsonl", "odd.jsonl", "surrogate.jsonl", "nan.jsonl", "cut.jsonl.gz"),
+    *(
+        "binary",
+        "five.jsonl",
+        "deep.jsonl",
+        "digits.jsonl",
+        "odd.jsonl",
+        "surrogate.jsonl",
+        "nan.jsonl",
+        "cut.jsonl.gz",
+    ),
     *("prompts.jsonl", "prompts.txt", "plan.json", "runs.jsonl", "texts.jsonl", "limits", "[/].jsonl", "\x1b[1m.txt"),
     *("bad_prompts.jsonl", "bad_plan.json", "bad_runs.jsonl", "bad_texts.jsonl", "bad_limits", "target", "draft"),
     *("no_layers", "no_weights", "no_json", "wide", "half_work"),
@@ -144,8 +182,9 @@ def generated_call(seed: int, number: int) -> Call:
     everything = commands()
     command = draw.choice([*everything, ("generate",), ("generate",), ("bench",), ("report",)])
     starts = STARTS.get(command, ((),))
-    words = [*BASES.get(command, ())] + [*(draw.choice(starts) if draw.random() < 0.8 else ())]
-    for option in draw.sample(everything[command], min(len(everything[command]), draw.choice((0, 1, 1, 1, 2, 2, 3, 4)))):
+    words = [*BASES.get(command, ()), *(draw.choice(starts) if draw.random() < 0.8 else ())]
+    options = everything[command]
+    for option in draw.sample(options, min(len(options), draw.choice((0, 1, 1, 1, 2, 2, 3, 4)))):
         for _ in range(draw.choice((1, 1, 2)) if option.several else 1):
             words += _given(option, draw)
     return (*command, *words)
@@ -225,11 +264,10 @@ def _damaged_models(target: Path) -> dict[str, bytes]:
 def damaged(content: bytes, draw: random.Random) -> bytes:
     """Return a file with something wrong: cut, mixed up, or a value of its JSON replaced, dropped or wrapped."""
     if draw.random() < 0.15:
-        place = draw.randrange(len(content) + 1)
-        return draw.choice(
-            (content[:place], content[:place] + b"\xff\xfe\x00" + content[place:], content[::-1], b"\x00" * 100, b"\n" * 5)
-        )
-    lines = content.decode().splitlines() if content.startswith(b'{"') and content.count(b"\n") > 1 else [content.decode()]
+        before, after = content[: (place := draw.randrange(len(content) + 1))], content[place:]
+        return draw.choice((before, before + b"\xff\xfe\x00" + after, content[::-1], b"\x00" * 100, b"\n" * 5))
+    several = content.startswith(b'{"') and content.count(b"\n") > 1
+    lines = content.decode().splitlines() if several else [content.decode()]
     number = draw.randrange(len(lines))
     try:
         row = json.loads(lines[number])

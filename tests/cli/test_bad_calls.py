@@ -17,9 +17,8 @@ import pytest
 from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
-from polydraft.cli import demo, limits, tune
+from polydraft.cli import demo, limits, main, train, tune
 from polydraft.cli import generate as generating
-from polydraft.cli import main, train
 from polydraft.cli.benchmark import bench
 from polydraft.cli.generation import batch
 from polydraft.conformance import members
@@ -87,6 +86,8 @@ def run(arguments: Call, *, terminal: bool = False) -> Outcome:
             code = int(end.code or 0)
         except Hang:
             code = -1
+        except Exception as error:  # none may come out of `main`
+            code, _ = -2, streams[2].write(f"Traceback: {error!r}")
     texts = [stream.buffer.getvalue().decode() for stream in streams]  # type: ignore[attr-defined]
     return Outcome(code, *texts[1:])
 
@@ -141,7 +142,9 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def load(target: str, draft: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Any:
         usual = device in ("auto", "cpu") and {target, draft} <= {str(good.target), str(good.draft), None}
-        return loaded(target, draft, dtype, device) if usual else polydraft.load(target, draft, dtype=dtype, device=device)
+        return (
+            loaded(target, draft, dtype, device) if usual else polydraft.load(target, draft, dtype=dtype, device=device)
+        )
 
     def load_pair(*, dtype: str = "auto", device: str = "auto") -> Any:
         return load(str(good.target), str(good.draft), dtype=dtype, device=device)
