@@ -86,7 +86,7 @@ def run(arguments: Call, *, terminal: bool = False) -> Outcome:
             code = int(end.code or 0)
         except Hang:
             code = -1
-        except Exception as error:  # none may come out of `main`
+        except Exception as error:  # noqa: BLE001  none may come out of `main`
             code, _ = -2, streams[2].write(f"Traceback: {error!r}")
     texts = [stream.buffer.getvalue().decode() for stream in streams]  # type: ignore[attr-defined]
     return Outcome(code, *texts[1:])

@@ -14,6 +14,8 @@ from polydraft.bench.lines import keep_lines, open_lines
 
 FILE = "limits.jsonl"
 ROUNDING = 1e-3
+DEEPEST = 10_000
+"""More drafts than any path of a tree has."""
 
 
 def conditions_of(models: Models, plan: Plan, names: tuple[str, str]) -> dict[str, Any]:
@@ -41,8 +43,9 @@ def record_of(plan: Plan | None, row: dict[str, Any]) -> Record:
         ValueError: it is none, or none of such a plan.
     """
     record = from_fields(Record, row)
-    if record.positions < 1 or record.tree_positions < 0 or record.temperature < 0:
-        raise ValueError("a number is negative, or there are no positions")
+    most = 2**31
+    if not (1 <= record.positions < most and 0 <= record.tree_positions < most and 0 <= record.temperature < most):
+        raise ValueError("a number is negative or too large, or there are no positions")
     if plan is None:
         return record
     nodes = {scheme: {k: {*rules} for k, rules in by_k.items()} for scheme, by_k in record.nodes.items()}
@@ -50,8 +53,11 @@ def record_of(plan: Plan | None, row: dict[str, Any]) -> Record:
     if nodes != plan.layout() or trees != (plan.tree_layout() if record.tree_positions else {}):
         raise ValueError("its rules, schemes or trees are not those that are measured")
     sums = [value for by_k in record.nodes.values() for rules in by_k.values() for value in rules.values()]
+    on_trees = [value for found in record.trees.values() for rules in found.values() for value in rules.values()]
     if not all(-ROUNDING <= value <= record.positions + ROUNDING for value in sums):
         raise ValueError("a rule accepts more than every draft, or less than none")
+    if not all(-ROUNDING <= value <= record.tree_positions * DEEPEST for value in on_trees):
+        raise ValueError("a rule for trees accepts more than every draft, or less than none")
     return record
 
 
