@@ -152,11 +152,10 @@ def filtered_scores(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Fl
     return result
 
 
-def filters_in_force(params: SamplingParams) -> tuple[str, ...]:
-    """Return the settings that change a distribution, by name and value, in the order in which they are applied."""
+def filters_in_force(params: SamplingParams) -> dict[str, float]:
+    """Return the settings that change a distribution, by name, in the order in which they are applied."""
     off = SamplingParams()
-    changed = [name for name in vars(params) if getattr(params, name) != getattr(off, name)]
-    return tuple(f"{name}={getattr(params, name):g}" for name in changed)
+    return {name: value for name, value in vars(params).items() if value != getattr(off, name)}
 
 
 def check_probs(probs: Float[Tensor, "*b V"], name: str, tolerance: float = 1e-4) -> None:

@@ -97,7 +97,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         PromptFileError, match=r"nothing\.jsonl: there is no such file; prompts are a file or one of gsm"
     ):
         read_prompts(tmp_path / "nothing.jsonl")
-    with pytest.raises(PromptFileError, match="the file cannot be read: Is a directory"):
+    with pytest.raises(PromptFileError, match="the file cannot be read: it is a folder, not a regular file"):
         read_prompts(tmp_path)
 
 

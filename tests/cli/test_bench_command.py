@@ -203,7 +203,7 @@ def test_a_file_of_other_settings_is_refused_and_named(call: Call, capsys: pytes
         (b"[]\n", "runs.jsonl, line 1: this is no line of results"),
         (b'{"conditions": {"seed": 0}}\n', "these are no runs of `polydraft bench`"),
         (b'{"conditions": {"seed": 0, "arms": {}}}\n{"kind": "run"}\n', "line 2: this is no line of results"),
-        (b'{"conditions": {"seed": 0, "arms": {}}}\n', "no runs of plain decoding to compare with"),
+        (b'{"conditions": {"seed": 0, "arms": {}}}\n', "line 1: these are no settings of `polydraft bench`: target is"),
     ],
 )
 def test_what_cannot_be_reported_is_refused(

@@ -84,9 +84,11 @@ def test_every_drafter_gives_the_greedy_text(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    texts = []
-    for extra in (["--drafter", "none"], ["--drafter", drafter, "--verifier", verifier, "--tree", "2,1"]):
-        assert run(monkeypatch, "generate", "class", *models(folders), *extra, "-q", "--max-new-tokens", "12") == 0
+    texts, target = [], models(folders)[:2]
+    used = models(folders) if drafter in ("model", "lookup-first") else target
+    how = [] if drafter == "none" else ["--verifier", verifier, "--tree", "2,1"]
+    for extra in ([*target, "--drafter", "none"], [*used, "--drafter", drafter, *how]):
+        assert run(monkeypatch, "generate", "class", *extra, "-q", "--max-new-tokens", "12") == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
 
@@ -117,7 +119,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--drafter", "ngram", "--verifier", "recursive"], "The n-gram drafter works with drafts that are given"),
         (["--verifier", "speculative", "--tree", "2,1"], "Speculative sampling verifies one draft per node"),
         (["--plan", "auto", "--tree", "2,1"], "--plan auto chooses the tree of every step"),
         (["--dtype", "float23"], "There is no dtype 'float23'"),
@@ -135,6 +136,14 @@ def test_pairings_that_cannot_work_are_refused(
     assert sentence in capsys.readouterr().err
 
 
+def test_lookups_under_a_rule_that_samples_drafts_are_refused(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lookups = ["--drafter", "ngram", "--verifier", "recursive"]
+    assert run(monkeypatch, "generate", "def", "--target", str(folders[0]), *lookups) == 2
+    assert "The n-gram drafter works with drafts that are given" in capsys.readouterr().err
+
+
 def test_a_long_prompt_is_refused_and_a_long_wish_is_cut(
     folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +157,7 @@ def test_a_planner_writes_the_greedy_text_and_says_that_it_chose(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["generate", "def add", *models(folders), "--max-new-tokens", "30"]
-    assert run(monkeypatch, *arguments, "--drafter", "none", "-q") == 0
+    assert run(monkeypatch, *arguments[:4], *arguments[6:], "--drafter", "none", "-q") == 0
     plain = capsys.readouterr().out
     assert run(monkeypatch, *arguments, "--plan", "auto", "-q") == 0
     assert capsys.readouterr().out == plain

@@ -24,7 +24,8 @@ def call(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "mine.jsonl").write_text('{"text": "def add"}\n{"text": "class Point"}\n')
 
     def run(*arguments: str, name: str = "tune", options: tuple[str, ...] = ("--prompts", "mine.jsonl", *QUICK)) -> int:
-        models = ["--target", str(folders[0]), "--draft", str(folders[1])]
+        models = ["--target", str(folders[0])]
+        models += [] if "none" in options else ["--draft", str(folders[1])]
         monkeypatch.setattr(sys, "argv", ["polydraft", name, *models, *options, *arguments])
         with pytest.raises(SystemExit) as exit_:
             main()

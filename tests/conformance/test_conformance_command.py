@@ -116,7 +116,10 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_names_of_those_that_do(
     assert run(monkeypatch, "--rule", "magic") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "There is no rule 'magic'; there are naive match, recursive rejection," in captured.err
+    said = "There is no rule with 'magic' in its name; there are "
+    assert f'{said}"naive match"; "recursive rejection";' in captured.err
+    assert '"recursive rejection, top down"; "block verification".' in captured.err
+    assert run(monkeypatch, "--quick", "--rule", "Block VERIFICATION") == 0
 
 
 def test_a_sampled_tree_rule_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,7 +283,7 @@ def test_many_prompts_get_a_copy_each() -> None:
         logits_processor=[Counting()],
     )  # fmt: skip
     assert [one.tokens for one in sorted(run, key=lambda one: one.name)] == alone
-    with pytest.raises(InvalidParameter, match="Uncopied keeps state .* cannot run beside other texts"):
+    with pytest.raises(InvalidParameter, match=r"Uncopied keeps state .* cannot run beside other texts"):
         polydraft.generate_many(target(), list(PROMPTS), max_new_tokens=3, logits_processor=[Uncopied()])
 
 

@@ -91,3 +91,36 @@ def test_a_very_deep_chain_can_be_drawn():
     chain = TokenTree(torch.zeros_like(parents), Topology(parents), torch.ones_like(parents, dtype=torch.bool))
     assert len(draw_text(chain, str).splitlines()) == 2000
     assert len(boxes(draw_svg(chain, str))) == 1
+
+
+LABELS = {
+    "short": ["a", "b", "c", "d", "e", "f", "g"],
+    "long": ["a very long token indeed"] * 7,
+    "mixed": ["x", "return", "a very long token indeed", "(", "\n", " ", "lambda"],
+    "wide": ["漢字漢字", "点" * 20, "é", "e\u0301te\u0301", "ー", "한국어", "x"],
+    "control": ["\x1b[31m", "\x9b1m", "\a", "\u202e", "\ud800", "\x00", ""],
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_edges_begin_and_end_on_the_borders_of_their_boxes(name: str):
+    root = ElementTree.fromstring(draw_svg(tree(), lambda token: LABELS[name][token]).encode())
+    rects = [
+        {key: float(rect.attrib[key]) for key in ("x", "y", "width", "height")}
+        for rect in [*root.iter(SVG + "rect")][1:]
+    ]
+    rights = {(rect["x"] + rect["width"], rect["y"] + rect["height"] / 2) for rect in rects}
+    lefts = {(rect["x"], rect["y"] + rect["height"] / 2) for rect in rects}
+    paths = [path.attrib["d"].replace("M", "").replace("C", "").split() for path in root.iter(SVG + "path")]
+    ends = [tuple(tuple(map(float, points[place].split(","))) for place in (0, -1)) for points in paths]
+    assert len(ends) == 5 and all(start in rights and end in lefts and start[0] < end[0] for start, end in ends)
+    assert {end for _, end in ends} == lefts - {min(lefts)}
+    for text, rect in zip(root.iter(SVG + "text"), rects, strict=True):
+        assert float(text.attrib["textLength"]) == rect["width"] - 14 and text.text and text.text.isprintable()
+
+
+def test_control_characters_are_written_out_and_wide_letters_take_two_cells():
+    svg = draw_svg(tree(), lambda token: ["", "\x1b[3m", "漢字", "\u202e", "x", "x", "x"][token])
+    assert {r"\x1b[3m", "漢字", r"\u202e"} <= set(boxes(svg))
+    widths = {text.text: text.attrib["textLength"] for text in ElementTree.fromstring(svg).iter(SVG + "text")}
+    assert (widths["漢字"], widths["x"]) == ("32", "8")

@@ -3,9 +3,12 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polydraft.bench.fields import in_brief
+from polydraft.bench.files import check_regular
 from polydraft.errors import ResultsError
 
 HEAD = b'{"conditions": '
@@ -20,14 +23,14 @@ def open_lines(path: Path, conditions: dict[str, Any], parse: Parse[Row]) -> lis
     Args:
         path: the file; its folder is made.
         conditions: all that determines the results, as JSON has it.
-        parse: makes a result of a line's object; a ValueError, KeyError or TypeError says that it is none.
+        parse: makes a result of a line's object; a ValueError says that it is none, and why.
 
     Raises:
         ResultsError: the file cannot be used, is damaged, or is of other conditions.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.exists() else b""
+        content = content_of(path) if path.exists() else b""
         whole = _whole_lines(content)
         # parsed before anything is written: a file of another kind is left as it is
         theirs, rows = _parsed(path, whole, parse) if whole else (conditions, [])
@@ -54,7 +57,7 @@ def read_lines(path: Path, parse: Parse[Row]) -> tuple[Any, list[Row]]:
         ResultsError: the file cannot be read, is empty or is damaged.
     """
     try:
-        whole = _whole_lines(path.read_bytes())
+        whole = _whole_lines(content_of(path))
     except OSError as error:
         raise ResultsError(f"{path}: the results cannot be read: {error.strerror}.") from error
     if not whole:
@@ -62,12 +65,39 @@ def read_lines(path: Path, parse: Parse[Row]) -> tuple[Any, list[Row]]:
     return _parsed(path, whole, parse)
 
 
+def content_of(path: Path) -> bytes:
+    """Return what is in a regular file.
+
+    Raises:
+        OSError: it is something else, or cannot be read.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
+def keep_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write results at the end of their file.
+
+    Raises:
+        ResultsError: they cannot be written.
+    """
+    try:
+        append_lines(path, rows)
+    except OSError as error:
+        raise ResultsError(f"{path}: the results cannot be kept there: {error.strerror}.") from error
+
+
 def append_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write lines at the end of a file by one call of the system."""
+    """Write lines at the end of a file by one call of the system.
+
+    Raises:
+        OSError: they cannot be written, or not all of them.
+    """
     text = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, text)
+        if os.write(file, text) < len(text):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
         os.fsync(file)
     finally:
         os.close(file)
@@ -79,7 +109,12 @@ def differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
         fields = dict.fromkeys([*theirs, *ours])
         found = (differences(theirs.get(one), ours.get(one), f"{name} {one}".strip()) for one in fields)
         return [one for some in found for one in some]
-    return [] if theirs == ours else [f"{name or 'the header'} is {theirs} there and {ours} here"]
+    return [] if theirs == ours else [f"{name or 'the header'} is {_shown(theirs)} there and {_shown(ours)} here"]
+
+
+def _shown(value: Any) -> str:
+    text = in_brief(value) if isinstance(value, int) else str(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _whole_lines(content: bytes) -> bytes:
@@ -91,11 +126,14 @@ def _parsed(path: Path, whole: bytes, parse: Parse[Row]) -> tuple[Any, list[Row]
     rows: list[Row] = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError
             if number == 1:
-                conditions = json.loads(line)["conditions"]
+                conditions = row["conditions"]
             else:
-                rows.append(parse(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
+                rows.append(parse(row))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = f": {error}" if type(error) is ValueError else ""
             raise ResultsError(f"{path}, line {number}: this is no line of results{why}.") from error
     return conditions, rows

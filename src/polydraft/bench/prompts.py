@@ -10,6 +10,7 @@ from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.files import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 
 SHIPPED = ("gsm8k", "humaneval", "python")
@@ -108,12 +109,13 @@ def has_json_lines(path: Path) -> bool:
 def _located(source: str | Path) -> Path:
     if str(source) in SHIPPED and not Path(source).exists():
         return Path(str(files("polydraft") / "data" / "prompts" / f"{source}.jsonl"))
-    return Path(source).expanduser()
+    return home_expanded(source)
 
 
 def _content(path: Path) -> bytes:
     """Return the file's bytes, decompressed, never more than allowed."""
     try:
+        check_regular(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
@@ -168,8 +170,7 @@ def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
         raise ValueError("the row has no prompt: no turns, prompt, text or question")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{place} is {'empty' if isinstance(text, str) else 'not a text'}")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError(f"{place} has half of a surrogate pair in it, which is no character")
+    _check_letters(place, text)
     if len(text) > LONGEST:
         raise ValueError(f"{place} has {len(text)} characters; at most {LONGEST} are read")
     _, name = _first(row, NAME_FIELDS)
@@ -177,7 +178,13 @@ def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
     for field, value in (("the name", name), ("category", category)):
         if value is not None and (not isinstance(value, str | int) or value == ""):
             raise ValueError(f"{field} is {value!r}, neither a text nor a number")
+        _check_letters(field, str(value))
     return Prompt(str(number if name is None else name), str(task if category is None else category), text)
+
+
+def _check_letters(field: str, text: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"{field} has half of a surrogate pair in it, which is no character")
 
 
 def _first(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, Any]:

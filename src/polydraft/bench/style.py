@@ -1,5 +1,6 @@
 """How figures look: colours, panels, and files that are equal where the figures are."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "polydraft",
     "svg.fonttype": "path",
+    "text.parse_math": False,  # names come from outside, and a dollar sign in one is no formula
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -46,7 +48,8 @@ def save(draw: Callable[[], "Figure"], path: Path) -> Path:
     """Draw a figure in polydraft's style and write it; equal figures give equal files."""
     from matplotlib import rc_context
 
-    with rc_context(STYLE):
+    with rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box is drawn in its place
         draw().savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, bbox_inches="tight", dpi=110)
     return path
 

@@ -24,7 +24,7 @@ class Table:
         align = ["---"] + ["---:"] * (len(self.header) - 1)
         rows = ((f"*{row[0]}*" if not row[0].startswith(" ") else row[0].strip(), *row[1:]) for row in self.rows if row)
         lines = (self.header, tuple(align), *rows)
-        return "\n".join([f"**{self.title}**", "", *("| " + " | ".join(row) + " |" for row in lines)])
+        return "\n".join([f"**{self.title}**", "", *("| " + " | ".join(map(_cell, row)) + " |" for row in lines)])
 
     def split(self, width: int) -> list["Table"]:
         """Return tables whose lines have at most so many characters, or one column beside the first."""
@@ -46,6 +46,11 @@ class Table:
             tuple(row[place] for place in (0, *places)) if row else () for row in (self.header, *self.rows)
         ]
         return Table(self.title, header, tuple(rows))
+
+
+def _cell(text: str) -> str:
+    """Keep a name from outside within its cell."""
+    return " ".join(text.replace("|", "\\|").splitlines())
 
 
 def spread(one: Estimate, scale: float, digits: int, *, brief: bool) -> str:

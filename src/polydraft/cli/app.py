@@ -1,4 +1,4 @@
-"""The commands and their options. Nothing heavy is imported before a command runs, so that --help is quick."""
+"""The commands and their options. A command's modules are imported when it is called."""
 
 import sys
 from pathlib import Path
@@ -6,25 +6,72 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.cli.options import (
+from polydraft.cli.arguments.generating import (
+    BatchOption,
+    CompareOption,
+    CompileOption,
+    InputOption,
+    MinPOption,
+    NewTokensOption,
+    PlanOption,
+    QuietOption,
+    RepetitionOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TextsOption,
+    TopKOption,
+    TopPOption,
+)
+from polydraft.cli.arguments.measuring import (
     ArmOption,
+    BatchSizesOption,
+    BenchHeatsOption,
+    BenchQuietOption,
+    BenchTokensOption,
+    CheckOption,
+    DemoRepeatsOption,
+    DemoTokensOption,
+    DraftHeatOption,
+    ExcerptOption,
+    FiguresOption,
+    FixedSeedOption,
+    JsonLinesOption,
+    LimitOption,
+    LimitsHeatsOption,
+    MaxDepthOption,
+    MaxNodesOption,
+    MaxTokensOption,
+    NumbersOption,
+    PageOption,
+    PairOption,
+    PlanFileOption,
+    PromptsOption,
+    RecordsOption,
+    RepeatsOption,
+    RunsArgument,
+    RunsOption,
+    ShortlistOption,
+    SvgOption,
+    TreeEveryOption,
+    TunedTokensOption,
+    TuneHeatsOption,
+    WorkOption,
+)
+from polydraft.cli.arguments.options import (
     BottomUpOption,
     DeviceOption,
     DrafterOption,
     DraftOption,
     DtypeOption,
-    ExcerptOption,
-    JsonLinesOption,
     JsonOption,
-    LimitOption,
-    PromptsOption,
     SchemeOption,
     TargetOption,
     TreeOption,
     VerifierName,
     VerifierOption,
 )
-from polydraft.errors import PolydraftError
+from polydraft.cli.process import exit_code_of, importing
 
 app = typer.Typer(
     name="polydraft",
@@ -38,12 +85,8 @@ app.add_typer(train_app, name="train")
 
 
 def main() -> None:
-    """Run the command line; errors are one sentence on standard error and exit code 2."""
-    try:
-        app(standalone_mode=True)
-    except PolydraftError as error:
-        sys.stderr.write(f"polydraft: {error}\n")
-        sys.exit(2)
+    """Run the command line and leave with its exit code; what goes wrong is one sentence on standard error."""
+    sys.exit(exit_code_of(lambda: app(standalone_mode=False)))
 
 
 @app.callback(invoke_without_command=True)
@@ -66,32 +109,29 @@ def generate(
     scheme: SchemeOption = None,
     bottom_up: BottomUpOption = False,
     tree: TreeOption = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1].")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Most likely tokens to keep; 0 keeps all.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Share of the top token's probability to keep.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 is off.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop after this string; may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes the text.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionOption = None,
+    stop: StopOption = None,
+    seed: SeedOption = None,
+    max_new_tokens: NewTokensOption = 128,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the new text and nothing else.")] = False,
-    compare: Annotated[bool, typer.Option(help="Measure the speed-up over plain decoding.")] = False,
-    plan: Annotated[Path | None, typer.Option(help="A file from `polydraft tune`; or auto: learn by doing.")] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the models' passes first; pays on GPUs, for long texts.")
-    ] = False,
-    input_file: Annotated[
-        str | None, typer.Option("--input", help="A file of prompts: JSON lines, or plain text with one a line.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="File for the texts of --input; the same call goes on.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of --input at a time. Default: 8.")] = None,
+    quiet: QuietOption = False,
+    compare: CompareOption = False,
+    plan: PlanOption = None,
+    compiled: CompileOption = False,
+    input_file: InputOption = None,
+    output: TextsOption = None,
+    batch_size: BatchOption = None,
 ) -> None:
     """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
-    from polydraft.cli.generate import Request, run_generate
-    from polydraft.cli.generation import file_job, run_file
+    with importing():
+        from polydraft.cli.generate import Request, given_prompt, run_generate
+        from polydraft.cli.generation import file_job, run_file
 
     job = file_job(prompt, input_file, output, batch_size, compared=compare)
     sampling: dict[str, Any] = {
@@ -102,7 +142,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     request = Request(
-        prompt=sys.stdin.read() if prompt == "-" else prompt or "",
+        prompt=given_prompt(prompt),
         target=target,
         draft=draft,
         drafter=drafter.value if drafter else None,
@@ -126,13 +166,14 @@ def generate(
 
 @app.command()
 def demo(
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens per prompt.")] = 96,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every prompt is run with and without drafts.")] = 2,
-    svg: Annotated[Path | None, typer.Option(help="Also write the drawn token tree to this SVG file.")] = None,
+    max_new_tokens: DemoTokensOption = 96,
+    repeats: DemoRepeatsOption = 2,
+    svg: SvgOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the embedded pair at work: text, a token tree, the statistics, and the speed-up over plain decoding."""
-    from polydraft.cli.demo import run_demo
+    with importing():
+        from polydraft.cli.demo import run_demo
 
     raise typer.Exit(run_demo(max_new_tokens, repeats, svg, as_json=as_json))
 
@@ -147,7 +188,8 @@ def conformance(
     as_json: JsonOption = False,
 ) -> None:
     """Prove every verification rule by enumeration; exit code 1 if a lossless one deviates from the target's law."""
-    from polydraft.cli.conformance import run_conformance
+    with importing():
+        from polydraft.cli.conformance import run_conformance
 
     raise typer.Exit(run_conformance(rule, quick=quick, all_pairs=all_pairs, as_json=as_json))
 
@@ -158,38 +200,36 @@ def limits(
     draft: DraftOption = None,
     prompts: PromptsOption = None,
     limit: LimitOption = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated per prompt and temperature.")] = 64,
-    excerpt_tokens: ExcerptOption = 64,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.")
-    ] = None,
-    draft_temperature: Annotated[float | None, typer.Option(help="The draft model's. Default: the target's.")] = None,
-    k: Annotated[str, typer.Option("--k", help='Numbers of drafts: "1,2,4" or "1-8".')] = "1,2,3,4,6,8",
-    shortlist: Annotated[int, typer.Option(min=2, help="Tokens that drafts are drawn from.")] = 64,
-    tree_every: Annotated[int, typer.Option(min=0, help="Grow trees at every so many positions; 0: none.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Fixes texts and trees.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for records, tables and figures; an interrupted run goes on from it.")
-    ] = None,
-    figures: Annotated[bool, typer.Option("--figures", help="Also draw figures into the folder.")] = False,
+    max_tokens: MaxTokensOption = 64,
+    excerpt_tokens: ExcerptOption = None,
+    temperature: LimitsHeatsOption = None,
+    draft_temperature: DraftHeatOption = None,
+    k: NumbersOption = "1,2,3,4,6,8",
+    shortlist: ShortlistOption = 64,
+    tree_every: TreeEveryOption = 4,
+    seed: FixedSeedOption = 0,
+    out: RecordsOption = None,
+    figures: FiguresOption = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonLinesOption = False,
 ) -> None:
     """Measure on real text what every rule accepts and what the best possible rule would."""
-    from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, Plan, parse_numbers, run_limits
+    with importing():
+        from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, Plan, parse_numbers, run_limits
 
     plan = Plan(
         temperatures=tuple(temperature) if temperature else Plan.temperatures,
         drafts=parse_numbers(k),
         max_tokens=max_tokens,
-        excerpt_tokens=excerpt_tokens,
+        excerpt_tokens=excerpt_tokens or Plan.excerpt_tokens,
         draft_temperature=draft_temperature,
         shortlist=shortlist,
         tree_every=tree_every,
         seed=seed,
     )
-    request = LimitsRequest(plan, target, draft, tuple(prompts or DEFAULT_PROMPTS), limit, out, figures, dtype, device)
+    chosen = tuple(prompts or DEFAULT_PROMPTS)
+    request = LimitsRequest(plan, target, draft, chosen, limit, out, figures, dtype, device, excerpt_tokens is not None)
     raise typer.Exit(run_limits(request, as_json=as_json))
 
 
@@ -197,23 +237,22 @@ def limits(
 def tune(
     target: TargetOption = None,
     draft: DraftOption = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="One tree for each; may be repeated. Default: 0 and 1.")
-    ] = None,
+    temperature: TuneHeatsOption = None,
     prompts: PromptsOption = None,
     limit: LimitOption = 8,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt and temperature.")] = 64,
-    max_nodes: Annotated[int, typer.Option(min=2, max=4096, help="Largest tree, the root included.")] = 32,
-    max_depth: Annotated[int, typer.Option(min=1, help="Most drafts on a path.")] = 8,
-    check: Annotated[bool, typer.Option("--check", help="Also measure the chosen trees' speed-up.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Fixes the texts.")] = 0,
-    out: Annotated[Path, typer.Option(help="The plan file to write.")] = Path("plan.json"),
+    max_tokens: TunedTokensOption = 64,
+    max_nodes: MaxNodesOption = 32,
+    max_depth: MaxDepthOption = 8,
+    check: CheckOption = False,
+    seed: FixedSeedOption = 0,
+    out: PlanFileOption = Path("plan.json"),
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`."""
-    from polydraft.cli.tune import Effort, TuneRequest, run_tune
+    with importing():
+        from polydraft.cli.tune import Effort, TuneRequest, run_tune
 
     request = TuneRequest(
         target=target,
@@ -225,7 +264,7 @@ def tune(
         max_nodes=max_nodes,
         max_depth=max_depth,
         checked=check,
-        out=out.expanduser(),
+        out=out,
         dtype=dtype,
         device=device,
     )
@@ -239,57 +278,55 @@ def bench(
     prompts: PromptsOption = None,
     limit: LimitOption = 8,
     arm: ArmOption = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="0 is greedy; may be repeated. Default: 0 and 1.")
-    ] = None,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(help="Prompts continued together; may be repeated. Default: 1.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every batch is measured.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt, the same for all arms.")] = 64,
-    excerpt_tokens: ExcerptOption = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Fixes sampled texts and the order of the arms.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="File for one JSON line per run; an interrupted benchmark goes on from it.")
-    ] = None,
+    temperature: BenchHeatsOption = None,
+    batch_size: BatchSizesOption = None,
+    repeats: RepeatsOption = 1,
+    max_new_tokens: BenchTokensOption = 64,
+    excerpt_tokens: ExcerptOption = None,
+    seed: FixedSeedOption = 0,
+    out: RunsOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonLinesOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the results and nothing else.")] = False,
+    quiet: BenchQuietOption = False,
 ) -> None:
     """Measure the speed-up over plain decoding and Hugging Face's loops, side by side on the same prompts."""
-    from polydraft.cli.benchmark import BenchRequest, SpeedPlan, run_bench
+    with importing():
+        from polydraft.cli.benchmark import BenchRequest, SpeedPlan, run_bench
 
     plan = SpeedPlan(
         temperatures=tuple(temperature) if temperature else SpeedPlan.temperatures,
         batch_sizes=tuple(batch_size) if batch_size else SpeedPlan.batch_sizes,
         repeats=repeats,
         max_new_tokens=max_new_tokens,
-        excerpt_tokens=excerpt_tokens,
+        excerpt_tokens=excerpt_tokens or SpeedPlan.excerpt_tokens,
         seed=seed,
     )
     chosen = tuple(prompts) if prompts else BenchRequest.prompts
-    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device)
+    cut = excerpt_tokens is not None
+    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut)
     raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
 
 
 @app.command()
 def report(
-    runs: Annotated[Path, typer.Argument(help='What "polydraft bench --out" wrote.')],
-    out: Annotated[Path, typer.Option(help="Folder for the page and its figures.")] = Path("report"),
+    runs: RunsArgument,
+    out: PageOption = Path("report"),
 ) -> None:
     """Make a page with tables and figures of a benchmark's runs."""
-    from polydraft.cli.benchmark import run_report
+    with importing():
+        from polydraft.cli.benchmark import run_report
 
     raise typer.Exit(run_report(runs, out))
 
 
 @train_app.command()
 def pair(
-    out: Annotated[Path, typer.Option(help="Where the two model folders are written.")],
-    work: Annotated[Path, typer.Option(help="Corpus, checkpoints; an interrupted run goes on from here.")],
+    out: PairOption,
+    work: WorkOption,
 ) -> None:
     """Train the embedded pair from the Python files on this machine, and export it with its measurements."""
-    from polydraft.cli.train import run_train_pair
+    with importing():
+        from polydraft.cli.train import run_train_pair
 
-    run_train_pair(work, out)
+    raise typer.Exit(run_train_pair(work, out))

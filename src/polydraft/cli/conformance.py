@@ -11,8 +11,12 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-from polydraft.cli.generate import INTERRUPTED
+from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import styled
+from polydraft.cli.process import INTERRUPTED
 from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, matrix, members, tree_matrix
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
@@ -31,9 +35,12 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
         InvalidParameter: no rule has `wanted` in its name.
     """
     node_rules, tree_rules = chosen(wanted)
+    refuse_clashes(
+        (all_pairs and not node_rules, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
+    )
     rows, k = (cases(random=4), 2) if quick else (cases(), 3)
     try:
-        with progress(Console(stderr=True, quiet=as_json)) as step:
+        with progress(new_console(errors=True, quiet=as_json)) as step:
             found = matrix(node_rules, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
             trees = tree_matrix(tree_rules, on_progress=partial(step, "tree rules"))
     except KeyboardInterrupt:
@@ -54,11 +61,13 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
 
 def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
     """Return the node and tree rules whose names contain the text; None chooses all."""
+    if wanted is not None and not wanted.strip():
+        raise InvalidParameter("--rule is empty, and every name contains that: give a part of a name, or leave it out.")
     node_rules = _named(members.NODE_RULES, wanted)
     tree_rules = _named(members.TREE_RULES, wanted)
     if not node_rules and not tree_rules:
-        names = dict.fromkeys(label(rule) for rule in (*members.NODE_RULES, *members.TREE_RULES))
-        raise InvalidParameter(f"There is no rule {wanted!r}; there are {', '.join(names)}.")
+        names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.NODE_RULES, *members.TREE_RULES))
+        raise InvalidParameter(f"There is no rule with {wanted!r} in its name; there are {'; '.join(names)}.")
     return node_rules, tree_rules
 
 
@@ -69,7 +78,7 @@ def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar on a terminal once the work has taken over two seconds; gives the function that moves it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task, start = bar.add_task(""), time.monotonic()
 
@@ -86,8 +95,8 @@ def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 def show(found: Sequence[RuleReport], trees: Sequence[TreeReport], rows: int, k: int) -> None:
     """Print the matrix, the acceptance rates, the tree rules and the verdict."""
-    console = Console(highlight=False)
-    console = console if console.width >= WIDE else Console(highlight=False, width=WIDE)
+    console = new_console()
+    console = console if console.width >= WIDE else new_console(width=WIDE)
     if found:
         pairs = f"{rows} pairs of rows, 1 to {k} drafts, all listed"
         _section(console, f"Largest deviation of the output law from the target's ({pairs})", _matrix(found))
@@ -99,15 +108,16 @@ def show(found: Sequence[RuleReport], trees: Sequence[TreeReport], rows: int, k:
         _section(console, "\nTree rules: three tokens, trees of depth two, four small worlds", _tree_table(trees))
     if any(one.samples for one in trees):
         console.print(f"*  sampled: evidence against the target's law; it deviates from {1 / FALSE_ALARM:.0e} on")
-    console.print("\n" + verdict(found, trees), soft_wrap=True)
+    console.print()
+    console.print(verdict(found, trees), soft_wrap=True)
 
 
 def _section(console: Console, title: str, table: Table) -> None:
-    console.print(f"[bold]{title}[/bold]", soft_wrap=True)
+    console.print(styled(title, "bold"), soft_wrap=True)
     console.print(table)
 
 
-def verdict(found: Sequence[RuleReport], trees: Sequence[TreeReport]) -> str:
+def verdict(found: Sequence[RuleReport], trees: Sequence[TreeReport]) -> Text:
     """Say in one line whether all lossless rules are exact, and if not which one deviates most and where."""
     culprits = [
         *((one.deviation, f"{one.rule} with {one.scheme} drafts ({_where(one)})") for one in found if one.failed),
@@ -115,12 +125,14 @@ def verdict(found: Sequence[RuleReport], trees: Sequence[TreeReport]) -> str:
     ]
     if culprits:
         named = "; ".join(f"{name} deviates by {size:.2g}" for size, name in sorted(culprits, reverse=True))
-        return f"[red]✗[/red] Not lossless: {named}."
+        return Text.assemble(("✗", "red"), f" Not lossless: {named}.")
     lossless = sum(one.paired and one.lossless for one in found) + sum(one.lossless for one in trees)
     if not lossless:
-        return "None of these rules claims to be lossless."
+        return Text("None of these rules claims to be lossless.")
     sampled = ", or as far as samples tell" if any(one.samples for one in trees) else ""
-    return f"[green]✓[/green] All {lossless} lossless rules keep the target's law (to {EXACT:g}{sampled})."
+    return Text.assemble(
+        ("✓", "green"), f" All {lossless} lossless rules keep the target's law (to {EXACT:g}{sampled})."
+    )
 
 
 def _where(report: RuleReport) -> str:
@@ -138,17 +150,15 @@ def _matrix(found: Sequence[RuleReport]) -> Table:
     for rule in dict.fromkeys(one.rule for one in found):
         lossy = any(one.rule == rule and not one.lossless for one in found)
         name = f"{rule} (lossy)" if lossy else rule
-        table.add_row(name, *(cells.get((rule, scheme), "[dim]-[/dim]") for scheme in schemes))
+        table.add_row(name, *(cells.get((rule, scheme), Text("-", "dim")) for scheme in schemes))
     return table
 
 
-def _cell(report: RuleReport) -> str:
+def _cell(report: RuleReport) -> Text:
     if report.refusal:
-        return "[dim]refused[/dim]"
+        return Text("refused", "dim")
     size = f"{report.deviation:.0e}" if report.exact else f"{report.deviation:.2g}"
-    if report.failed:
-        return f"[bold red]{size}[/bold red]"
-    return f"[green]{size}[/green]" if report.exact else f"[yellow]{size}[/yellow]"
+    return Text(size, "bold red" if report.failed else "green" if report.exact else "yellow")
 
 
 def _acceptances(found: Sequence[RuleReport]) -> Table:
@@ -177,5 +187,5 @@ def _tree_table(trees: Sequence[TreeReport]) -> Table:
         style = "bold red" if one.failed else "green" if one.exact else "yellow"
         mean = sum(one.accepted) / len(one.accepted)
         widths = ",".join(map(str, one.widths))
-        table.add_row(one.rule, one.scheme, widths, f"[{style}]{size}[/{style}]", f"{mean:.3f}")
+        table.add_row(one.rule, one.scheme, widths, Text(size, style), f"{mean:.3f}")
     return table

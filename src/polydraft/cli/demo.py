@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text as Styled
 
-from polydraft.cli.generate import INTERRUPTED, encode
+from polydraft.cli.generate import encode
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import progress_bar, styled, visible
+from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, describe_times
 from polydraft.engine import Block, Comparison, Run, compare, stream
+from polydraft.errors import ResultsError
 from polydraft.models import Pair, load_pair
 from polydraft.trees import Fixed, TreeShape, draw_svg, draw_text
 
@@ -36,11 +39,12 @@ def demo_prompts() -> list[str]:
 
 def run_demo(max_new_tokens: int, repeats: int, svg: Path | None, *, as_json: bool) -> int:
     """Run the demo and print it; return the exit code: 0, 1 if greedy text differs from plain decoding, 130."""
-    console = Console(highlight=False, quiet=as_json)
-    with Console(stderr=True, quiet=as_json).status("Loading the embedded pair ..."):
+    console = new_console(quiet=as_json)
+    with new_console(errors=True, quiet=as_json).status("Loading the embedded pair ..."):
         pair = load_pair()
     prompts = demo_prompts()
-    console.print(f"[bold]polydraft[/bold] on its embedded pair, {describe_machine()}\n", soft_wrap=True)
+    title = Styled.assemble(("polydraft", "bold"), f" on its embedded pair, {describe_machine()}\n")
+    console.print(title, soft_wrap=True)
     try:
         show_text_and_tree(console, pair, prompts[1], max_new_tokens, svg)
         results = {heat: measure(pair, prompts, heat, max_new_tokens, repeats, as_json) for heat in TEMPERATURES}
@@ -68,39 +72,39 @@ def show_text_and_tree(console: Console, pair: Pair, prompt: str, max_new_tokens
     """Generate one text, print it with its provenance, and draw the token tree that gained most."""
     options = {"temperature": 0.8, "policy": SHOWN, "seed": SEED, "max_new_tokens": max_new_tokens}
     run = stream(pair.target, encode(pair, prompt), drafter=pair.draft, **options)
-    decoder, text, blocks = StreamDecoder(text_of(pair)), Styled(prompt, style="dim"), list(run)
+    decoder, text, blocks = StreamDecoder(text_of(pair)), styled(prompt, "dim"), list(run)
     for block in blocks:
         gained = block.rows[0]
         for place, token in enumerate(gained.tokens):
-            text.append(decoder.add(token), style="green" if place < gained.accepted else "bold")
-    text.append(decoder.rest())
-    console.print(
-        Panel(text, title="temperature 0.8: prompt, [green]accepted drafts[/green], [bold]target's own[/bold]")
-    )
+            text.append(visible(decoder.add(token)), style="green" if place < gained.accepted else "bold")
+    text.append(visible(decoder.rest()))
+    title = Styled.assemble("temperature 0.8: prompt, ", ("accepted drafts", "green"), ", ", ("target's own", "bold"))
+    console.print(Panel(text, title=title))
     best = max(blocks, key=_gain)
     picture = draw_text(best.tree, _label(pair), best.verdict.path[0].tolist())
     gained = best.rows[0]
     caption = f"{gained.drafted} drafts scored in one pass of the target, {gained.accepted} accepted (✓)"
-    emitted = Styled(f"then the target's own token {_label(pair)(gained.tokens[-1])!r}", style="bold")
-    console.print(Panel(Group(Styled(picture), emitted), title="one token tree", subtitle=caption))
+    emitted = styled(f"then the target's own token {_label(pair)(gained.tokens[-1])!r}", "bold")
+    console.print(Panel(Group(styled(picture, ""), emitted), title="one token tree", subtitle=caption))
     if svg is not None:
-        svg.write_text(draw_svg(best.tree, _label(pair), best.verdict.path[0].tolist()))
-        console.print(f"The tree is drawn in {svg}.")
+        _write(svg, draw_svg(best.tree, _label(pair), best.verdict.path[0].tolist()))
+        console.print(f"The tree is drawn in {svg}.", soft_wrap=True)
+
+
+def _write(path: Path, picture: str) -> None:
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"{path}: the picture cannot be written there: {error.strerror}.") from error
 
 
 def measure(
     pair: Pair, prompts: Sequence[str], temperature: float, max_new_tokens: int, repeats: int, silent: bool
 ) -> tuple[Run, Comparison]:
     """Run all prompts with and without drafts at one temperature, with a progress bar."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} pairs"),
-        TimeRemainingColumn(),
-    )
     runs: list[Run] = []
-    with Progress(*columns, console=Console(stderr=True, quiet=silent), transient=True) as progress:
-        task = progress.add_task(f"temperature {temperature:g}", total=len(prompts) * repeats)
+    with progress_bar(new_console(errors=True, quiet=silent)) as progress:
+        task = progress.add_task(f"pairs at temperature {temperature:g}", total=len(prompts) * repeats)
 
         def note(plain: Run, drafted: Run) -> None:
             runs.append(drafted)
@@ -147,10 +151,11 @@ def _rows(results: list[tuple[Run, Comparison]]) -> dict[str, list[str]]:
     return rows
 
 
-def _verdict(same: bool, prompts: int) -> str:
+def _verdict(same: bool, prompts: int) -> Styled:
     if same:
-        return f"[green]✓[/green] At temperature 0 all {prompts} texts equal plain decoding, token for token."
-    return "[red]✗[/red] At temperature 0 some text differs from plain decoding: please report this."
+        said = f" At temperature 0 all {prompts} texts equal plain decoding, token for token."
+        return Styled.assemble(("✓", "green"), said)
+    return Styled.assemble(("✗", "red"), " At temperature 0 some text differs from plain decoding: please report this.")
 
 
 def _gain(block: Block) -> tuple[int, int]:

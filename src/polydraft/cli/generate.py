@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
+from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import on_one_line, progress_bar, visible
+from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
@@ -27,7 +30,6 @@ from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
 from polydraft.verifiers import verifier_by_name
 
-INTERRUPTED = 130
 AUTO = Path("auto")
 """The value of --plan that lets a planner choose."""
 COMPARE_REPEATS = 5
@@ -62,13 +64,43 @@ class Request:
         return None if self.plan == AUTO else self.plan
 
 
+def given_prompt(prompt: str | None) -> str:
+    """Return the prompt; "-" means standard input.
+
+    Raises:
+        InvalidParameter: standard input cannot be read, or is not UTF-8.
+    """
+    if prompt != "-":
+        return prompt or ""
+    if sys.stdin.isatty():
+        sys.stderr.write("The prompt is read from the keyboard; Ctrl-D ends it.\n")
+    try:
+        text = sys.stdin.read()
+    except OSError as error:
+        raise InvalidParameter(f"Standard input cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"Standard input is not UTF-8: {error.reason} at byte {error.start}.") from error
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InvalidParameter("Standard input is not UTF-8: give the prompt in UTF-8.")
+    return text
+
+
 def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
-    notes = Console(stderr=True, quiet=as_json or quiet)
+    notes = new_console(errors=True, quiet=as_json or quiet)
     if not request.prompt:
         raise InvalidParameter("The prompt is empty: give at least one character.")
     drafter = drafter_name(request)
     options = check_request(request, drafter)
+    refuse_clashes(
+        both_outputs(as_json, quiet),
+        (compared and quiet, "--compare measures what --quiet does not print: leave one of them out."),
+        (
+            compared and drafter == "none",
+            "--compare has nothing to compare with --drafter none: leave one of them out.",
+        ),
+        idle_filters(request.sampling),
+    )
     plan = load_plan(request.plan_file) if request.plan_file else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
@@ -84,7 +116,7 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     except KeyboardInterrupt:
         return INTERRUPTED
     run = stream(pair.target, ids, **options)
-    console = Console(highlight=False, quiet=as_json)
+    console = new_console(quiet=as_json)
     interrupted = _show(console, run, pair, request.prompt, quiet=quiet)
     comparison = None
     if compared and not interrupted:
@@ -102,18 +134,8 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
     Raises:
         InvalidParameter: a malformed tree, an unknown verifier, a sampling option outside its range.
     """
-    if request.draft and not request.target:
-        raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
-    if request.plan == AUTO and (request.tree or drafter == "none"):
-        raise InvalidParameter("--plan auto chooses the tree of every step; leave --tree and --drafter none out.")
-    if request.plan_file and (request.drafter or request.tree):
-        raise InvalidParameter("--plan chooses the drafter and the tree; leave --drafter and --tree out.")
-    if request.plan_file and drafter != "model":
-        raise InvalidParameter("--plan is for a target and a draft model: give --draft too.")
-    names = ("temperature", "top_k", "top_p", "min_p")
-    SamplingParams(**{name: request.sampling[name] for name in names if name in request.sampling})
-    if request.compiled and request.plan:
-        raise InvalidParameter("--compile is for one tree; leave --plan out.")
+    check_sampling(request.sampling)
+    refuse_clashes(*_clashes(request, drafter))
     options: dict[str, Any] = {
         **request.sampling,
         "compile": request.compiled,
@@ -121,12 +143,42 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
         "policy": parse_policy(request.tree)
-        if request.tree
+        if request.tree is not None
         else planner_for(drafter)
         if plans(request, drafter)
         else None,
     }
     return options
+
+
+def check_sampling(settings: dict[str, Any]) -> None:
+    """Check the sampling options.
+
+    Raises:
+        InvalidParameter: one is outside its range.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p")
+    SamplingParams(**{name: settings[name] for name in names if name in settings})
+    penalty = settings.get("repetition_penalty", 1.0)
+    if not 0 < penalty < float("inf"):
+        raise InvalidParameter(f"repetition_penalty must be a finite number > 0, but is {penalty}.")
+
+
+def _clashes(request: Request, drafter: str) -> Iterator[tuple[object, str]]:
+    """Yield the combinations in which an option could have no effect, each with its sentence."""
+    one, auto, file = request, request.plan == AUTO, request.plan_file
+    yield one.draft and not one.target, "--draft needs --target: a draft model belongs to one family of targets."
+    chosen = one.tree is not None or drafter == "none"
+    yield auto and chosen, "--plan auto chooses the tree of every step; leave --tree and --drafter none out."
+    chosen = one.tree is not None or one.drafter is not None
+    yield file and chosen, "--plan chooses the drafter and the tree; leave --drafter and --tree out."
+    yield file and drafter != "model", "--plan is for a target and a draft model: give --draft too."
+    yield one.compiled and one.plan, "--compile is for one tree; leave --plan out."
+    unused = one.draft and drafter in ("none", "ngram")
+    yield unused, f"--drafter {drafter} does not use a draft model; leave --draft out."
+    drafting = {"--tree": one.tree is not None, "--verifier": one.verifier != "auto"}
+    for name, given in {**drafting, "--scheme": one.scheme, "--bottom-up": one.bottom_up}.items():
+        yield given and drafter == "none", f"--drafter none drafts nothing; leave {name} out."
 
 
 def plans(request: Request, drafter: str) -> bool:
@@ -139,7 +191,7 @@ def plans(request: Request, drafter: str) -> bool:
         return request.plan == AUTO
     seeded = request.seed is not None and request.sampling.get("temperature", 0.0) > 0
     own_rule = request.verifier != "auto" or request.scheme or request.bottom_up
-    return not (request.tree or request.compiled or seeded or own_rule)
+    return not (request.tree is not None or request.compiled or seeded or own_rule)
 
 
 def planner_for(drafter: str) -> Planner:
@@ -213,7 +265,7 @@ def warnings_as_sentences() -> Iterator[None]:
     """Write warnings to standard error as they come, one sentence each, without the place in the source."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", RuntimeWarning)
-        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"polydraft: {message}\n")
+        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"polydraft: {on_one_line(str(message))}\n")
         yield
 
 
@@ -238,23 +290,23 @@ def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -
 def _write(console: Console, text: str, style: str) -> None:
     """Write text in a colour on a terminal, and byte for byte into a pipe: rich would expand tabs there too."""
     if console.is_terminal:
-        console.out(text, style=style, end="", highlight=False)
+        console.out(visible(text), style=style, end="", highlight=False)
     elif not console.quiet:
         console.file.write(text)
 
 
 def _compared(pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console) -> tuple[Comparison | None, bool]:
     fixed = {**options, "seed": options["seed"] if options["seed"] is not None else 0}
-    bar = iter(track(range(COMPARE_REPEATS), "Comparing with plain decoding", console=notes, transient=True))
-    next(bar)
+    with progress_bar(notes) as bar:
+        task = bar.add_task("Comparing with plain decoding", total=COMPARE_REPEATS)
 
-    def note(plain: Run, drafted: Run) -> None:
-        next(bar, None)
+        def note(plain: Run, drafted: Run) -> None:
+            bar.advance(task)
 
-    try:
-        return compare(pair.target, [ids], repeats=COMPARE_REPEATS, on_pair=note, **fixed), False
-    except KeyboardInterrupt:
-        return None, True
+        try:
+            return compare(pair.target, [ids], repeats=COMPARE_REPEATS, on_pair=note, **fixed), False
+        except KeyboardInterrupt:
+            return None, True
 
 
 def _as_json(
@@ -272,8 +324,8 @@ def _as_json(
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
             "plan": str(request.plan) if request.plan else None,
-            **describe_setup(run),
             **request.sampling,
+            **describe_setup(run),
         },
         "statistics": run.statistics.as_dict(),
         "compare": comparison.as_dict() if comparison else None,

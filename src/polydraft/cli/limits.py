@@ -10,7 +10,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from polydraft.bench import (
@@ -28,13 +27,17 @@ from polydraft.bench import (
     conditions_of,
     draw_figures,
     fitting,
+    footnotes,
     keys_of,
     measure,
     read_prompt_sets,
     require_matplotlib,
     summarise,
 )
-from polydraft.cli.generate import INTERRUPTED
+from polydraft.cli.arguments import idle_excerpts, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import progress_bar
+from polydraft.cli.process import INTERRUPTED
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair, load, load_pair
 
@@ -43,7 +46,7 @@ DEFAULT_PROMPTS = ("humaneval", "gsm8k")
 
 @dataclass(frozen=True)
 class LimitsRequest:
-    """One call of `polydraft limits`: the options as given."""
+    """One call of `polydraft limits`: the options as given; `excerpts` tells whether the length of excerpts was."""
 
     plan: Plan
     target: str | None = None
@@ -54,6 +57,7 @@ class LimitsRequest:
     figures: bool = False
     dtype: str = "auto"
     device: str = "auto"
+    excerpts: bool = False
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -77,13 +81,13 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
-    notes = Console(stderr=True, quiet=as_json)
+    notes = new_console(errors=True, quiet=as_json)
     prompts = checked(request)
     with notes.status("Loading the models ..."):
         models = Models.of(_load(request))
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
     chosen = fitting(models, prompts, request.plan)
-    results = Results(conditions_of(models, request.plan, names), request.out)
+    results = Results(conditions_of(models, request.plan, names), request.out, request.plan)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
     interrupted = measure_all(models, chosen, request.plan, results, notes)
@@ -94,7 +98,7 @@ def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
     if as_json:
         print_json(results.conditions, records, nodes, trees, interrupted=interrupted)
     else:
-        print_tables(Console(highlight=False), records, nodes, trees, interrupted=interrupted, out=request.out)
+        print_tables(new_console(), records, nodes, trees, interrupted=interrupted, out=request.out)
     return INTERRUPTED if interrupted else 0
 
 
@@ -106,13 +110,16 @@ def checked(request: LimitsRequest) -> list[Prompt]:
         MissingExtra: figures are wanted and matplotlib is not installed.
         PromptFileError: a prompt file cannot be read.
     """
-    if bool(request.target) != bool(request.draft):
-        raise InvalidParameter("--target and --draft go together: a draft model belongs to one family of targets.")
-    if request.figures and request.out is None:
-        raise InvalidParameter("--figures needs --out: the folder that they are written to.")
+    alone = bool(request.target) != bool(request.draft)
+    refuse_clashes(
+        (alone, "--target and --draft go together: a draft model belongs to one family of targets."),
+        (request.figures and request.out is None, "--figures needs --out: the folder that they are written to."),
+    )
     if request.figures:
         require_matplotlib()
-    return read_prompt_sets(request.prompts, request.limit)
+    prompts = read_prompt_sets(request.prompts, request.limit)
+    refuse_clashes(idle_excerpts(prompts, request.excerpts))
+    return prompts
 
 
 def _load(request: LimitsRequest) -> Pair:
@@ -124,14 +131,7 @@ def _load(request: LimitsRequest) -> Pair:
 def measure_all(models: Models, prompts: Sequence[Prompt], plan: Plan, results: Results, notes: Console) -> bool:
     """Measure what is missing, with a progress bar; return whether the user interrupted it."""
     keys = keys_of(prompts, plan)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(notes) as progress:
         task = progress.add_task("texts", total=len(keys), completed=sum(key in results.records for key in keys))
         try:
             for record in measure(models, prompts, plan, {*results.records}):
@@ -202,7 +202,8 @@ def print_tables(
     """Print the tables, and where the rest is."""
     if interrupted:
         console.print("Interrupted; these are the texts that were finished." if records else "Interrupted.")
-    for table in all_tables(nodes, trees, brief=True):
+    tables = all_tables(nodes, trees, brief=True)
+    for table in tables:
         for part in table.split(console.width):
             console.print(part.title, style="bold", soft_wrap=True)
             console.print(as_rich(part))
@@ -211,10 +212,11 @@ def print_tables(
         console.print(
             f"{len(records)} texts of prompts: {texts}. A scheme's row is its optimum. Under it are its rules, with "
             "their acceptance in % and how many points it differs from the optimum. ± is half the 95 % bootstrap "
-            "interval over prompts. In the tables of trees * is the best rule. What is blank is not defined or too "
-            "dear to compute.",
+            "interval over prompts. In the tables of trees * is the best rule.",
             soft_wrap=True,
         )
+        for note in footnotes(tables):
+            console.print(note, soft_wrap=True)
     if out is not None:
         console.print(f"Records, summary and tables are in {out}; the same call goes on from there.", soft_wrap=True)
 

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.engine import Comparison, Run, Statistics
+from polydraft.probs import filters_in_force
 from polydraft.trees import ChoosingPolicy, DynamicPolicy, TreePolicy
 
 
@@ -19,16 +20,19 @@ def describe_policy(policy: TreePolicy) -> str:
 
 
 def describe_setup(run: Run) -> dict[str, object]:
-    """Return what determined a run, for tables and JSON."""
+    """Return what determined a run, for tables and JSON; filters and processors only where they are in force."""
     setup = run.setup
-    drafts = setup.drafter.name != "none"
+    drafts, law = setup.drafter.name != "none", setup.laws[0]
+    processors = [one.name for one in law.processors]
     return {
         "drafter": setup.drafter.name,
         "scheme": setup.verifier.scheme.name if drafts else "none",
         "verifier": setup.verifier.name,
         "lossless": setup.verifier.lossless,
         "tree": describe_policy(setup.policy) if drafts else "none",
-        "temperature": setup.laws[0].params.temperature,
+        **filters_in_force(law.params),
+        "temperature": law.params.temperature,
+        **({"processors": processors} if processors else {}),
     }
 
 
@@ -41,7 +45,7 @@ def print_run(console: Console, run: Run, comparison: Comparison | None) -> None
             if name == "lossless"
             else value
         )
-        table.add_row(name, f"{shown:g}" if isinstance(shown, float) else str(shown))
+        table.add_row(name, _cell(shown))
     add_statistics(table, run.statistics)
     if any(run.finish):
         table.add_row("ended by", _REASONS.get(run.finish[0], run.finish[0]))
@@ -51,6 +55,12 @@ def print_run(console: Console, run: Run, comparison: Comparison | None) -> None
         add_comparison(table, comparison)
     console.print()
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 _REASONS = {

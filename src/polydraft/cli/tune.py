@@ -14,8 +14,10 @@ from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
+from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.conformance import progress
-from polydraft.cli.generate import INTERRUPTED
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.process import INTERRUPTED
 from polydraft.engine import Comparison, compare
 from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
 from polydraft.errors import InvalidParameter
@@ -53,7 +55,7 @@ class TuneRequest:
 
 def run_tune(request: TuneRequest, *, as_json: bool) -> int:
     """Measure, choose, write and print; return the exit code: 0, or 130 after Ctrl-C with nothing written."""
-    notes = Console(stderr=True, quiet=as_json)
+    notes = new_console(errors=True, quiet=as_json)
     check_request(request)
     sources = request.prompts or (("python",) if request.target is None else ("humaneval", "gsm8k"))
     prompts = read_prompt_sets(sources, request.limit)
@@ -77,7 +79,7 @@ def run_tune(request: TuneRequest, *, as_json: bool) -> int:
         checks = {f"{heat:g}": {name: one.as_dict() for name, one in runs.items()} for heat, runs in measured.items()}
         sys.stdout.write(json.dumps({"path": str(request.out), **plan.as_dict(), "measured": checks}) + "\n")
     else:
-        show(Console(highlight=False), plan, request, len(fitting), measured)
+        show(new_console(), plan, request, len(fitting), measured)
     return 0
 
 
@@ -88,9 +90,12 @@ def check_request(request: TuneRequest) -> None:
         InvalidParameter: options that do not go together, a temperature outside its range, or a file that cannot be
             written or is something else than a plan.
     """
-    if bool(request.target) != bool(request.draft):
-        raise InvalidParameter("--target and --draft go together: a draft model belongs to one family of targets.")
-    for temperature in request.temperatures:
+    alone, heats = bool(request.target) != bool(request.draft), request.temperatures
+    refuse_clashes(
+        (alone, "--target and --draft go together: a draft model belongs to one family of targets."),
+        (len({*heats}) < len(heats), f"A temperature is given twice: {', '.join(f'{heat:g}' for heat in heats)}."),
+    )
+    for temperature in heats:
         SamplingParams(temperature)
     out = request.out
     if not out.parent.is_dir():
@@ -201,7 +206,7 @@ def show(
         console.print("Speed-ups are predicted from these measurements; --check measures them.", soft_wrap=True)
     used = "" if request.target is None else f" --target {request.target} --draft {request.draft}"
     written = f"Written to {request.out}. Use it: polydraft generate{used} --plan {request.out} ..."
-    console.print(written, soft_wrap=True, markup=False)
+    console.print(written, soft_wrap=True)
 
 
 def _column(tree: TunedTree, measured: dict[str, Comparison]) -> dict[str, str]:

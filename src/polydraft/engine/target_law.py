@@ -42,7 +42,8 @@ class TargetLaw:
     @property
     def in_force(self) -> tuple[str, ...]:
         """The names of processors and filters, in the order in which they are applied."""
-        return (*(one.name for one in self.processors), *filters_in_force(self.params))
+        filters = (f"{name}={value:g}" for name, value in filters_in_force(self.params).items())
+        return (*(one.name for one in self.processors), *filters)
 
     def processed(
         self, scores: Float[Tensor, "n V"], tree: TokenTree, text: Text, row: int

@@ -4,12 +4,40 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import cast
+from unicodedata import combining, east_asian_width
 
 from polydraft.trees.tree import TokenTree
 
 Label = Callable[[int], str]
+CELL, HEIGHT, PADDING = 8, 22, 7
+"""The width of a letter, the height of a box, and the room at both sides of its text, in pixels."""
+BETWEEN, ROW, MARGIN = 24, 30, 16
+"""The room between two columns of boxes, from one row to the next, and around the picture."""
+LONGEST = 14
+"""The most cells that the text of a box takes."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node's rectangle: its left border, the height of its middle, and its text with its width in cells."""
+
+    left: int
+    middle: float
+    text: str
+    cells: int
+
+    @property
+    def width(self) -> int:
+        """The width of the rectangle."""
+        return CELL * self.cells + 2 * PADDING
+
+    @property
+    def right(self) -> int:
+        """The right border, where edges begin."""
+        return self.left + self.width
 
 
 def draw_text(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: int = 0) -> str:
@@ -42,15 +70,18 @@ def draw_svg(tree: TokenTree, label: Label, accepted: Sequence[int] = (), row: i
     depth = cast(list[int], tree.depth[row].tolist())
     heights = _heights(children)
     names = {node: _short(label(tokens[node])) for node in heights}
-    column = 30 + 8 * max(len(name) for name in names.values())
-    place = {node: (16 + column * depth[node], 22 + 30 * height) for node, height in heights.items()}
+    column = BETWEEN + 2 * PADDING + CELL * max(map(cells_of, names.values()))
+    boxes = {
+        node: Box(MARGIN + column * depth[node], MARGIN + HEIGHT / 2 + ROW * height, names[node], cells_of(names[node]))
+        for node, height in heights.items()
+    }
     kept = {0, *accepted}
-    parts = [_edge(place[node], place[child], child in kept, column) for node in place for child in children[node]]
-    parts += [_box(place[node], names[node], node in kept, node == 0) for node in place]
-    width = 16 + column * (1 + max(depth[node] for node in place))
-    height = 44 + 30 * max(heights.values())
+    parts = [_edge(boxes[node], boxes[child], child in kept) for node in boxes for child in children[node]]
+    parts += [_drawn(box, node in kept, node == 0) for node, box in boxes.items()]
+    width = MARGIN + max(box.right for box in boxes.values())
+    height = 2 * MARGIN + HEIGHT + ROW * max(heights.values())
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
         f'font-family="monospace" font-size="13">\n<rect width="100%" height="100%" fill="white"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
@@ -83,26 +114,41 @@ def _heights(children: list[list[int]]) -> dict[int, float]:
     return heights
 
 
-def _short(text: str, longest: int = 14) -> str:
-    visible = text.replace("\n", "⏎").replace(" ", "·") or "∅"
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in visible)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+def cells_of(text: str) -> int:
+    """Return how many cells of a terminal a text takes: two for wide letters, none for marks that combine."""
+    return sum(0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float], kept: bool, column: float) -> str:
+def _short(text: str) -> str:
+    """Return a token's text with blanks made visible and control characters written out, cut to `LONGEST` cells."""
+    shown = "".join(map(_visible, text.replace("\n", "⏎").replace(" ", "·"))) or "∅"
+    if cells_of(shown) <= LONGEST:
+        return shown
+    while cells_of(shown) >= LONGEST:
+        shown = shown[:-1]
+    return shown + "…"
+
+
+def _visible(letter: str) -> str:
+    return letter if letter.isprintable() else repr(letter)[1:-1]
+
+
+def _edge(parent: Box, child: Box, kept: bool) -> str:
+    """Draw a curve from the middle of the parent's right border to the middle of the child's left one."""
     colour, width = ("#1a7f37", 2.5) if kept else ("#b0b7bf", 1.2)
-    bend, right = column / 2, start[0] + column - 30
+    bend = (child.left - parent.right) / 2
     return (
-        f'<path d="M{right:.1f},{start[1]:.1f} C{right + bend / 3:.1f},{start[1]:.1f} '
-        f'{end[0] - bend / 3:.1f},{end[1]:.1f} {end[0]:.1f},{end[1]:.1f}" '
+        f'<path d="M{parent.right},{parent.middle:.1f} C{parent.right + bend:.1f},{parent.middle:.1f} '
+        f'{child.left - bend:.1f},{child.middle:.1f} {child.left},{child.middle:.1f}" '
         f'fill="none" stroke="{colour}" stroke-width="{width}"/>'
     )
 
 
-def _box(place: tuple[float, float], name: str, kept: bool, root: bool) -> str:
+def _drawn(box: Box, kept: bool, root: bool) -> str:
+    """Draw a box; its text is stretched to its cells, so that it fits whatever the font."""
     fill, ink = ("#0969da", "white") if root else ("#1a7f37", "white") if kept else ("#eef1f4", "#24292f")
-    wide = 14 + 8 * len(name)
     return (
-        f'<rect x="{place[0]:.1f}" y="{place[1] - 11:.1f}" width="{wide}" height="22" rx="5" fill="{fill}"/>'
-        f'<text x="{place[0] + 7:.1f}" y="{place[1] + 4.5:.1f}" fill="{ink}">{escape(name)}</text>'
+        f'<rect x="{box.left}" y="{box.middle - HEIGHT / 2:.1f}" width="{box.width}" height="{HEIGHT}" rx="5" '
+        f'fill="{fill}"/><text x="{box.left + PADDING}" y="{box.middle + 4.5:.1f}" textLength="{CELL * box.cells}" '
+        f'lengthAdjust="spacingAndGlyphs" fill="{ink}">{escape(box.text)}</text>'
     )

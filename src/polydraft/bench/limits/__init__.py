@@ -6,7 +6,7 @@ from polydraft.bench.limits.measuring import Plan, Record, fitting, keys_of, mea
 from polydraft.bench.limits.positions import Models
 from polydraft.bench.limits.records import Results, conditions_of
 from polydraft.bench.limits.summary import NodeResult, TreeResult, as_lines, summarise
-from polydraft.bench.limits.tables import all_tables, as_document
+from polydraft.bench.limits.tables import all_tables, as_document, footnotes
 
 __all__ = [
     "NODE_CASES",
@@ -26,6 +26,7 @@ __all__ = [
     "conditions_of",
     "draw_figures",
     "fitting",
+    "footnotes",
     "keys_of",
     "measure",
     "summarise",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -33,10 +34,18 @@ from polydraft.verifiers import (
     TopThenSampleRule,
     TraversalVerification,
 )
+from polydraft.verifiers.host.rejections import average_accepted
+from polydraft.verifiers.selection.ordered import numbers
 
 MANY = 64
 NAIVE = "naive match"
 """The short name of naive match."""
+UNDEFINED, TOO_DEAR = "n/a", ">>"
+"""Signs in place of a number: the rule takes fewer drafts; there are too many orders of rejected drafts to follow."""
+AFFORDABLE = 2**24
+"""The most orders of rejected drafts that are followed at a position, in about a thirtieth of a second."""
+BY_TENSORS = 3
+LARGEST_VOCABULARY = 2**20
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,22 @@ class NodeCase:
     Args:
         label: the rule's short name in tables.
         rule: the rule, with the scheme that it verifies.
-        most: the largest number of drafts for which the computation is affordable or the rule is defined.
+        most: the largest number of drafts for which the rule is defined.
     """
 
     label: str
     rule: NodeVerifier
     most: int = MANY
+
+    def gap_at(self, k: int, shortlist: int) -> str:
+        """Return why there is no number for so many drafts, as the sign that tables show; empty if there is one."""
+        if k > MANY:
+            return TOO_DEAR
+        if k > self.most:
+            return UNDEFINED
+        orders = min(shortlist, LARGEST_VOCABULARY) ** (k - 1)
+        dear = isinstance(self.rule, RecursiveRejectionWithoutReplacement) and orders > AFFORDABLE
+        return TOO_DEAR if dear else ""
 
     @property
     def scheme(self) -> Scheme:
@@ -64,8 +83,13 @@ class NodeCase:
         """Return the rule's acceptance rate.
 
         The optimal rule's `acceptance` is the optimum by its formula; to find what it really accepts, its marginals
-        are added up.
+        are added up. Recursive rejection of many drafts without replacement is computed on the host, in a fiftieth of
+        the time.
         """
+        if isinstance(self.rule, RecursiveRejectionWithoutReplacement) and int(counts.max()) > BY_TENSORS:
+            rows = zip(draft_probs, target_probs, counts.tolist(), strict=True)
+            found = [average_accepted(numbers(draft), numbers(target), count).sum() for draft, target, count in rows]
+            return torch.tensor(found, dtype=draft_probs.dtype, device=draft_probs.device)
         if isinstance(self.rule, Optimal):
             return self.rule.marginal(draft_probs, target_probs, counts).sum(dim=-1)
         return self.rule.acceptance(draft_probs, target_probs, counts)
@@ -90,11 +114,11 @@ NODE_CASES = (
     NodeCase(NAIVE, NaiveMatch(IID())),
     NodeCase("recursive rejection", RecursiveRejection()),
     NodeCase("k-seq", KSeq()),
-    NodeCase("importance weighted", ImportanceWeighted(), most=4),
+    NodeCase("importance weighted", ImportanceWeighted()),
     NodeCase("race", Race(IID())),
     NodeCase("optimal rule", Optimal(IID())),
     NodeCase(NAIVE, NaiveMatch(WithoutReplacement())),
-    NodeCase("recursive rejection", RecursiveRejectionWithoutReplacement(), most=3),
+    NodeCase("recursive rejection", RecursiveRejectionWithoutReplacement()),
     NodeCase("optimal rule", Optimal(WithoutReplacement())),
     NodeCase("optimal rule", Optimal(ConditionalPoisson())),
     NodeCase("top then sample", TopThenSampleRule()),

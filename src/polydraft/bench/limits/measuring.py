@@ -9,7 +9,15 @@ from torch import Tensor
 
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.limits.branching import Accepted, accepted_on_trees, every, most_room
-from polydraft.bench.limits.cases import NODE_CASES, TREE_CASES, TREE_SHAPES, NodeCase, TreeCase, tree_policies
+from polydraft.bench.limits.cases import (
+    NODE_CASES,
+    TREE_CASES,
+    TREE_SHAPES,
+    NodeCase,
+    TreeCase,
+    is_chain,
+    tree_policies,
+)
 from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
 from polydraft.bench.prompts import Prompt, in_turn
 from polydraft.errors import ContextOverflow, InvalidParameter
@@ -75,6 +83,23 @@ class Plan:
     def draft_temperature_at(self, temperature: float) -> float:
         """Return the draft's temperature where the target's is given."""
         return temperature if self.draft_temperature is None else self.draft_temperature
+
+    def layout(self) -> dict[str, dict[str, set[str]]]:
+        """Return what a record's sums at nodes are of: scheme -> number of drafts -> the optimum and the rules."""
+        found: dict[str, dict[str, set[str]]] = {}
+        for case in self.node_cases:
+            of_scheme = found.setdefault(case.scheme.name, {})
+            for k in (one for one in self.drafts if not case.gap_at(one, self.shortlist)):
+                of_scheme.setdefault(str(k), {OPTIMUM}).add(case.label)
+        return found
+
+    def tree_layout(self) -> dict[str, dict[str, set[str]]]:
+        """Return what a record's sums on trees are of: shape -> scheme -> the rules."""
+        found: dict[str, dict[str, set[str]]] = {}
+        for name, policy in tree_policies(self.shapes).items():
+            for case in (one for one in self.tree_cases if one.chain == is_chain(policy)):
+                found.setdefault(name, {}).setdefault(case.verifier.scheme.name, set()).add(case.label)
+        return found
 
     def conditions(self) -> dict[str, object]:
         """Return what records must agree in to belong together; the temperature is in each record."""
@@ -165,7 +190,7 @@ def measure_one(models: Models, prompt: Prompt, plan: Plan, temperature: float) 
         for name, policy in policies.items()
         if len(roots)
     }
-    nodes = acceptance_at_nodes(draft_probs, target_probs, plan.drafts, plan.node_cases)
+    nodes = acceptance_at_nodes(draft_probs, target_probs, plan.drafts, plan.node_cases, plan.shortlist)
     return Record(prompt.task, prompt.name, temperature, sample.positions, nodes, len(roots), trees)
 
 
@@ -174,17 +199,20 @@ def acceptance_at_nodes(
     target_probs: Float[Tensor, "m A"],
     drafts: Sequence[int],
     cases: Sequence[NodeCase],
+    shortlist: int | None = None,
 ) -> Acceptance:
     """Sum up over positions what each rule accepts, and what its scheme allows; computed, not sampled.
 
-    Positions with the same rows, of which temperature 0 has many, are computed once.
+    Positions with the same rows, of which temperature 0 has many, are computed once. `shortlist` is the largest number
+    of tokens with a draft probability; None for all.
     """
+    room = draft_probs.shape[-1] if shortlist is None else shortlist
     both, times = torch.cat([draft_probs, target_probs], dim=-1).unique(dim=0, return_counts=True)
     draft, target = both.chunk(2, dim=-1)
     result: Acceptance = {}
     for case in cases:
         of_scheme = result.setdefault(case.scheme.name, {})
-        for k in (one for one in drafts if one <= case.most):
+        for k in (one for one in drafts if not case.gap_at(one, room)):
             rules = of_scheme.setdefault(str(k), {})
             if OPTIMUM not in rules:
                 rules[OPTIMUM] = float((optimal_acceptance(draft, target, case.scheme, k) * times).sum())

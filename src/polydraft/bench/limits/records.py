@@ -10,9 +10,12 @@ from polydraft.bench.environment import described, versions
 from polydraft.bench.fields import from_fields
 from polydraft.bench.limits.measuring import Plan, Record
 from polydraft.bench.limits.positions import Models
-from polydraft.bench.lines import append_lines, open_lines
+from polydraft.bench.lines import keep_lines, open_lines
 
 FILE = "limits.jsonl"
+ROUNDING = 1e-3
+DEEPEST = 10_000
+"""More drafts than any path of a tree has."""
 
 
 def conditions_of(models: Models, plan: Plan, names: tuple[str, str]) -> dict[str, Any]:
@@ -33,6 +36,31 @@ def conditions_of(models: Models, plan: Plan, names: tuple[str, str]) -> dict[st
     }
 
 
+def record_of(plan: Plan | None, row: dict[str, Any]) -> Record:
+    """Return the record of a line.
+
+    Raises:
+        ValueError: it is none, or none of such a plan.
+    """
+    record = from_fields(Record, row)
+    most = 2**31
+    if not (1 <= record.positions < most and 0 <= record.tree_positions < most and 0 <= record.temperature < most):
+        raise ValueError("a number is negative or too large, or there are no positions")
+    if plan is None:
+        return record
+    nodes = {scheme: {k: {*rules} for k, rules in by_k.items()} for scheme, by_k in record.nodes.items()}
+    trees = {shape: {scheme: {*rules} for scheme, rules in found.items()} for shape, found in record.trees.items()}
+    if nodes != plan.layout() or trees != (plan.tree_layout() if record.tree_positions else {}):
+        raise ValueError("its rules, schemes or trees are not those that are measured")
+    sums = [value for by_k in record.nodes.values() for rules in by_k.values() for value in rules.values()]
+    on_trees = [value for found in record.trees.values() for rules in found.values() for value in rules.values()]
+    if not all(-ROUNDING <= value <= record.positions + ROUNDING for value in sums):
+        raise ValueError("a rule accepts more than every draft, or less than none")
+    if not all(-ROUNDING <= value <= record.tree_positions * DEEPEST for value in on_trees):
+        raise ValueError("a rule for trees accepts more than every draft, or less than none")
+    return record
+
+
 class Results:
     """The records of one run, in memory and, with a folder, in its file `limits.jsonl`.
 
@@ -42,18 +70,20 @@ class Results:
         conditions: what determines the records.
         folder: where the file is, or will be; None for memory only.
 
+        plan: what is measured, by which the records are checked; None for no check but of types.
+
     Raises:
         ResultsError: the folder cannot be used, its file is damaged, or its records are of other conditions.
     """
 
-    def __init__(self, conditions: dict[str, Any], folder: Path | None = None) -> None:
+    def __init__(self, conditions: dict[str, Any], folder: Path | None = None, plan: Plan | None = None) -> None:
         self.conditions = json.loads(json.dumps(conditions))
         self.path = None if folder is None else folder / FILE
-        kept = [] if self.path is None else open_lines(self.path, self.conditions, partial(from_fields, Record))
+        kept = [] if self.path is None else open_lines(self.path, self.conditions, partial(record_of, plan))
         self.records = {record.key: record for record in kept}
 
     def add(self, record: Record) -> None:
         """Keep a record, in the file first."""
         if self.path is not None:
-            append_lines(self.path, [asdict(record)])
+            keep_lines(self.path, [asdict(record)])
         self.records[record.key] = record

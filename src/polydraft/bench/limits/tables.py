@@ -5,10 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.bootstrap import Estimate
+from polydraft.bench.limits.cases import MANY, NODE_CASES, TOO_DEAR, UNDEFINED
 from polydraft.bench.limits.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
 from polydraft.bench.limits.summary import NodeResult, TreeResult, nearest
 from polydraft.bench.prompts import ALL
 from polydraft.bench.table import Table, spread
+
+SIGNS = {
+    UNDEFINED: "the rule, or the way of drafting, is not defined for so many drafts.",
+    TOO_DEAR: "too dear to compute: there are too many drafts, or too many orders in which they may be rejected.",
+}
 
 
 def all_tables(nodes: Sequence[NodeResult], trees: Sequence[TreeResult], *, brief: bool) -> list[Table]:
@@ -65,17 +71,31 @@ def tree_tables(trees: Sequence[TreeResult], *, brief: bool) -> list[Table]:
 
 def node_table(title: str, results: Sequence[NodeResult], column: Callable[[NodeResult], str], *, brief: bool) -> Table:
     """Return schemes and rules by columns: a scheme's optimum in per cent, under it each rule's acceptance and gap."""
-    columns = list(dict.fromkeys(column(one) for one in results))
+    columns = {column(one): one.k for one in results}
     rows: list[tuple[str, ...]] = []
     for scheme in dict.fromkeys(one.scheme for one in results):
         of_scheme = [one for one in results if one.scheme == scheme]
         best = {column(one): spread(one.optimum, 100, 1, brief=brief) for one in of_scheme}
         rows += [()] if rows else []
-        rows.append((scheme, *_cells(columns, best)))
+        rows.append((scheme, *_cells(columns, gaps(columns, of_scheme) | best)))
         for rule in dict.fromkeys(one.rule for one in of_scheme):
-            reached = {column(one): _reached(one, brief=brief) for one in of_scheme if one.rule == rule}
-            rows.append((f" {rule}", *_cells(columns, reached)))
+            of_rule = [one for one in of_scheme if one.rule == rule]
+            reached = {column(one): _reached(one, brief=brief) for one in of_rule}
+            rows.append((f" {rule}", *_cells(columns, gaps(columns, of_rule) | reached)))
     return Table(title, ("scheme: optimum, %", *columns), tuple(rows))
+
+
+def gaps(columns: dict[str, int], results: Sequence[NodeResult]) -> dict[str, str]:
+    """Return the signs of the columns for whose numbers of drafts a rule has no results at all."""
+    there, name = {one.k for one in results}, (results[0].scheme, results[0].rule)
+    most = max((case.most for case in NODE_CASES if (case.scheme.name, case.label) == name), default=MANY)
+    return {title: UNDEFINED if most < k <= MANY else TOO_DEAR for title, k in columns.items() if k not in there}
+
+
+def footnotes(tables: Sequence[Table]) -> list[str]:
+    """Explain the signs that stand in tables in place of numbers."""
+    cells = {cell for table in tables for row in table.rows for cell in row}
+    return [f"{sign}: {why}" for sign, why in SIGNS.items() if sign in cells]
 
 
 def _reached(one: NodeResult, *, brief: bool) -> str:
@@ -138,8 +158,9 @@ def as_document(
         "Rows in italics are schemes, with the largest acceptance rate of any exact rule, in per cent ± half the "
         "interval. Under each are its rules, with their acceptance and how many points they differ from that optimum. "
         "In the tables of trees a star marks the best of a column; in brackets is the difference from it on the same "
-        "texts. All rules of a scheme see the same trees. What is blank is not defined, or too dear to compute.",
+        "texts. All rules of a scheme see the same trees.",
         *(table.as_markdown() for table in tables),
+        *footnotes(tables),
         *(f"![{Path(name).stem}]({name})" for name in figures),
     ]
     return "\n\n".join(parts) + "\n"

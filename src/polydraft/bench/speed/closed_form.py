@@ -45,7 +45,7 @@ def bound_of(arm: Statistics, plain: Statistics) -> Bound | None:
         arm: the arm's counts and times, all its runs together.
         plain: plain decoding's, on the same prompts.
     """
-    if not (arm.steps and plain.steps and arm.seconds and plain.seconds.get("target")):
+    if not (arm.steps and plain.steps and arm.seconds.get("target") and plain.seconds.get("target")):
         return None
     unit = plain.seconds["target"] / plain.steps
     draft, target, verify, rest = (arm.seconds.get(part, 0.0) / arm.steps / unit for part in PARTS)

@@ -9,13 +9,16 @@ from typing import Any
 
 from polydraft.bench.environment import described, machine, versions
 from polydraft.bench.fields import from_fields
-from polydraft.bench.lines import append_lines, open_lines, read_lines
+from polydraft.bench.lines import keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.schedule import RoundKey, SpeedPlan
 from polydraft.engine import Statistics
 from polydraft.errors import ResultsError
 from polydraft.models import Pair
+
+MOST = 1e9
+"""More seconds, MiB or repeats than any run has."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,90 @@ class SpeedRecord:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "SpeedRecord":
-        """Return the record of a line; a ValueError, KeyError or TypeError says that it is none."""
+        """Return the record of a line; a ValueError says that it is none, and why."""
         record = from_fields(cls, {name: value for name, value in row.items() if name != "kind"})
-        if record.seconds <= 0:
-            raise ValueError(f"seconds is {record.seconds}, which is not above 0")
+        check_record(record)
         return record
+
+
+def check_record(record: SpeedRecord) -> None:
+    """Check what types do not say: a run could have been measured so.
+
+    Raises:
+        ValueError: a field has a value that no run has.
+    """
+    rows, statistics = len(record.prompts), record.statistics
+    least = {"seconds": 1e-9, "temperature": 0, "repeat": 0, "turn": 0, "memory": 0, "load": 0}
+    for name, bound in least.items():
+        value = getattr(record, name)
+        if value is not None and not bound <= value < MOST:
+            raise ValueError(f"{name} is {value}, which no run has")
+    if not rows or len(record.tokens) != rows or not all(record.tokens):
+        raise ValueError(f"there are tokens of {len(record.tokens)} texts for {rows} prompts, or an empty text")
+    if any(not 0 <= one.row < rows for one in record.differences):
+        raise ValueError("a difference is in a row that there is not")
+    if statistics is not None:
+        _check_statistics(statistics)
+
+
+def _check_statistics(one: Statistics) -> None:
+    counts = {"new_tokens": (one.new_tokens, 1), "target_calls": (one.target_calls, 1), "steps": (one.steps, 1)}
+    counts |= {"drafted": (one.drafted, 0), "accepted": (one.accepted, 0)}
+    for name, (count, bound) in counts.items():
+        if count < bound:
+            raise ValueError(f"{name} is {count}, which no run has")
+    kept = [*one.accepted_at, *[0] * (len(one.offered_at) - len(one.accepted_at))]
+    if len(kept) > len(one.offered_at) or any(
+        not 0 <= few <= many or not many for few, many in zip(kept, one.offered_at, strict=True)
+    ):
+        raise ValueError("more drafts were accepted than there were, at some depth")
+    if any(not 0 <= value < MOST for value in one.seconds.values()):
+        raise ValueError("a part of the time is negative, or longer than any run")
+
+
+@dataclass(frozen=True)
+class ModelConditions:
+    """A model that runs were measured with."""
+
+    name: str
+    parameters: int
+    dtype: str
+    device: str
+    weights: str
+
+
+@dataclass(frozen=True)
+class ArmConditions:
+    """An arm that was measured."""
+
+    lossless: bool
+    description: str
+
+
+@dataclass(frozen=True)
+class MachineConditions:
+    """Where it was measured."""
+
+    processor: str
+    cores: int | None
+    threads: int
+    accelerator: str | None
+    system: str
+
+
+@dataclass(frozen=True)
+class SpeedConditions:
+    """What stands in the first line of a file of runs; `speed_conditions` makes it."""
+
+    target: ModelConditions
+    draft: ModelConditions | None
+    arms: dict[str, ArmConditions]
+    max_new_tokens: int
+    excerpt_tokens: int
+    warm_up_tokens: int
+    seed: int
+    machine: MachineConditions
+    versions: dict[str, str]
 
 
 def speed_conditions(pair: Pair, arms: Sequence[Arm], plan: SpeedPlan, names: tuple[str, str | None]) -> dict[str, Any]:
@@ -134,7 +216,7 @@ class SpeedResults:
     def add(self, records: Sequence[SpeedRecord]) -> None:
         """Keep the runs of a round, in the file first."""
         if self.path is not None:
-            append_lines(self.path, [one.as_row() for one in records])
+            keep_lines(self.path, [one.as_row() for one in records])
         self._runs |= {(one.round, one.arm): one for one in records}
 
 
@@ -152,4 +234,10 @@ def read_speed_results(path: Path) -> tuple[dict[str, Any], list[SpeedRecord]]:
     conditions, records = read_lines(path, SpeedRecord.from_row)
     if not isinstance(conditions, dict) or "arms" not in conditions:
         raise ResultsError(f"{path}: these are no runs of `polydraft bench`.")
+    try:
+        known = from_fields(SpeedConditions, conditions)
+        if known.seed < 0 or known.machine.threads < 1:
+            raise ValueError("seed or threads is negative")
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(f"{path}, line 1: these are no settings of `polydraft bench`: {error}.") from error
     return conditions, list({(one.round, one.arm): one for one in records}.values())

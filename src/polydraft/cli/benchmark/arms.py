@@ -120,6 +120,14 @@ def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
     }
 
 
+def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:
+    """Tell whether any arm drafts by a draft model if there is one; no spellings are the usual arms, which do."""
+    return not spellings or any(
+        one.kind in ("default", "hf-assisted") or (not one.kind and one.settings.get("drafter") != "ngram")
+        for one in spellings
+    )
+
+
 def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], plan: SpeedPlan) -> list[Arm]:
     """Return the arms, plain decoding first; no spellings are all the usual arms that the models and batches allow.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polydraft.bench import SHIPPED, Prompt, read_prompt_sets
 from polydraft.bench.speed import (
@@ -31,16 +30,21 @@ from polydraft.bench.speed import (
     summarise_speed,
     typical_load,
 )
-from polydraft.cli.benchmark.arms import build_arms, spell_arm
-from polydraft.cli.generate import INTERRUPTED
+from polydraft.cli.arguments import both_outputs, idle_excerpts, refuse_clashes
+from polydraft.cli.benchmark.arms import build_arms, drafting_arms, spell_arm
 from polydraft.cli.limits import as_rich
-from polydraft.errors import InvalidParameter
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import progress_bar, styled
+from polydraft.cli.process import INTERRUPTED
 from polydraft.models import Pair, load, load_pair
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One call of `polydraft bench`: the options as given; no arms are the usual ones."""
+    """One call of `polydraft bench`: the options as given; no arms are the usual ones.
+
+    `excerpts` tells whether the length of excerpts was given.
+    """
 
     plan: SpeedPlan
     arms: tuple[str, ...] = ()
@@ -51,6 +55,7 @@ class BenchRequest:
     out: Path | None = None
     dtype: str = "auto"
     device: str = "auto"
+    excerpts: bool = False
 
 
 def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
@@ -59,9 +64,10 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     Returns the exit code: 0, 1 if a lossless arm's text at temperature 0 differs by more than rounding, or 130 after
     Ctrl-C with no finished round lost.
     """
-    notes = Console(stderr=True, quiet=as_json or quiet)
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    refuse_clashes(both_outputs(as_json, quiet))
     spellings = [spell_arm(text) for text in request.arms]
-    prompts = _checked(request)
+    prompts = _checked(request, drafting_arms(spellings))
     with notes.status("Loading the models ..."):
         pair = _load(request)
     arms = build_arms(pair, spellings, request.plan)
@@ -77,10 +83,16 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
 
 
-def _checked(request: BenchRequest) -> list[Prompt]:
-    if request.draft and not request.target:
-        raise InvalidParameter("--draft needs --target: a draft model belongs to one family of targets.")
-    return read_prompt_sets(request.prompts, request.limit)
+def _checked(request: BenchRequest, drafting: bool) -> list[Prompt]:
+    """Check what can be checked before models are loaded, and return the prompts."""
+    alone, idle = request.draft and not request.target, request.draft and not drafting
+    refuse_clashes(
+        (alone, "--draft needs --target: a draft model belongs to one family of targets."),
+        (idle, "None of the arms uses a draft model: leave --draft out, or name an arm that does."),
+    )
+    prompts = read_prompt_sets(request.prompts, request.limit)
+    refuse_clashes(idle_excerpts(prompts, request.excerpts))
+    return prompts
 
 
 def _load(request: BenchRequest) -> Pair:
@@ -102,14 +114,7 @@ def measure_all(
     """Measure the rounds that are missing, with a progress bar; return whether the user interrupted it."""
     all_rounds = {one.key for one in rounds(prompts, plan)}
     done = results.done(arms) & all_rounds
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(notes) as progress:
         task = progress.add_task(f"rounds of {len(arms)} arms", total=len(all_rounds), completed=len(done))
         try:
             for records in measure_speed(pair, arms, prompts, plan, done):
@@ -134,7 +139,7 @@ def print_results(
     conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool, out: Path | None
 ) -> None:
     """Print the main table, whether the texts are equal, and where the runs are."""
-    console = Console(highlight=False)
+    console = new_console()
     if interrupted:
         console.print("Interrupted; these are the rounds that were finished." if records else "Interrupted.")
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
@@ -146,21 +151,19 @@ def print_results(
         if found:
             console.print(as_rich(difference_table(found)))
         console.print(_how(conditions, records), soft_wrap=True)
+        load, threads = typical_load(records), conditions["machine"]["threads"]
+        if load is not None and load > 1.5 * threads and not conditions["machine"]["accelerator"]:
+            said = f"Load average {load:.1f} on {threads} threads: other programs were busy, so do not trust it."
+            console.print(styled(said, "yellow"), soft_wrap=True)
     if out is not None and records:
         there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
-        console.print(there, soft_wrap=True, markup=False)
+        console.print(there, soft_wrap=True)
 
 
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
-    """Return the conditions that nobody may overlook, in two or three sentences."""
+    """Return the conditions that nobody may overlook, in two sentences."""
     prompts = len({(one.task, name) for one in records for name in one.prompts})
-    said = (
+    return (
         f"{prompts} prompts, {conditions['max_new_tokens']} new tokens each, {len(records)} runs. Speed-up: all tokens "
         f"over all seconds, over the same of {PLAIN}; bootstrap over prompts."
     )
-    load, threads = typical_load(records), conditions["machine"]["threads"]
-    if load is not None and load > 1.5 * threads and not conditions["machine"]["accelerator"]:
-        said += (
-            f" [yellow]Load average {load:.1f} on {threads} threads: other programs were busy, so do not trust it.[/]"
-        )
-    return said

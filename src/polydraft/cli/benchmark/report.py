@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from polydraft.bench import require_matplotlib
 from polydraft.bench.speed import (
     differences_in,
@@ -14,6 +12,7 @@ from polydraft.bench.speed import (
     verdicts,
     write_report,
 )
+from polydraft.cli.printing import console as new_console
 
 
 def run_report(runs: Path, out: Path) -> int:
@@ -27,9 +26,9 @@ def run_report(runs: Path, out: Path) -> int:
     conditions, records = read_speed_results(runs)
     page, *figures = write_report(conditions, records, out)
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
-    console = Console(highlight=False)
+    console = new_console()
     for line in verdicts(results):
-        console.print(line.replace("**", ""), soft_wrap=True, markup=False)
+        console.print(line.replace("**", ""), soft_wrap=True)
     console.print(equality_in_words(results, differences_in(records), lossy_arms(conditions)), soft_wrap=True)
-    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True, markup=False)
+    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True)
     return 0

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from polydraft import __version__
 from polydraft.bench.prompts import read_text
+from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
-    INTERRUPTED,
     WARM_UP_STEPS,
     Request,
     check_request,
@@ -31,6 +30,8 @@ from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.generation.job import FileJob
 from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
+from polydraft.cli.printing import console, progress_bar
+from polydraft.cli.process import FAILED, INTERRUPTED
 from polydraft.cli.spelling import text_of
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan
@@ -38,7 +39,6 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 
 SHOWN_ERRORS = 10
-FAILED = 1
 
 
 @dataclass
@@ -77,10 +77,13 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
         ResultsError: the output cannot be written, or is of a run with other settings or prompts.
         InvalidParameter: options that do not go together, or a batch too large for the memory.
     """
-    notes = Console(stderr=True, quiet=as_json or quiet)
+    notes = console(errors=True, quiet=as_json or quiet)
     options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
     plan = load_plan(request.plan_file) if request.plan_file else None
+    refuse_clashes(both_outputs(as_json, quiet))
     rows = _rows(job)
+    if not any(row.own.get("temperature") for row in rows):
+        refuse_clashes(idle_filters(request.sampling, ", and no row has a temperature of its own"))
     output = Output(job.output, settings_of(request))
     output.check_rows(rows, job.input)
     waiting = [row for row in rows if not row.error and row.id not in output.texts]
@@ -176,12 +179,10 @@ class _Work:
         """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
         pair, run = started
         named: dict[Any, Row] = {row.id: row for row in rows}
-        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
-        times = (TimeElapsedColumn(), TimeRemainingColumn())
         self.outcome.statistics = run.statistics
         silent = not self.notes.is_terminal
         with (
-            Progress(*columns, *times, console=self.notes, transient=True, disable=silent) as progress,
+            progress_bar(self.notes, silent=silent) as progress,
             warnings_as_sentences(),
             noted_interruption() as interrupted,
         ):
@@ -265,7 +266,7 @@ def print_outcome(job: FileJob, outcome: Outcome, notes: Console) -> None:
     counts += [f"{outcome.left} left"] if outcome.left else []
     statistics = outcome.statistics
     speed = f"; {_counted(statistics.new_tokens, 'token')}, {_speed(statistics)}" if statistics.new_tokens else ""
-    Console(highlight=False, markup=False, soft_wrap=True).print(f"{job.output}: {', '.join(counts)}{speed}")
+    console().print(f"{job.output}: {', '.join(counts)}{speed}", soft_wrap=True)
     for one in outcome.failed[:SHOWN_ERRORS]:
         _say(notes, f"{job.input}, line {one['line']}: {one['error']}.")
     more = len(outcome.failed) - SHOWN_ERRORS
@@ -280,4 +281,4 @@ def _counted(count: int, word: str) -> str:
 
 
 def _say(notes: Console, sentence: str) -> None:
-    notes.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    notes.print(sentence, soft_wrap=True)

@@ -16,7 +16,7 @@ class FileJob:
 
 
 def file_job(
-    prompt: str | None, source: str | None, output: Path | None, batch_size: int | None, *, compared: bool
+    prompt: str | None, source: Path | None, output: Path | None, batch_size: int | None, *, compared: bool
 ) -> FileJob | None:
     """Return what the options say about files; None if they are about one prompt.
 
@@ -36,4 +36,4 @@ def file_job(
         raise InvalidParameter("--compare is for one prompt; `polydraft bench --prompts FILE` compares on a file.")
     if output is None:
         raise InvalidParameter("--input needs --output: the file that the texts are written to.")
-    return FileJob(source, output.expanduser(), batch_size or FileJob.batch_size)
+    return FileJob(str(source), output, batch_size or FileJob.batch_size)

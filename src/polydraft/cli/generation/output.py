@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.lines import append_lines, differences
+from polydraft.bench.lines import append_lines, content_of, differences
 from polydraft.cli.generation.rows import Row
 from polydraft.errors import ResultsError
 
 Line = dict[str, Any]
 BEGINNING = b'{"id": '
+NOTHING = type(None)
+KINDS = {
+    "id": (int, str),
+    "line": (int, NOTHING),
+    "prompt": (str, NOTHING),
+    "text": (str, NOTHING),
+    "error": (str, NOTHING),
+    "options": (dict, NOTHING),
+}
+"""What a line holds that is read again."""
 
 
 class Output:
@@ -84,7 +94,7 @@ class Output:
 
     def _content(self) -> bytes:
         try:
-            return self.path.read_bytes() if self.path.exists() else b""
+            return content_of(self.path) if self.path.exists() else b""
         except OSError as error:
             raise ResultsError(f"{self.path}: the texts there cannot be read: {error.strerror}.") from error
 
@@ -104,8 +114,9 @@ def _parsed(path: Path, number: int, content: bytes) -> Line:
         line = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _foreign(path, number) from error
-    known = isinstance(line, dict) and isinstance(line.get("id"), int | str) and ("text" in line or "error" in line)
-    if not known:
+    if not (isinstance(line, dict) and all(isinstance(line.get(name), kinds) for name, kinds in KINDS.items())):
+        raise _foreign(path, number)
+    if line.get("text") is None and line.get("error") is None:
         raise _foreign(path, number)
     return line
 

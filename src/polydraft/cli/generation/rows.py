@@ -87,7 +87,10 @@ def _own(row: dict[str, Any]) -> dict[str, Any]:
     heat = own.get("temperature", 0)
     if not isinstance(heat, int | float) or isinstance(heat, bool):
         raise ValueError(f"temperature is {heat!r}, not a number")
-    SamplingParams(temperature=float(heat))
+    try:
+        SamplingParams(temperature=float(heat))
+    except OverflowError as error:
+        raise ValueError("temperature is a number of too many digits") from error
     return own
 
 

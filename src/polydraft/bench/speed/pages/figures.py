@@ -22,7 +22,7 @@ Draw = Callable[["Axes", Sequence[ArmResult], Sequence[str]], None]
 
 
 def draw_speed_figures(results: Sequence[ArmResult], folder: Path) -> list[Path]:
-    """Draw all figures, one set for each batch size, and return their files.
+    """Draw all figures that have anything to show, one set for each batch size, and return their files.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -33,12 +33,15 @@ def draw_speed_figures(results: Sequence[ArmResult], folder: Path) -> list[Path]
     for size in sizes:
         here = [one for one in results if one.batch_size == size]
         ending, condition = (f"_batch_{size}", f", batch {size}") if len(sizes) > 1 else ("", f", batch {size}")
+        drafting = [one for one in here if one.block_efficiency is not None and one.arm != PLAIN]
+        timed = [one for one in overall(here) if one.statistics is not None]
+        shown = {"speed_up": here, "block_efficiency": drafting, "time": timed}
         drawn: dict[str, Callable[[], Figure]] = {
             "speed_up": lambda here=here, condition=condition: speed_ups(here, condition),
             "block_efficiency": lambda here=here, condition=condition: efficiencies(here, condition),
             "time": lambda here=here, condition=condition: times(here, condition),
         }
-        files += [save(draw, folder / f"{name}{ending}.svg") for name, draw in drawn.items()]
+        files += [save(draw, folder / f"{name}{ending}.svg") for name, draw in drawn.items() if shown[name]]
     return files
 
 

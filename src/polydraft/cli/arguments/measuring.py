@@ -1,0 +1,172 @@
+"""Options of the commands that measure, train and report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polydraft.cli.arguments.options import DRAFTING, LARGEST_COUNT, LARGEST_SEED, MEASURING, OUTPUT, PROMPTS, SAMPLING
+from polydraft.cli.arguments.places import folder_to_write, to_read, to_write, to_write_beside
+from polydraft.cli.arguments.values import filled
+
+DemoTokensOption = Annotated[int, typer.Option(min=8, max=LARGEST_COUNT, help="Tokens per prompt.")]
+DemoRepeatsOption = Annotated[
+    int, typer.Option(min=1, max=LARGEST_COUNT, help="How often every prompt is run with and without drafts.")
+]
+MaxTokensOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=LARGEST_COUNT, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING
+    ),
+]
+LimitsHeatsOption = Annotated[
+    list[float] | None,
+    typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.", rich_help_panel=SAMPLING),
+]
+DraftHeatOption = Annotated[
+    float | None, typer.Option(help="The draft model's. Default: the target's.", rich_help_panel=SAMPLING)
+]
+NumbersOption = Annotated[
+    str,
+    typer.Option("--k", metavar="NUMBERS", help='Numbers of drafts: "1,2,4" or "1-8".', rich_help_panel=DRAFTING),
+]
+ShortlistOption = Annotated[
+    int,
+    typer.Option(min=2, max=LARGEST_COUNT, help="Tokens that drafts are drawn from.", rich_help_panel=DRAFTING),
+]
+TreeEveryOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=LARGEST_COUNT,
+        help="Grow trees at every so many positions; 0: none.",
+        rich_help_panel=MEASURING,
+    ),
+]
+FiguresOption = Annotated[
+    bool, typer.Option("--figures", help="Also draw figures into the folder.", rich_help_panel=OUTPUT)
+]
+TuneHeatsOption = Annotated[
+    list[float] | None,
+    typer.Option(help="One tree for each; may be repeated. Default: 0 and 1.", rich_help_panel=SAMPLING),
+]
+TunedTokensOption = Annotated[
+    int,
+    typer.Option(
+        min=2, max=LARGEST_COUNT, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING
+    ),
+]
+MaxNodesOption = Annotated[
+    int,
+    typer.Option(min=2, max=4096, help="Largest tree, the root included.", rich_help_panel=DRAFTING),
+]
+MaxDepthOption = Annotated[int, typer.Option(min=1, max=4096, help="Most drafts on a path.", rich_help_panel=DRAFTING)]
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="Also measure the chosen trees' speed-up.", rich_help_panel=MEASURING),
+]
+BenchHeatsOption = Annotated[
+    list[float] | None,
+    typer.Option(help="0 is greedy; may be repeated. Default: 0 and 1.", rich_help_panel=SAMPLING),
+]
+BatchSizesOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=1,
+        max=LARGEST_COUNT,
+        help="Prompts continued together; may be repeated. Default: 1.",
+        rich_help_panel=MEASURING,
+    ),
+]
+RepeatsOption = Annotated[
+    int,
+    typer.Option(min=1, max=LARGEST_COUNT, help="How often every batch is measured.", rich_help_panel=MEASURING),
+]
+BenchTokensOption = Annotated[
+    int,
+    typer.Option(min=1, max=LARGEST_COUNT, help="Tokens per prompt, the same for all arms.", rich_help_panel=MEASURING),
+]
+BenchQuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print the results and nothing else.", rich_help_panel=OUTPUT),
+]
+RunsArgument = Annotated[Path, typer.Argument(help='What "polydraft bench --out" wrote.', callback=to_read)]
+PageOption = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Folder for the page and its figures.", callback=folder_to_write)
+]
+PairOption = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Where the two model folders are written.", callback=folder_to_write),
+]
+WorkOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        help="Corpus, checkpoints; an interrupted run goes on from here.",
+        callback=folder_to_write,
+    ),
+]
+PromptsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated.",
+        callback=filled,
+        rich_help_panel=PROMPTS,
+    ),
+]
+LimitOption = Annotated[
+    int, typer.Option(min=1, max=LARGEST_COUNT, help="Prompts of each task.", rich_help_panel=PROMPTS)
+]
+ExcerptOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=LARGEST_COUNT,
+        help="Tokens of a plain text's passage to start from. Default: 64.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+FixedSeedOption = Annotated[
+    int,
+    typer.Option(min=0, max=LARGEST_SEED, help="Fixes what is drawn at random.", rich_help_panel=MEASURING),
+]
+SvgOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write the drawn token tree to this SVG file.", callback=to_write_beside),
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File for one JSON line per run; an interrupted benchmark goes on from it.",
+        callback=to_write,
+        rich_help_panel=OUTPUT,
+    ),
+]
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder for records, tables and figures; an interrupted run goes on from it.",
+        callback=folder_to_write,
+        rich_help_panel=OUTPUT,
+    ),
+]
+PlanFileOption = Annotated[
+    Path,
+    typer.Option(metavar="FILE", help="The plan file to write.", callback=to_write, rich_help_panel=OUTPUT),
+]
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARM",
+        help='What to measure; may be repeated: plain, default, hf, hf-lookup, "hf-assisted tokens=5 threshold=0", '
+        '"tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal bottom-up". '
+        "Default: the first three and both others of Hugging Face's.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+JsonLinesOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines and nothing else.", rich_help_panel=OUTPUT)
+]

@@ -1,0 +1,130 @@
+"""The command line as a process: Ctrl-C, exit codes, and one sentence for whatever goes wrong.
+
+Exit codes: 0 done; 1 done, and the finding is bad, or standard output was lost; 2 a bad call; 70 an error of ours; 130
+Ctrl-C; 141 nobody reads standard output any more.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from polydraft.cli.printing import keep_streams_usable, loss_of_output, on_one_line, turn_to_nowhere
+from polydraft.errors import InvalidParameter, PolydraftError
+
+FAILED, BAD_CALL, OURS, INTERRUPTED, UNREAD = 1, 2, 70, 130, 141
+DEBUG = "POLYDRAFT_DEBUG"
+"""The environment variable that shows where an error of ours happened."""
+BadUsage = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Base of the parser's errors; where it is to be imported from differs between versions of typer."""
+
+
+def exit_code_of(command: Callable[[], object]) -> int:
+    """Run the command line and return its exit code; whatever goes wrong is said on standard error."""
+    try:
+        with _interruptible():
+            if not keep_streams_usable():
+                return _failed("Standard output is closed: send it to a file, or to /dev/null.")
+            check_encoding(sys.argv[1:])
+            code = int(str(command() or 0))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = UNREAD
+    except typer.Exit as end:
+        code = end.exit_code
+    except (PolydraftError, BadUsage) as error:
+        code = _said(error)
+    except Exception as error:  # noqa: BLE001  the last resort: what comes here is an error of ours
+        code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
+    return _flushed(code)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt`, whatever it did before, unless it is ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while a command's modules are imported: an exception could be caught there."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check_encoding(arguments: Sequence[str]) -> None:
+    """Check that the arguments are text.
+
+    Raises:
+        InvalidParameter: one holds bytes that are not UTF-8.
+    """
+    for argument in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise InvalidParameter(f"The argument '{argument}' is not UTF-8: give text and file names in UTF-8.")
+
+
+def _said(error: Exception) -> int:
+    """Say in one sentence what was wrong with the call."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+        return BAD_CALL
+    said = error.format_message() if isinstance(error, BadUsage) else str(error)
+    if isinstance(error, BadUsage):
+        said = " ".join(said.replace(": Value error, ", ": ").split()).removesuffix(".")
+        context = getattr(error, "ctx", None)
+        said += f"; see `{context.command_path} --help`" if context else ""
+    said = said.rstrip(" :.")  # libraries' errors, which ours may quote, end in many ways
+    _to_standard_error(f"{said}.")
+    return BAD_CALL
+
+
+def _confessed(error: Exception) -> int:
+    """Say that it is our fault; `POLYDRAFT_DEBUG=1` shows where."""
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    _to_standard_error(f"unexpected error, please report ({DEBUG}=1 shows more): {type(error).__name__}: {error}")
+    return OURS
+
+
+def _flushed(code: int) -> int:
+    """Write what is left of standard output; if that is not possible say so, unless its reader has gone."""
+    lost = loss_of_output()
+    if lost is None:
+        return code
+    turn_to_nowhere()
+    if code in (UNREAD, INTERRUPTED) or isinstance(lost, BrokenPipeError):
+        return INTERRUPTED if code == INTERRUPTED else UNREAD
+    return _failed(f"Standard output cannot be written: {lost.strerror}.")
+
+
+def _failed(sentence: str) -> int:
+    _to_standard_error(sentence)
+    return FAILED
+
+
+def _to_standard_error(sentence: str) -> None:
+    try:
+        sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")
+        sys.stderr.flush()
+    except OSError:  # then there is nobody to tell
+        return
