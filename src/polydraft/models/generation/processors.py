@@ -288,8 +288,8 @@ def _of_row(processor: Call, row: int, rows: int) -> Call:
 
 def _of_prompt(processor: Any, row: int, rows: int) -> LogitsProcessor:
     """Return a processor that knows the prompt of one row only."""
-    own = copy.copy(processor)
-    if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
+    own: Any = copy.copy(processor)
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
         own.encoder_input_ids = _row_of(own.encoder_input_ids, row, rows)
     else:
         place = row * own.batch_size // rows
