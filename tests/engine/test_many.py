@@ -93,7 +93,7 @@ def test_the_options_of_one_prompt_choose_no_verifier_for_the_others() -> None:
     options: dict[str, Any] = {"temperature": 0.8, "top_k": 0, "max_new_tokens": NEW}
     run = generate_many(target(), PROMPTS, drafter=drafter(), per_prompt=own, **options)
     assert run.setup.verifier == ByShape()
-    assert run.setup.params.temperature == 0.8
+    assert run.setup.law.params.temperature == 0.8
 
 
 def test_a_longer_text_of_one_prompt_has_room() -> None:

@@ -17,6 +17,7 @@ from polydraft.engine.decode import check_drafting
 from polydraft.engine.defaults import default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.slots import Request, Round, Slots
+from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
@@ -31,7 +32,7 @@ from polydraft.models import (
     require_count,
     take_apart,
 )
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import Noise
 from polydraft.trees import TreePolicy, TreeShape, largest_shape
 from polydraft.verifiers import NodeVerifier, TreeVerifier
 
@@ -88,7 +89,7 @@ class ManySetup:
         drafter: proposes token trees.
         verifier: decides what to keep of them.
         policy: the trees' shape.
-        params: the sampling settings for which the drafter drafts.
+        law: of a prompt without options of its own; for its sampling settings the drafter drafts.
         options: Hugging Face's generation arguments that the prompts have in common.
         size: the number of slots.
         capacity: key slots of each.
@@ -100,7 +101,7 @@ class ManySetup:
     drafter: Drafter
     verifier: TreeVerifier
     policy: TreePolicy
-    params: SamplingParams
+    law: TargetLaw
     options: Mapping[str, Any]
     size: int
     capacity: int
@@ -119,7 +120,7 @@ class ManyRun:
 
     def __init__(self, setup: ManySetup) -> None:
         self.setup = setup
-        self.statistics = Statistics()
+        self.statistics = Statistics(in_force=setup.law.in_force)
         self._asked = {one.name: one for one in setup.asked}
         self._gains: dict[Hashable, list[Emission]] = {}  # of the texts in progress, step by step
         self._ended = _Ended(texts=setup.refused)
@@ -155,8 +156,8 @@ class ManyRun:
     def _open(self) -> Slots:
         setup = self.setup
         longest = max(len(one.tokens) for one in setup.asked)
-        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.params.temperature > 0)
-        return Slots(self._watched.method, setup.size, setup.capacity, setup.params)
+        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.law.params.temperature > 0)
+        return Slots(self._watched.method, setup.size, setup.capacity, setup.law.params)
 
     def _goes_on(self) -> bool:
         """Tell whether a prompt waits, a text is in progress, or a step was taken and not noted."""
@@ -303,7 +304,8 @@ def generate_many(
     asked = tuple(one for one in tried if isinstance(one, Asked))
     refused = tuple(one for one in tried if isinstance(one, Completed))
     token = torch.zeros(1, dtype=torch.int64, device=target.device)
-    params = _request(target, Asked("", token, 0, {}), options).law.params if asked else SamplingParams()
+    law = _request(target, Asked("", token, 0, {}), options).law if asked else TargetLaw()
+    params = law.params
     rule = chosen_verifier(choices.verifier, chosen) or default_verifier(chosen, params)
     shape = chosen_policy(choices.policy) or default_policy(chosen, params)
     check_drafting(chosen, rule, shape)
@@ -311,7 +313,7 @@ def generate_many(
     capacity = _longest(target, asked, options) + largest_shape(shape).size + 1
     if asked:
         check_memory([target, *_models_of(chosen)], size, capacity)
-    return ManyRun(ManySetup(target, chosen, rule, shape, params, options, size, capacity, asked, refused))
+    return ManyRun(ManySetup(target, chosen, rule, shape, law, options, size, capacity, asked, refused))
 
 
 def _asked(

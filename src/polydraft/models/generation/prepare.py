@@ -31,13 +31,20 @@ from transformers.generation.stopping_criteria import (
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks import check_model
-from polydraft.models.generation.arguments import DRAFTING, Refusal, check_arguments, check_config, require_count
+from polydraft.models.generation.arguments import (
+    DRAFTING,
+    REFUSED,
+    Refusal,
+    check_arguments,
+    check_config,
+    require_count,
+)
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 COUNTS = ("max_new_tokens", "max_length", "num_return_sequences")
-OURS_TO_DECIDE = ("stop_strings", "cache_implementation", *(name for name in DRAFTING if name != "assistant_model"))
+OURS_TO_DECIDE = {"stop_strings", "cache_implementation", *DRAFTING} - {"assistant_model"}
 """What Hugging Face is not told: polydraft sees to it."""
 MADE_INSIDE = frozenset(
     "logits_processor stopping_criteria generation_config attention_mask position_ids past_key_values use_cache "
@@ -133,10 +140,10 @@ def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
     configs = (options.get("generation_config"), own)
     strings = [options.get("stop_strings"), *(getattr(one, "stop_strings", None) for one in configs)]
     options["stopping_criteria"] = _with_stop_strings(options, next((one for one in strings if one is not None), None))
-    for name in OURS_TO_DECIDE:
-        if options.get(name) is not None or any(getattr(one, name, None) is not None for one in configs):
-            options[name] = None
-    return {name: value for name, value in options.items() if name not in ("assistant_model", "tokenizer")}
+    ours = {"assistant_model", "tokenizer", *REFUSED}  # of what is refused, only what asks for nothing comes here
+    told = {name: value for name, value in options.items() if name not in ours}
+    said = {name for name in OURS_TO_DECIDE if any(getattr(one, name, None) is not None for one in configs)}
+    return {**told, **dict.fromkeys(said | (told.keys() & OURS_TO_DECIDE))}
 
 
 def prompts_of(input_ids: object, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
