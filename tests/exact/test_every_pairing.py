@@ -92,7 +92,7 @@ BUILDERS: dict[str, Callable[[Scheme], TreeVerifier]] = {
         TopDown(NaiveMatch(scheme)), BottomUp(NaiveMatch(scheme))
     ),
 }
-SHAPES: list[TreePolicy] = [Chain(3), Widths((2, 1)), Widths((1, 2)), Widths((3, 1))]
+SHAPES: list[TreePolicy] = [Chain(3), Widths((2, 1)), Widths((1, 2)), Widths((3,))]
 WORLDS = ((5, False), (3, True))
 
 

@@ -8,7 +8,7 @@ from two_weights import MANY_DRAFTS, TwoWeights
 
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
-from polydraft.theory.quadrature import _end
+from polydraft.theory.quadrature import _log_end
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
 from polydraft.theory.successive import SCALE
 from polydraft.verifiers.selection.lowest import LowestFirst, nodes_at
@@ -119,7 +119,7 @@ def test_nodes_end_where_all_but_nothing_is_left():
     """The bound on the time at which `counts` clocks have rung holds, and is not far from what would do."""
     for size, k, spread in ((4, 4, 0.0), (64, 4, 1.0), (64, 8, 4.0), (300, 20, 2.0)):
         row, counts = draft_row(size, spread, size).unsqueeze(0), torch.tensor([k])
-        end = _end(row.sort(dim=-1).values.cumsum(dim=-1), counts, k)
+        end = _log_end(row.sort(dim=-1).values.cumsum(dim=-1), counts, k).exp()
         times = torch.stack([end, end / 4], dim=-1)
         late, early = fewer_rung(*odds_of_ringing(row, times, 600.0 / k), counts, k)[0, :, -1].tolist()
         assert late < 1e-15 < early
