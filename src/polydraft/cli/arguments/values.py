@@ -4,15 +4,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import typer
-
 from polydraft.errors import CheckpointError, InvalidParameter
 
 LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
-def count(param: typer.CallbackParam, value: Any) -> Any:
+def count(_: Any, param: Any, value: Any) -> Any:
     """Return a number of things, or several of them.
 
     Raises:
@@ -21,7 +19,7 @@ def count(param: typer.CallbackParam, value: Any) -> Any:
     return _at_most(LARGEST_COUNT, param, value)
 
 
-def seed_number(param: typer.CallbackParam, value: Any) -> Any:
+def seed_number(_: Any, param: Any, value: Any) -> Any:
     """Return a seed.
 
     Raises:
@@ -30,7 +28,7 @@ def seed_number(param: typer.CallbackParam, value: Any) -> Any:
     return _at_most(LARGEST_SEED, param, value)
 
 
-def _at_most(most: int, param: typer.CallbackParam, value: Any) -> Any:
+def _at_most(most: int, param: Any, value: Any) -> Any:
     several = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for one in several:
         if one > most:
