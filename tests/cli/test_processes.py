@@ -90,7 +90,7 @@ BAD: dict[str, tuple[Sequence[bytes | str], str]] = {
     "no value": (["generate", "x", "--tree"], "requires an argument"),
     "bytes in the prompt": (["generate", b"caf\xe9"], "The argument 'caf\\udce9' is not UTF-8"),
     "bytes in a path": (["report", b"\xff.jsonl"], "is not UTF-8"),
-    "a seed of 23 digits": (["generate", "x", "--seed", "9" * 23], "Invalid value for '--seed'"),
+    "a seed of 23 digits": (["generate", "x", "--seed", "9" * 23], "--seed is at most 9223372036854775807, but 999"),
     "a negative seed": (["bench", "--seed", "-1"], "Invalid value for '--seed'"),
     "no user of that name": (["limits", "--out", "~nosuchuser/x"], "there is no home folder ~nosuchuser"),
     "a long name": (["report", "a" * 300], "cannot be used: File name too long"),

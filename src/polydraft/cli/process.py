@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import typer
 
@@ -20,7 +21,9 @@ from polydraft.errors import InvalidParameter, PolydraftError
 FAILED, BAD_CALL, OURS, INTERRUPTED, UNREAD = 1, 2, 70, 130, 141
 DEBUG = "POLYDRAFT_DEBUG"
 """The environment variable that shows where an error of ours happened."""
-BadUsage = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+BadUsage = cast(
+    type[typer.BadParameter], next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+)
 """Base of the parser's errors; where it is to be imported from differs between versions of typer."""
 
 
@@ -93,8 +96,9 @@ def _said(error: Exception) -> int:
         said = " ".join(said.replace(": Value error, ", ": ").split()).removesuffix(".")
         context = getattr(error, "ctx", None)
         said += f"; see `{context.command_path} --help`" if context else ""
-    said = said.rstrip(" :.")  # libraries' errors, which ours may quote, end in many ways
-    _to_standard_error(f"{said}.")
+    if not said.endswith("."):  # libraries' errors, which ours may quote, end in many ways
+        said = f"{said.rstrip(' :')}."
+    _to_standard_error(said)
     return BAD_CALL
 
 

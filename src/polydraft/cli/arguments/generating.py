@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli.arguments.options import DRAFTING, FILES, LARGEST_COUNT, LARGEST_SEED, MODELS, OUTPUT, SAMPLING
+from polydraft.cli.arguments.options import DRAFTING, FILES, MODELS, OUTPUT, SAMPLING
 from polydraft.cli.arguments.places import to_read, to_write
-from polydraft.cli.arguments.values import stop_strings
+from polydraft.cli.arguments.values import count, seed_number, stop_strings
 
 TemperatureOption = Annotated[
     float,
@@ -21,7 +21,7 @@ TopPOption = Annotated[float | None, typer.Option(help="Nucleus mass in (0, 1]."
 TopKOption = Annotated[
     int | None,
     typer.Option(
-        max=LARGEST_COUNT,
+        callback=count,
         help="Most likely tokens to keep; 0, the default here, keeps all (Hugging Face's default is 50).",
         rich_help_panel=SAMPLING,
     ),
@@ -32,7 +32,7 @@ MinPOption = Annotated[
 RepetitionOption = Annotated[float | None, typer.Option(help="Above 0; 1 is off.", rich_help_panel=SAMPLING)]
 NewTokensOption = Annotated[
     int,
-    typer.Option(min=1, max=LARGEST_COUNT, help="Most tokens of the new text.", rich_help_panel=SAMPLING),
+    typer.Option(min=1, callback=count, help="Most tokens of the new text.", rich_help_panel=SAMPLING),
 ]
 QuietOption = Annotated[
     bool,
@@ -54,7 +54,7 @@ InputOption = Annotated[
 ]
 BatchOption = Annotated[
     int | None,
-    typer.Option(min=1, max=LARGEST_COUNT, help="Texts of --input at a time. Default: 8.", rich_help_panel=FILES),
+    typer.Option(min=1, callback=count, help="Texts of --input at a time. Default: 8.", rich_help_panel=FILES),
 ]
 StopOption = Annotated[
     list[str] | None,
@@ -67,7 +67,7 @@ StopOption = Annotated[
 ]
 SeedOption = Annotated[
     int | None,
-    typer.Option(min=0, max=LARGEST_SEED, help="Fixes the text.", rich_help_panel=SAMPLING),
+    typer.Option(min=0, callback=seed_number, help="Fixes the text.", rich_help_panel=SAMPLING),
 ]
 TextsOption = Annotated[
     Path | None,

@@ -5,19 +5,17 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli.arguments.options import DRAFTING, LARGEST_COUNT, LARGEST_SEED, MEASURING, OUTPUT, PROMPTS, SAMPLING
+from polydraft.cli.arguments.options import DRAFTING, MEASURING, OUTPUT, PROMPTS, SAMPLING
 from polydraft.cli.arguments.places import folder_to_write, to_read, to_write, to_write_beside
-from polydraft.cli.arguments.values import filled
+from polydraft.cli.arguments.values import count, filled, seed_number
 
-DemoTokensOption = Annotated[int, typer.Option(min=8, max=LARGEST_COUNT, help="Tokens per prompt.")]
+DemoTokensOption = Annotated[int, typer.Option(min=8, callback=count, help="Tokens per prompt.")]
 DemoRepeatsOption = Annotated[
-    int, typer.Option(min=1, max=LARGEST_COUNT, help="How often every prompt is run with and without drafts.")
+    int, typer.Option(min=1, callback=count, help="How often every prompt is run with and without drafts.")
 ]
 MaxTokensOption = Annotated[
     int,
-    typer.Option(
-        min=1, max=LARGEST_COUNT, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING
-    ),
+    typer.Option(min=1, callback=count, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING),
 ]
 LimitsHeatsOption = Annotated[
     list[float] | None,
@@ -32,13 +30,13 @@ NumbersOption = Annotated[
 ]
 ShortlistOption = Annotated[
     int,
-    typer.Option(min=2, max=LARGEST_COUNT, help="Tokens that drafts are drawn from.", rich_help_panel=DRAFTING),
+    typer.Option(min=2, callback=count, help="Tokens that drafts are drawn from.", rich_help_panel=DRAFTING),
 ]
 TreeEveryOption = Annotated[
     int,
     typer.Option(
         min=0,
-        max=LARGEST_COUNT,
+        callback=count,
         help="Grow trees at every so many positions; 0: none.",
         rich_help_panel=MEASURING,
     ),
@@ -52,9 +50,7 @@ TuneHeatsOption = Annotated[
 ]
 TunedTokensOption = Annotated[
     int,
-    typer.Option(
-        min=2, max=LARGEST_COUNT, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING
-    ),
+    typer.Option(min=2, callback=count, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING),
 ]
 MaxNodesOption = Annotated[
     int,
@@ -73,18 +69,18 @@ BatchSizesOption = Annotated[
     list[int] | None,
     typer.Option(
         min=1,
-        max=LARGEST_COUNT,
+        callback=count,
         help="Prompts continued together; may be repeated. Default: 1.",
         rich_help_panel=MEASURING,
     ),
 ]
 RepeatsOption = Annotated[
     int,
-    typer.Option(min=1, max=LARGEST_COUNT, help="How often every batch is measured.", rich_help_panel=MEASURING),
+    typer.Option(min=1, callback=count, help="How often every batch is measured.", rich_help_panel=MEASURING),
 ]
 BenchTokensOption = Annotated[
     int,
-    typer.Option(min=1, max=LARGEST_COUNT, help="Tokens per prompt, the same for all arms.", rich_help_panel=MEASURING),
+    typer.Option(min=1, callback=count, help="Tokens per prompt, the same for all arms.", rich_help_panel=MEASURING),
 ]
 BenchQuietOption = Annotated[
     bool,
@@ -115,21 +111,19 @@ PromptsOption = Annotated[
         rich_help_panel=PROMPTS,
     ),
 ]
-LimitOption = Annotated[
-    int, typer.Option(min=1, max=LARGEST_COUNT, help="Prompts of each task.", rich_help_panel=PROMPTS)
-]
+LimitOption = Annotated[int, typer.Option(min=1, callback=count, help="Prompts of each task.", rich_help_panel=PROMPTS)]
 ExcerptOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=LARGEST_COUNT,
+        callback=count,
         help="Tokens of a plain text's passage to start from. Default: 64.",
         rich_help_panel=PROMPTS,
     ),
 ]
 FixedSeedOption = Annotated[
     int,
-    typer.Option(min=0, max=LARGEST_SEED, help="Fixes what is drawn at random.", rich_help_panel=MEASURING),
+    typer.Option(min=0, callback=seed_number, help="Fixes what is drawn at random.", rich_help_panel=MEASURING),
 ]
 SvgOption = Annotated[
     Path | None,

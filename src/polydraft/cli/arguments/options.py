@@ -9,8 +9,6 @@ from polydraft.cli.arguments.values import device_name, model_name, precision
 
 MODELS, DRAFTING, SAMPLING = "Models", "Drafting", "Sampling"
 PROMPTS, MEASURING, OUTPUT, FILES = "Prompts", "Measuring", "Output", "Files of prompts"
-LARGEST_SEED = 2**63 - 1
-LARGEST_COUNT = 2**31 - 1
 
 
 class DrafterName(StrEnum):

@@ -2,10 +2,38 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from polydraft.errors import CheckpointError, InvalidParameter
 
+LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+def count(_: Any, param: Any, value: Any) -> Any:
+    """Return a number of things, or several of them.
+
+    Raises:
+        InvalidParameter: there cannot be so many.
+    """
+    return _at_most(LARGEST_COUNT, param, value)
+
+
+def seed_number(_: Any, param: Any, value: Any) -> Any:
+    """Return a seed.
+
+    Raises:
+        InvalidParameter: it is larger than seeds are.
+    """
+    return _at_most(LARGEST_SEED, param, value)
+
+
+def _at_most(most: int, param: Any, value: Any) -> Any:
+    several = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for one in several:
+        if one > most:
+            raise InvalidParameter(f"{param.opts[0]} is at most {most}, but {one} was given.")
+    return value
 
 
 def model_name(name: str | None) -> str | None:
