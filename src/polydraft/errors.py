@@ -15,7 +15,7 @@ PolydraftError
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
 `is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
-too.
+too. `shown` writes a value into an error's sentence.
 """
 
 from numbers import Integral, Real
@@ -87,3 +87,15 @@ def is_number(value: object) -> bool:
     except OverflowError:
         return False
     return True
+
+
+def shown(value: object) -> str:
+    """Return a value as it is written, if that is short and of one line; else its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict | set)
+    try:
+        written = repr(value) if plain or value is None else ""
+    except ValueError:  # an integer of too many digits to be written
+        written = ""
+    return written if 0 < len(written) <= 60 and "\n" not in written else f"of type {type(value).__name__}"

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
-from polydraft.errors import InvalidParameter, InvalidProbabilities, is_number, is_whole
+from polydraft.errors import InvalidParameter, InvalidProbabilities, is_number, is_whole, shown
 
 LARGEST_SEED = 2**63
 """Seeds lie below."""
@@ -44,7 +44,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, "a finite number >= 0", lambda value: 0 <= value < float("inf"))
         if not is_whole(self.top_k) or self.top_k < 0:
-            raise InvalidParameter(f"top_k must be an integer >= 0, but is {self.top_k!r}.")
+            raise InvalidParameter(f"top_k must be an integer >= 0, but is {shown(self.top_k)}.")
         _require("top_p", self.top_p, "in (0, 1]", lambda value: 0 < value <= 1)
         _require("min_p", self.min_p, "in [0, 1]", lambda value: 0 <= value <= 1)
         _require("typical_p", self.typical_p, "in (0, 1]", lambda value: 0 < value <= 1)
@@ -52,7 +52,7 @@ class SamplingParams:
 
 def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
     if not is_number(value) or not holds(value):
-        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")
+        raise InvalidParameter(f"{name} must be {rule}, but is {shown(value)}.")
 
 
 def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
@@ -282,7 +282,7 @@ class Noise:
             InvalidParameter: the seed is no integer from 0 to 2^63 - 1.
         """
         if not is_whole(seed) or not 0 <= seed < LARGEST_SEED:
-            raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {seed!r}.")
+            raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {shown(seed)}.")
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
     @classmethod

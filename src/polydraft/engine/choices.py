@@ -9,7 +9,7 @@ from torch import Generator, nn
 
 from polydraft.drafters import Drafter, NgramDrafter, NoDraft
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, parse_policy
@@ -25,7 +25,11 @@ USUAL_DRAFTS = 20
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """polydraft's own arguments of a call, as they were given."""
+    """polydraft's own arguments of a call, as they were given.
+
+    Raises:
+        InvalidParameter: `compile` is neither True nor False.
+    """
 
     drafter: object = None
     verifier: object = None
@@ -33,6 +37,10 @@ class Choices:
     seed: int | None = None
     generator: Generator | None = None
     compile: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compile, bool):
+            raise InvalidParameter(f"compile must be True or False, but is {_described(self.compile)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +178,4 @@ def _with_drafts(policy: TreePolicy) -> TreePolicy:
 
 def _described(value: object) -> str:
     """Return what a value is, for an error: a class is told from what it makes."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}; pass {value.__name__}(...)"
-    return f"{value!r}" if isinstance(value, int | float | bool) else f"of type {type(value).__name__}"
+    return f"{shown(value)}; pass {value.__name__}(...)" if isinstance(value, type) else shown(value)

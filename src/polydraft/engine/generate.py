@@ -16,7 +16,7 @@ from polydraft.engine.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.models import (
     OF_A_CALL_THAT_ENDS,
     HuggingFaceModel,
@@ -225,7 +225,13 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
 
 @contextmanager
 def _ended_in_any_case(streamer: Streamer | None) -> Iterator[None]:
-    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever."""
+    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever.
+
+    Raises:
+        InvalidParameter: it is no streamer.
+    """
+    if streamer is not None and (isinstance(streamer, type) or not isinstance(streamer, Streamer)):
+        raise InvalidParameter(f"streamer must have the methods put and end, but is {shown(streamer)}.")
     try:
         yield
     finally:

@@ -294,9 +294,9 @@ def generate_many(
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
     """
     require_count("batch_size", batch_size)
+    choices = Choices(drafter, verifier, policy, compile=compile)
     target = target_model(model, compile=compile)
     check_arguments(model, options, OF_ONE_CALL)
-    choices = Choices(drafter, verifier, policy, compile=compile)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
     chosen = chosen_drafter(choices.drafter, target, compile=compile)
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
@@ -327,6 +327,8 @@ def _asked(
         raise InvalidParameter("prompts must be token ids of several prompts, but is a text.")
     named: Mapping[Any, Prompt]
     named = prompts if isinstance(prompts, Mapping) else dict(enumerate(prompts))
+    if not isinstance(per_prompt, Mapping) or not all(isinstance(own, Mapping) for own in per_prompt.values()):
+        raise InvalidParameter("per_prompt must hold options by name for prompts by name, such as {0: {'seed': 1}}.")
     strange = [name for name in per_prompt if name not in named]
     if strange:
         raise InvalidParameter(f"per_prompt has options for {strange[0]!r}, but there is no such prompt.")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polydraft.engine.block import Emission
 from polydraft.errors import InvalidParameter
+from polydraft.models import BUILT_IN, first_sentence
 
 
 @runtime_checkable
@@ -68,21 +69,25 @@ class Limits:
         new = torch.tensor(emitted, device=past.device)
         before = () if self.padding is None else (self.padding.to(past.device),)
         history = torch.cat([*before, past, new]).unsqueeze(0)
-        return "stop" if any(_ends_row(criterion(history, None), criterion) for criterion in self.criteria) else ""
+        return "stop" if any(_ends_row(criterion, history) for criterion in self.criteria) else ""
 
 
-def _ends_row(answer: object, criterion: StoppingCriterion) -> bool:
-    """Return what a criterion says of the one row that it was asked for; a plain bool is understood too.
+def _ends_row(criterion: StoppingCriterion, history: Int[Tensor, "1 t"]) -> bool:
+    """Return what a criterion says of one row; a plain bool is understood too.
 
     Raises:
-        InvalidParameter: it says something else.
+        InvalidParameter: it says something else, or fails by an error of Python's own kinds; others pass through.
     """
-    if isinstance(answer, Tensor) and answer.numel() == 1:
+    name = getattr(criterion, "__name__", None) or type(criterion).__name__
+    try:
+        answer: object = criterion(history, None)
+    except BUILT_IN as error:
+        raise InvalidParameter(f"The stopping criterion {name} failed: {first_sentence(error)}.") from error
+    if isinstance(answer, Tensor) and answer.numel() == 1 and not answer.is_floating_point():
         return bool(answer)
     if isinstance(answer, bool):
         return answer
     what = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"{answer!r}"
     raise InvalidParameter(
-        f"The stopping criterion {type(criterion).__name__} must return True or False for each row, here one, but "
-        f"returned {what}."
+        f"The stopping criterion {name} must return True or False for each row, here one, but returned {what}."
     )

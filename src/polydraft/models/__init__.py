@@ -1,10 +1,12 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
+from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks import check_model, check_supported
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import (
+    BUILT_IN,
     OF_A_CALL_THAT_ENDS,
     OF_ONE_CALL,
     Prepared,
@@ -37,6 +39,7 @@ from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
 
 __all__ = [
+    "BUILT_IN",
     "LEVELS",
     "OF_A_CALL_THAT_ENDS",
     "OF_ONE_CALL",
@@ -65,6 +68,7 @@ __all__ = [
     "check_supported",
     "draft_model",
     "drafting_asked_for",
+    "first_sentence",
     "is_prepared",
     "load",
     "load_draft",

@@ -20,9 +20,10 @@ from polydraft.models.generation.prepare import (
     prompts_of,
     take_apart,
 )
-from polydraft.models.generation.processors import RowProcessor, Serial, warn_of_serial
+from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, warn_of_serial
 
 __all__ = [
+    "BUILT_IN",
     "HONOURED",
     "OF_A_CALL_THAT_ENDS",
     "OF_ONE_CALL",

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import GenerationConfig
 
-from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 
 HONOURED = frozenset(
     """
@@ -190,7 +190,7 @@ def drafting_asked_for(options: Mapping[str, Any], own: GenerationConfig) -> dic
         require_count(name, asked[name])
     threshold = asked["assistant_confidence_threshold"]
     if threshold is not None and not (is_number(threshold) and 0 <= threshold <= 1):
-        raise InvalidParameter(f"assistant_confidence_threshold must lie in 0 to 1, but is {_shown(threshold)}.")
+        raise InvalidParameter(f"assistant_confidence_threshold must lie in 0 to 1, but is {shown(threshold)}.")
     for name, needed in DRAFTING.items():
         if asked[name] is not None and needed and asked[needed] is None and name in options:
             raise InvalidParameter(f"{name} needs {needed}, or say it by drafter= and policy=.")
@@ -204,7 +204,7 @@ def require_count(name: str, value: object) -> None:
         InvalidParameter: it is something else.
     """
     if value is not None and not (is_whole(value) and cast(int, value) >= 1):
-        raise InvalidParameter(f"{name} must be an integer of at least 1, but is {_shown(value)}.")
+        raise InvalidParameter(f"{name} must be an integer of at least 1, but is {shown(value)}.")
 
 
 def _first(*values: Any) -> Any:
@@ -214,7 +214,7 @@ def _first(*values: Any) -> Any:
 def _check(name: str, value: Any, refusal: Refusal, place: str = "") -> None:
     if not any(_same(value, off) for off in refusal.off):
         where = f" of {place}" if place else ""
-        raise InvalidParameter(f"{name}={_shown(value)}{where} is refused: {refusal.reason}.")
+        raise InvalidParameter(f"{name}={_written(value)}{where} is refused: {refusal.reason}.")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -225,10 +225,8 @@ def _same(value: Any, other: Any) -> bool:
     return isinstance(value, plain) and isinstance(other, plain) and value == other
 
 
-def _shown(value: Any) -> str:
-    """Return a value as it is written, if that is short; else its type."""
-    plain = isinstance(value, bool | int | float | str | list | tuple) and len(repr(value)) <= 60
-    return repr(value) if plain else f"<{type(value).__name__}>"
+def _written(value: Any) -> str:
+    return f"<{said.removeprefix('of type ')}>" if (said := shown(value)).startswith("of type ") else said
 
 
 def _unknown(model: nn.Module, name: str) -> str:

@@ -205,6 +205,8 @@ def check_prompts(input_ids: object, vocab_size: int, mask: object = None) -> No
         )
     if 0 in shape:
         raise InvalidParameter(f"The prompt is empty: input_ids has shape {shape}, not (rows, tokens).")
+    if input_ids.layout != torch.strided:
+        raise InvalidParameter("input_ids must be an ordinary tensor, but is sparse; pass input_ids.to_dense().")
     if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
         raise InvalidParameter(f"input_ids must be integers, but is of type {input_ids.dtype}.")
     outside = (input_ids < 0) | (input_ids >= vocab_size)

@@ -30,12 +30,24 @@ from transformers.generation.logits_process import (
 )
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.generation.grammars import fork_of_library, of_row_of_library
 from polydraft.models.generation.trial import Behaviour, behaviour
 
 Call = Callable[..., Tensor]
 """A processor: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
 
+BUILT_IN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""The kinds of errors by which code fails that is wrong, or wrongly called."""
 STATELESS = frozenset(
     """
     MinLength MinNewTokensLength Temperature RepetitionPenalty EncoderRepetitionPenalty TopP TopK TopH MinP Typical
@@ -95,7 +107,7 @@ class Stateless:
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the changed scores."""
-        return checked(self.call(history, scores), scores, self.name)
+        return answered(self.call, history, scores, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +124,7 @@ class Forked:
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the changed scores, and take note of the call."""
-        return checked(self.call(history, scores), scores, self.name)
+        return answered(self.call, history, scores, self.name)
 
 
 class Serial:
@@ -135,7 +147,7 @@ class Serial:
     def __call__(self, history: Int[Tensor, "1 t"], scores: Float[Tensor, "1 V"]) -> Float[Tensor, "1 V"]:
         """Return the changed scores."""
         if self._last is None or not torch.equal(self._last[0], history):
-            self._last = history, checked(self.call(history, scores), scores, self.name)
+            self._last = history, answered(self.call, history, scores, self.name)
         return self._last[1]
 
 
@@ -211,12 +223,17 @@ def forked(processor: Call) -> Call:
     return copy.deepcopy(processor, {id(one): one for one in held})
 
 
-def checked(changed: object, scores: Float[Tensor, "n V"], name: str) -> Float[Tensor, "n V"]:
-    """Return what a processor returned, in the precision of the scores.
+def answered(call: Call, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"], name: str) -> Float[Tensor, "n V"]:
+    """Return what a processor answers, in the precision of the scores.
 
     Raises:
-        InvalidParameter: it returned something else than changed scores.
+        InvalidParameter: it answers something else than changed scores, or fails by an error of Python's own kinds;
+            others, by which a user may end a generation, pass through.
     """
+    try:
+        changed: object = call(history, scores)
+    except BUILT_IN as error:
+        raise InvalidParameter(f"The logits processor {name} failed: {first_sentence(error)}.") from error
     if not isinstance(changed, Tensor) or changed.shape != scores.shape or changed.is_complex():
         what = type(changed).__name__
         if isinstance(changed, Tensor):
