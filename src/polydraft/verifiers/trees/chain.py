@@ -34,7 +34,11 @@ BEST_WITH_ONE = (
 
 
 def is_whole(draft: Draft) -> bool:
-    """Tell whether a draft is a chain drawn from whole rows."""
+    """Tell whether a draft is a chain drawn from whole rows.
+
+    A verifier may ask this of the grown tree, since what follows is a short cut: the same law given the draft. It must
+    not take another law by it (`ByShape`).
+    """
     return draft.whole and draft.tree.topology.width == 1
 
 
