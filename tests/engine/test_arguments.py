@@ -119,7 +119,13 @@ def test_the_greedy_text_is_hugging_faces_however_it_is_said(name: str) -> None:
 
 def asking(name: str) -> Any:
     """Return a value that asks for something."""
-    special = {"length_penalty": 0.7, "num_beams": 3, "num_beam_groups": 2, "diversity_penalty": 0.5, "use_cache": False}
+    special = {
+        "length_penalty": 0.7,
+        "num_beams": 3,
+        "num_beam_groups": 2,
+        "diversity_penalty": 0.5,
+        "use_cache": False,
+    }
     special |= {"disable_compile": "yes", "num_assistant_tokens_schedule": "heuristic", "penalty_alpha": 0.6}
     special |= {"position_ids": torch.arange(5)[None], "inputs_embeds": torch.zeros(1, 5, 4), "dola_layers": "low"}
     special |= {"assistant_ensemble_weight": 0.5, "compile_config": CompileConfig()}
@@ -165,7 +171,11 @@ def test_a_configuration_cannot_ask_for_what_is_refused(name: str) -> None:
 def test_inside_hugging_faces_generate_they_are_refused_too(options: dict[str, Any]) -> None:
     with pytest.raises(Exception, match=next(iter(options))):
         target().generate(
-            PROMPT, attention_mask=torch.ones_like(PROMPT), custom_generate=polydraft.generate, max_new_tokens=3, **options
+            PROMPT,
+            attention_mask=torch.ones_like(PROMPT),
+            custom_generate=polydraft.generate,
+            max_new_tokens=3,
+            **options,
         )
 
 
@@ -267,7 +277,12 @@ def test_what_is_meant_is_taken() -> None:
     assert parts(drafter=draft(), verifier=NaiveMatch()).verifier == TopDown(NaiveMatch())
     assert parts(drafter=draft(), verifier="optimal").verifier == TopDown(Optimal())
     assert parts(drafter="ngram", verifier="naive").verifier.scheme.name == "given"
-    for policy, meant in ((EAGLE_25, Fixed(EAGLE_25)), ("4,2,1", Widths((4, 2, 1))), ((2, 1), Widths((2, 1))), (3, Chain(3))):
+    for policy, meant in (
+        (EAGLE_25, Fixed(EAGLE_25)),
+        ("4,2,1", Widths((4, 2, 1))),
+        ((2, 1), Widths((2, 1))),
+        (3, Chain(3)),
+    ):
         assert parts(drafter=draft(), policy=policy).policy == meant
     assert isinstance(parts(drafter="none").drafter, NoDraft)
     assert isinstance(parts(drafter="ngram").drafter, NgramDrafter)
