@@ -29,7 +29,7 @@ def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab
         raise InvalidDraft(f"draft must return a Draft, but returned a {type(draft).__name__}.")
     _check_tensors(draft, text, scheme)
     _check_places(draft, text)
-    _check_size(draft.tree, largest_shape(policy))
+    _check_size(draft, largest_shape(policy))
     if draft.whole and not _is_whole(draft, vocab_size):
         draft = replace(draft, whole=False)
     return _with_one_unknown(_with_usable_rows(draft), vocab_size)
@@ -90,15 +90,14 @@ def _check_tensor(
         raise InvalidDraft(f"The draft's {name} must be on {device}, where the text is, but is on {found.device}.")
 
 
-def _check_size(tree: TokenTree, largest: TreeShape) -> None:
+def _check_size(draft: Draft, largest: TreeShape) -> None:
     """Check that there is room for the trees in the caches, and that the verifier was asked about such trees."""
-    nodes, most = tree.tokens.shape[-1], largest.max_children
+    tree, nodes, most = draft.tree, draft.tree.tokens.shape[-1], largest.max_children
+    most = most if draft.most_children is None else min(most, draft.most_children)
     if nodes > largest.size:
         raise InvalidDraft(f"The draft's trees have {nodes} nodes, but the policy's have at most {largest.size}.")
     if nodes > 1 and tree.topology.width > most:
-        raise InvalidDraft(
-            f"The draft has a node with {tree.topology.width} drafts, but the policy's have {most} at most."
-        )
+        raise InvalidDraft(f"The draft has a node with {tree.topology.width} drafts, but was to have {most} at most.")
 
 
 def _check_places(draft: Draft, text: Text) -> None:
