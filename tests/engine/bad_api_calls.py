@@ -1,4 +1,4 @@
-"""Bad calls of the public functions, generated from the kinds of their arguments: run as a program, it prints what came.
+"""Bad calls of the public functions, generated from the kinds of their arguments: a program that prints what came.
 
 It runs in a process of its own, without the type checks that tests have: users have none either.
 """
@@ -21,7 +21,8 @@ from polydraft.errors import PolydraftError
 from polydraft.models import Pair
 from polydraft.models.tiny import tiny_draft, tiny_target
 
-PATIENCE = 20.0
+PATIENCE = 100.0
+"""Seconds that a call may take on a busy machine before it counts as hanging."""
 NOTHING: list[Any] = [None, True, False, 0, -1, 3, 1.5, float("nan"), float("inf"), 10**400, "", "x", "\x1b[31m", b"x"]
 NOTHING += [[], [1.5], ["a"], {}, {"a": 1}, (), object(), int, print, torch.tensor(1.0), torch.zeros(2, 3), 3 + 4j]
 NOTHING += [Path("nowhere"), "no/such/folder", {1, 2}, range(3), lambda *_: None]
@@ -46,8 +47,10 @@ def pools(target: Any, draft: Any) -> dict[str, list[Any]]:
         "model": [target, pair, None, "folder", draft.config, torch.nn.Linear(2, 2), target.model],
         "input_ids": [ids, ids[0], ids.float(), ids.bool(), ids[:, :0], ids[:0], ids + 9, ids - 5, {"input_ids": ids},
                       {"input_ids": [1, 2]}, ids.repeat(3, 1), ids.to_sparse(), "text", [[1], [2, 3]]],
-        "prompts": [[[1, 2]], {"a": [1, 2]}, {("t",): [1]}, [[1], []], [[1.5]], ["text"], "text", [None], [ids], [[99]]],
-        "drafter": [draft, "none", "ngram", pair, ModelDrafter, NaiveMatch(), "no/such/folder", Strange(1), target.model],
+        "prompts": [[[1, 2]], {"a": [1, 2]}, {("t",): [1]}, [[1], []], [[1.5]], ["text"], "text", [None], [ids],
+                    [[99]]],
+        "drafter": [draft, "none", "ngram", pair, ModelDrafter, NaiveMatch(), "no/such/folder", Strange(1),
+                    target.model],
         "verifier": [NaiveMatch(), TopDown(NaiveMatch()), NaiveMatch, "optimal", "block", "nothing", "naive", Chain(2)],
         "policy": [EAGLE_25, "4,2,1", (2, 1), 3, Chain, "chain:0", (0,), ("a",), "eagle-2", "best-first:4", [1, 1]],
         "seed": [1, 2**63, -1, 2**70, "1", torch.tensor(1)],
@@ -128,9 +131,7 @@ def outcome(name: str, arguments: dict[str, Any]) -> str:
     except PolydraftError as error:
         text = str(error)
         said = "refused" if text.strip() and "\n" not in text and len(text) < 600 else f"RAW: not a sentence: {text!r}"
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except Exception as error:  # noqa: BLE001  this is what is looked for
         said = f"RAW: {''.join(traceback.format_exception(error)[-3:])}"
     took = time.monotonic() - began
     return said if took < PATIENCE else f"RAW: took {took:.0f} s"

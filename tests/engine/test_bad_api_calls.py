@@ -1,0 +1,37 @@
+"""Bad calls of `generate`, `stream` and `generate_many`: a result or one sentence, never a raw error, never a hang."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "bad_api_calls.py"
+
+
+def tried(number: int, seed: int, patience: float) -> dict[str, int]:
+    """Run so many calls in a process of their own; the tests' type checks would answer before the package does."""
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM), str(number), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=patience,
+        check=True,
+    )
+    result = json.loads(run.stdout)
+    assert not result["wrong"], "\n\n".join(result["wrong"])
+    return result["counts"]
+
+
+def test_bad_calls_are_answered_in_a_sentence() -> None:
+    counts = tried(60, 7, patience=300)
+    assert counts["refused"] > 25
+    assert counts["fine"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_three_hundred_bad_calls(seed: int) -> None:
+    counts = tried(300, seed, patience=1500)
+    assert sum(counts.values()) == 300
