@@ -1,12 +1,12 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
+from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, capacity_for, decode
 from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
-from polydraft.engine.output import GenerationOutput
 from polydraft.engine.planner import Planner
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.slots import Request, Slots

@@ -101,7 +101,7 @@ class Statistics:
         """Take over the stopwatch's times and what became of the drafter."""
         parts = sum(value for name, value in seconds.items() if name != "total")
         self.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
-        self.fallback = fallback or self.fallback
+        self.fallback = fallback
 
     @property
     def block_efficiency(self) -> float:

@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft, Text
-from polydraft.engine.choices import Choices, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.choices import Choices, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.defaults import target_model
-from polydraft.engine.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter
 from polydraft.engine.block import Emission, Statistics
-from polydraft.engine.choices import Choices, chosen_drafter, chosen_policy, chosen_verifier, with_hugging_faces_words
+from polydraft.engine.calls.choices import (
+    Choices,
+    chosen_drafter,
+    chosen_policy,
+    chosen_verifier,
+    with_hugging_faces_words,
+)
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.defaults import default_policy, default_verifier, target_model
 from polydraft.engine.generate import row_laws, row_limits

@@ -56,11 +56,13 @@ class Run:
         check_room(setup.prompt, setup.limits)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
-        self.statistics = Statistics(fallback=setup.fallback, in_force=setup.laws[0].in_force)
+        self.statistics = Statistics(in_force=setup.laws[0].in_force)
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._noise = noise
-        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy, setup.keeps_scores)
+        self._watched = Watched(
+            setup.target, setup.drafter, setup.verifier, setup.policy, setup.keeps_scores, setup.fallback
+        )
         self._taken: _Taken | None = None
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()

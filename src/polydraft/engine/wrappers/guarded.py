@@ -29,14 +29,16 @@ class Guarded:
     and what was drawn before an error is verified if it can be (`Draft.failure`). The first error is warned about once
     and kept in `failure`. Errors of pairing (scheme, vocabulary) are the user's to mend and pass through.
 
+    `failure` may be given: then nothing is drafted from the beginning.
+
     That the drafter failed is in the state, so that a step which is interrupted and taken again is the same step.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, failure: str = "") -> None:
         self.drafter = drafter
         self.name = drafter.name
         self.reads_hidden = drafter.reads_hidden
-        self.failure = ""
+        self.failure = failure
         self._sound = is_sound(drafter)
         self._vocab_size = 0
         self._failed: Failed | None = None  # in this step: `draft` writes it, `commit` reads it

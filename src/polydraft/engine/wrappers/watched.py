@@ -21,6 +21,7 @@ class Watched:
     Args:
         target, drafter, verifier, policy, keeps_scores: those of `Method`; a planner for a policy is told how each step
             went.
+        fallback: why nothing is drafted from the beginning; else empty.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class Watched:
         verifier: TreeVerifier,
         policy: TreePolicy,
         keeps_scores: bool = False,
+        fallback: str = "",
     ) -> None:
-        self._watch, self._guard = Stopwatch(target.device), Guarded(drafter)
+        self._watch, self._guard = Stopwatch(target.device), Guarded(drafter, fallback)
         self._planner = policy if isinstance(policy, Planner) else None
         timed = TimedVerifier(verifier, self._watch)
         self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
