@@ -16,9 +16,6 @@ from torch import Generator, Tensor
 
 from polydraft.errors import InvalidParameter, InvalidProbabilities, is_number, is_whole, shown
 
-LARGEST_SEED = 2**63
-"""Seeds lie below."""
-
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -276,13 +273,7 @@ class Noise:
 
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
-        """Return `rows` streams of their own (up to 32 bits of their seeds, see above), fixed by `seed`.
-
-        Raises:
-            InvalidParameter: the seed is no integer from 0 to 2^63 - 1.
-        """
-        if not is_whole(seed) or not 0 <= seed < LARGEST_SEED:
-            raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {shown(seed)}.")
+        """Return `rows` streams of their own (up to 32 bits of their seeds, see above), fixed by `seed`."""
         return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
     @classmethod

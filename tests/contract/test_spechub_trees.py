@@ -28,8 +28,9 @@ each_rule = pytest.mark.parametrize("verifier", RULES, ids=lambda rule: f"{type(
 
 
 def untouched() -> nn.Module:
-    """Return a model that must not be run."""
+    """Return a model that was tried and must not be run any more."""
     model = tiny_model("llama")
+    HuggingFaceModel(model)
 
     def fail(*_: object) -> None:
         raise AssertionError("The model was run.")

@@ -118,9 +118,10 @@ def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
 def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
     target, twin = tiny_model(seed=1), tiny_model(seed=1)
     calls: list[int] = []
+    drafter = ModelDrafter(HuggingFaceModel(twin))  # which tries the model, once
     twin.register_forward_pre_hook(lambda *_: calls.append(1))
     settings = {"temperature": 0.0, "max_new_tokens": 30, "policy": Planner((Chain(3),))}
-    run = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=ModelDrafter(HuggingFaceModel(twin)), **settings)
+    run = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=drafter, **settings)
     assert not calls and run.exhaust().statistics.drafted == 0
 
 

@@ -127,7 +127,7 @@ def test_nothing_to_do() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_needs_a_slot(size: int) -> None:
-    with pytest.raises(InvalidParameter, match="batch_size must be at least 1"):
+    with pytest.raises(InvalidParameter, match="batch_size must be an integer of at least 1"):
         generate_many(target(), PROMPTS, batch_size=size)
 
 

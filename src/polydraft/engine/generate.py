@@ -16,7 +16,7 @@ from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
-from polydraft.errors import InvalidParameter, shown
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
     OF_A_CALL_THAT_ENDS,
     HuggingFaceModel,
@@ -220,6 +220,8 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     if seed is None:
         device = generator.device if generator is not None else None
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {shown(seed)}.")
     return Noise.from_seed(seed, rows)
 
 
