@@ -89,13 +89,18 @@ def is_number(value: object) -> bool:
     return True
 
 
+WRITTEN: frozenset[type] = frozenset(
+    (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, type(None))
+)
+"""The types of values that are written as they are in an error."""
+
+
 def shown(value: object) -> str:
     """Return a value as it is written, if that is short and of one line; else its type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    plain = isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict | set)
     try:
-        written = repr(value) if plain or value is None else ""
+        written = repr(value) if type(value) in WRITTEN else ""
     except ValueError:  # an integer of too many digits to be written
         written = ""
     return written if 0 < len(written) <= 60 and "\n" not in written else f"of type {type(value).__name__}"
