@@ -139,6 +139,8 @@ class TestProcessors:
         seen: list[list[int]] = []
 
         class Spy(LogitsProcessor):
+            stateless = True  # what it notes changes no answer
+
             def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
                 seen.extend(input_ids.tolist())
                 return scores

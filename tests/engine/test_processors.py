@@ -2,10 +2,12 @@
 
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doubles import perturbed, tiny_model
@@ -24,7 +26,8 @@ import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, Widths
 from polydraft.errors import InvalidParameter
 from polydraft.models.generation.processors import STATEFUL, STATELESS, UNSUITED, Forked, Serial, Stateless, kind_of
-from polydraft.models.generation.trial import Behaviour, behaviour, traces
+from polydraft.models.generation.traces import traces
+from polydraft.models.generation.trial import Behaviour, behaviour
 
 VOCAB, NEW = 60, 20
 PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
@@ -238,7 +241,7 @@ def test_what_cannot_be_copied_is_decoded_plainly_and_said(kind: Callable[[], An
 
 @pytest.mark.parametrize("policy", [Chain(2), Widths((2, 1))], ids=["chain", "tree"])
 def test_sampled_text_follows_the_law_of_a_counting_processor(policy: Chain | Widths) -> None:
-    """Chi-square on the first two tokens, rare pairs together; it fails for one choice of seeds in a million if the law is right."""
+    """Chi-square on two tokens, rare pairs together: if the law is right, one choice of seeds in a million fails."""
     model, samples = tiny_model("llama", 6), 1000
     twin, prompt = perturbed(model, 0.05), torch.tensor([[2, 1, 5]])
 
@@ -265,6 +268,194 @@ def test_sampled_text_follows_the_law_of_a_counting_processor(policy: Chain | Wi
     statistic = float(((found - expected) ** 2 / expected).sum())
     assert float(chi2.sf(statistic, int(common.sum()))) > FALSE_ALARM_RATE
     assert output.statistics.accepted > 0
+
+
+# --- What a trial must not be deceived by, nor change ----------------------------------------------------------------
+
+
+def act(scores: Tensor, count: int) -> Tensor:
+    scores = scores.clone()
+    scores[:, 7 * int(count) % VOCAB] += 6
+    return scores
+
+
+class InItsClass(LogitsProcessor):
+    calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        type(self).calls += 1
+        return act(scores, type(self).calls)
+
+
+class OfItsClass(LogitsProcessor):
+    calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        type(self).calls += 1
+        return scores.clone()
+
+
+def in_a_default(input_ids: Tensor, scores: Tensor, calls: list[int] = [0]) -> Tensor:  # noqa: B006  that is the point
+    calls[0] += 1
+    return act(scores, calls[0])
+
+
+def in_an_attribute(input_ids: Tensor, scores: Tensor) -> Tensor:
+    in_an_attribute.calls += 1  # pyright: ignore
+    return act(scores, in_an_attribute.calls)  # pyright: ignore
+
+
+MODULE_CALLS = [0]
+
+
+def in_the_module(input_ids: Tensor, scores: Tensor) -> Tensor:
+    MODULE_CALLS[0] += 1
+    return act(scores, MODULE_CALLS[0])
+
+
+def in_two_closures() -> Callable[[Tensor, Tensor], Tensor]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return lambda input_ids, scores: act(scores, count())
+
+
+class InAField(LogitsProcessor):
+    def __init__(self) -> None:
+        self.inner = counting_function()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.inner(input_ids, scores)
+
+
+class NeverCopied(Counting):
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NeverCopied":
+        return self
+
+
+class OfNumbers(LogitsProcessor):
+    def __init__(self) -> None:
+        self.kept, self.last = np.zeros(1, int), deque([0], maxlen=3)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.kept += 1
+        self.last.append(int(self.kept[0]))
+        return act(scores, self.last[-1]) if self.kept[0] > 9 else scores
+
+
+class Flagged(LogitsProcessor):
+    """Turned on and off by a token, as thinking budgets are."""
+
+    def __init__(self, token: int) -> None:
+        self.token, self.on = token, False
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.on ^= int(input_ids[0, -1]) == self.token
+        return act(scores, 3) if self.on else scores
+
+
+def of_functions() -> list[Callable[[], Any]]:
+    in_an_attribute.calls = 0  # pyright: ignore
+    in_a_default.__defaults__[0][0] = MODULE_CALLS[0] = InItsClass.calls = OfItsClass.calls = 0  # pyright: ignore
+    functions = [in_a_default, in_an_attribute, in_the_module]
+    makers: list[Callable[[], Any]] = [lambda one=one: one for one in functions]
+    makers += [in_two_closures, lambda: partial(counting_function()), InItsClass, OfItsClass, InAField, NeverCopied]
+    return [*makers, OfNumbers, *(lambda token=token: Flagged(token) for token in (12, 20, 29, 5, 14))]
+
+
+@pytest.mark.filterwarnings("ignore:.*without drafts")
+@pytest.mark.parametrize("place", range(15))
+def test_state_kept_anywhere_gives_hugging_faces_text(place: int) -> None:
+    options = listed(of_functions()[place])
+    ids, usual = PROMPTS[:1], {"max_new_tokens": NEW}
+    plain = target().generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **usual, **options())
+    for policy in (Chain(3), Fixed(EAGLE_25)):
+        made = of_functions()[place]()
+        settings = {"drafter": draft(), "policy": policy, "temperature": 0, **usual}
+        output = polydraft.generate(target(), ids, logits_processor=[made], **settings)
+        assert torch.equal(output.sequences, plain)
+    assert len(of_functions()) == 15
+
+
+def test_global_random_numbers_are_left_alone_by_a_trial() -> None:
+    def drawing(input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + torch.from_numpy(3 * np.random.randn(*scores.shape)).float()  # noqa: NPY002
+
+    texts = []
+    for ours in (False, True):
+        np.random.seed(0)  # noqa: NPY002
+        settings = {"max_new_tokens": NEW, "logits_processor": [drawing], "attention_mask": torch.ones(1, 5, dtype=int)}
+        if ours:
+            with pytest.warns(RuntimeWarning, match="without drafts"):
+                texts.append(polydraft.generate(target(), PROMPTS[:1], temperature=0, **settings).sequences)
+        else:
+            texts.append(target().generate(PROMPTS[:1], do_sample=False, **settings))
+    assert torch.equal(*texts)
+
+
+def test_objects_that_two_processors_share_are_shared_by_their_copies() -> None:
+    class Counts(LogitsProcessor):
+        def __init__(self, shared: dict[str, int]) -> None:
+            self.shared = shared
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.shared["calls"] += 1
+            return scores
+
+    class Reads(Counts):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return act(scores, self.shared["calls"])
+
+    def options() -> dict[str, Any]:
+        shared = {"calls": 0}
+        return {"logits_processor": LogitsProcessorList([Counts(shared), Reads(shared)])}
+
+    plain, output = both(1, options)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.accepted > 0
+
+
+def test_what_answers_by_the_rows_number_or_mixes_rows_is_refused_for_several() -> None:
+    def by_number(input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        for row in range(len(scores)):
+            scores[row, row + 2] += 8
+        return scores
+
+    for kind in (lambda: by_number, MixingRows):
+        plain, output = both(1, listed(kind))
+        assert torch.equal(output.sequences, plain)
+        with pytest.raises(InvalidParameter, match="by its number or by the rows beside it"):
+            both(2, listed(kind))
+
+
+def test_warpers_with_settings_of_their_own_keep_them() -> None:
+    """A nucleus of .2 is one token here, but at least four are to be kept."""
+    for warper in (
+        logits_process.TopPLogitsWarper(0.2, min_tokens_to_keep=4),
+        logits_process.TopKLogitsWarper(2, filter_value=-1.0),
+        logits_process.MinPLogitsWarper(0.9, min_tokens_to_keep=4),
+        logits_process.TypicalLogitsWarper(0.2, min_tokens_to_keep=4),
+    ):
+        with torch.no_grad():
+            logits = target()(PROMPTS[:1]).logits[:, -1].float()
+        law = warper(PROMPTS[:1], logits).softmax(dim=-1)[0]
+        output = polydraft.generate(
+            target(), PROMPTS[:1], drafter=draft(), do_sample=True, top_k=0, seed=1, max_new_tokens=1,
+            num_return_sequences=400, logits_processor=[warper],
+        )  # fmt: skip
+        counts = torch.bincount(output.sequences[:, -1], minlength=VOCAB)
+        assert not bool(counts[law == 0].any())
+        assert float((counts / 400 - law).abs().sum() / 2) < 0.15
+    output = polydraft.generate(
+        target(), PROMPTS[:1], temperature=0, max_new_tokens=2, logits_processor=[logits_process.TopKLogitsWarper(2)],
+        output_scores=True,
+    )  # fmt: skip
+    assert [int(one.isfinite().sum()) for one in output.scores] == [2, 2]
 
 
 # --- Nothing of the user's is changed --------------------------------------------------------------------------------
@@ -323,7 +514,7 @@ def test_a_processor_is_not_asked_beyond_an_end_of_text_or_a_forbidden_draft() -
         (Pure, Behaviour.stateless),
         (lambda: lambda input_ids, scores: scores / 2, Behaviour.stateless),
         (Uncopied, Behaviour.serial),
-        (MixingRows, Behaviour.forkable),
+        (MixingRows, Behaviour.mixing),
         (Shaken, Behaviour.serial),
     ],
 )

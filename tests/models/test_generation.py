@@ -89,7 +89,7 @@ def test_padding_on_either_side_is_taken_off() -> None:
     assert prepared.eos == {5}
     assert prepared.pad == 5
     assert prepared.max_length == 7
-    assert not prepared.criteria
+    assert prepared.criteria == ((), (), ())
 
 
 def test_without_a_mask_every_token_counts() -> None:
@@ -154,5 +154,5 @@ def test_stop_strings_need_a_tokenizer_and_become_a_criterion() -> None:
         {"stop_strings": ["ab"], "tokenizer": tiny_tokenizer(), "max_new_tokens": 3},
     )
     prepared = take_apart(prompt, seen.logits_processor, seen.stopping_criteria, None, GenerationConfig(), 101)
-    assert [type(one) for one in prepared.criteria] == [StopStringCriteria]
+    assert [type(one) for one in prepared.criteria[0]] == [StopStringCriteria]
     assert prepared.max_length == 5

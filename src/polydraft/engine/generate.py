@@ -207,8 +207,8 @@ def row_limits(prepared: Prepared, context: int) -> tuple[Limits, ...]:
     new = prepared.max_length - prepared.input_ids.shape[1]
     paddings = prepared.padding or (None,) * len(prepared.lengths)
     return tuple(
-        Limits(min(length + new, context), length + new > context, prepared.eos, prepared.criteria, padding)
-        for length, padding in zip(prepared.lengths.tolist(), paddings, strict=True)
+        Limits(min(length + new, context), length + new > context, prepared.eos, own, padding)
+        for length, own, padding in zip(prepared.lengths.tolist(), prepared.criteria, paddings, strict=True)
     )
 
 

@@ -33,6 +33,7 @@ from polydraft.models import (
     check_arguments,
     check_memory,
     check_prompts,
+    copied_criterion,
     drafting_asked_for,
     prepare_by_hugging_face,
     require_count,
@@ -440,6 +441,7 @@ def _request(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) 
                 "call polydraft.generate for each, or give its class a method fork()."
             )
         (law,), (limits,) = row_laws(prepared), row_limits(prepared, target.context)
+        limits = replace(limits, criteria=tuple(map(copied_criterion, limits.criteria)))
         return Request(asked.name, asked.tokens, law, limits, Noise.from_seed(asked.seed, 1))
 
     options = {**common, **asked.own}

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Text
-from polydraft.models import RowProcessor
+from polydraft.models import RowProcessor, fork_all
 from polydraft.probs import SamplingParams, filters_in_force, to_probs
 from polydraft.trees import TokenTree, Verdict
 
@@ -70,7 +70,7 @@ class TargetLaw:
             nodes = (reached & (depths == depth)).nonzero().squeeze(-1)
             for group in self._groups(nodes):
                 known = after.get(parents[int(group[0])], self.processors)
-                own = tuple(one.fork() for one in known) if self.keeps_state else known
+                own = fork_all(known) if self.keeps_state else known
                 drafts = path_tokens(tree, row, group, depth)
                 history = torch.cat([past.expand(len(group), -1), drafts], dim=-1)
                 changed = result[group]

@@ -11,6 +11,7 @@ from polydraft.models.generation.arguments import (
     drafting_asked_for,
     require_count,
 )
+from polydraft.models.generation.criteria import copied as copied_criterion
 from polydraft.models.generation.prepare import (
     Prepared,
     check_inputs,
@@ -20,7 +21,7 @@ from polydraft.models.generation.prepare import (
     prompts_of,
     take_apart,
 )
-from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, warn_of_serial
+from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, fork_all, warn_of_serial
 
 __all__ = [
     "BUILT_IN",
@@ -36,7 +37,9 @@ __all__ = [
     "check_config",
     "check_inputs",
     "check_prompts",
+    "copied_criterion",
     "drafting_asked_for",
+    "fork_all",
     "is_prepared",
     "prepare_by_hugging_face",
     "prompts_of",

@@ -5,6 +5,7 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 `generate` keeps its name, its default and its meaning.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,6 +40,7 @@ from polydraft.models.generation.arguments import (
     check_config,
     require_count,
 )
+from polydraft.models.generation.criteria import row_criteria
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.probs import SamplingParams
 
@@ -67,7 +69,7 @@ class Prepared:
         padding: the left padding of each row, for processors that count it.
         params: temperature and filters.
         processors: per row, the processors that come before them, of its own if they keep state.
-        criteria: stopping criteria other than length and end-of-text.
+        criteria: per row, stopping criteria other than length and end-of-text.
         eos: end-of-text ids.
         pad: the id that fills finished rows.
         max_length: the longest row of `input_ids` plus new tokens.
@@ -81,7 +83,7 @@ class Prepared:
     padding: tuple[Int[Tensor, " _"], ...]
     params: SamplingParams
     processors: Sequence[Sequence[RowProcessor]]
-    criteria: Sequence[Call]
+    criteria: Sequence[Sequence[Call]]
     eos: frozenset[int]
     pad: int
     max_length: int
@@ -299,7 +301,8 @@ def take_apart(
     tokens = input_ids.gather(-1, order)[:, : int(lengths.max())]
     left = real.long().argmax(dim=-1).tolist()
     padding = tuple(row[:count] for row, count in zip(input_ids, left, strict=True)) if any(left) else ()
-    params, processors = split_processors(_flat(logits_processor))
+    given = _flat(logits_processor)
+    params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
     pad = config.pad_token_id
     eos = frozenset(
         int(token)
@@ -312,9 +315,11 @@ def take_apart(
         tokens=tokens,
         lengths=lengths,
         padding=padding,
-        params=params if config.do_sample else SamplingParams(temperature=0),
+        params=params,
         processors=row_processors(processors, len(input_ids), input_ids, vocab_size),
-        criteria=[one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)],
+        criteria=row_criteria(
+            [one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids
+        ),
         eos=eos,
         pad=pad if pad is not None else min(eos, default=0),
         max_length=min(one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)),
@@ -344,9 +349,14 @@ def split_processors(processors: Sequence[Any]) -> tuple[SamplingParams, list[An
     order = list(names)
     found: dict[str, Any] = {}
     rest, place = list(processors), len(order)
-    while rest and type(rest[-1]) in names and order.index(type(rest[-1])) < place:
+    while rest and type(rest[-1]) in names and _is_plain(rest[-1]) and order.index(type(rest[-1])) < place:
         warper = rest.pop()
         place = order.index(type(warper))
         name, value = names[type(warper)]
         found[name] = value(warper)
     return SamplingParams(**found), rest
+
+
+def _is_plain(warper: Any) -> bool:
+    """Tell whether a warper does what its parameter does, with nothing of the user's own beside."""
+    return getattr(warper, "min_tokens_to_keep", 1) == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf

@@ -84,8 +84,8 @@ class RowProcessor(Protocol):
         """Whether it must be forked for every node."""
         ...
 
-    def fork(self) -> "RowProcessor":
-        """Return a processor in the same state that goes its own way."""
+    def fork(self, memo: dict[int, Any]) -> "RowProcessor":
+        """Return a processor in the same state that goes its own way; what the memo has was copied already."""
         ...
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
@@ -101,7 +101,7 @@ class Stateless:
     name: str
     keeps_state = False
 
-    def fork(self) -> "Stateless":
+    def fork(self, memo: dict[int, Any]) -> "Stateless":
         """Return the processor itself."""
         return self
 
@@ -118,9 +118,9 @@ class Forked:
     name: str
     keeps_state = True
 
-    def fork(self) -> "Forked":
-        """Return a copy in the same state."""
-        return Forked(forked(self.call), self.name)
+    def fork(self, memo: dict[int, Any]) -> "Forked":
+        """Return a copy in the same state; what it shares with other processors it shares with their copies."""
+        return Forked(forked(self.call, memo), self.name)
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the changed scores, and take note of the call."""
@@ -140,15 +140,15 @@ class Serial:
         self.name = name
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def fork(self) -> "Serial":
+    def fork(self, memo: dict[int, Any]) -> "Serial":
         """Return the processor itself; whoever uses it has no branches."""
         return self
 
     def __call__(self, history: Int[Tensor, "1 t"], scores: Float[Tensor, "1 V"]) -> Float[Tensor, "1 V"]:
         """Return the changed scores."""
         if self._last is None or not torch.equal(self._last[0], history):
-            self._last = history, answered(self.call, history, scores, self.name)
-        return self._last[1]
+            self._last = history, answered(self.call, history, scores, self.name).clone()
+        return self._last[1].clone()
 
 
 def row_processors(
@@ -168,24 +168,25 @@ def row_processors(
         InvalidParameter: a processor is none, mixes the rows of a batch, or keeps state that cannot be copied while
             there are several rows.
     """
-    kinds = [kind_of(_of_row(one, 0, rows), prompts[:1], vocab_size) for one in processors]
+    kinds = [kind_of(_of_row(one, 0, rows), prompts[:1], vocab_size, rows) for one in processors]
     for one, kind in zip(processors, kinds, strict=True):
         if kind is Serial and rows > 1:
             raise InvalidParameter(
                 f"{name_of(one)} keeps state between calls and cannot be copied, so that it serves one row, but there "
                 f"are {rows}; generate row by row with a new one each, or give its class a method fork()."
             )
-    return tuple(
-        tuple(_built(kind, _of_row(one, row, rows), name_of(one)) for one, kind in zip(processors, kinds, strict=True))
-        for row in range(rows)
-    )
+    pairs = list(zip(processors, kinds, strict=True))
+    built = [[kind(_of_row(one, row, rows), name_of(one)) for one, kind in pairs] for row in range(rows)]
+    return tuple(map(fork_all, built))  # copies, so that the user's own stay as they are
 
 
-def kind_of(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> Callable[[Call, str], RowProcessor]:
+def kind_of(
+    processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int, rows: int = 1
+) -> Callable[[Call, str], RowProcessor]:
     """Return how a processor is to be run: `Stateless`, `Forked` or `Serial`.
 
     Raises:
-        InvalidParameter: it cannot be called, or not for one row.
+        InvalidParameter: it cannot be called, or not for one row of several.
     """
     if not callable(processor):
         raise InvalidParameter(
@@ -199,7 +200,12 @@ def kind_of(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> Cal
     if known in STATEFUL or _own_fork(processor) is not None:
         return Forked
     found = behaviour(processor, forked, prompt, vocab_size)
-    return {Behaviour.stateless: Stateless, Behaviour.forkable: Forked}.get(found, Serial)
+    if found is Behaviour.mixing and rows > 1:
+        raise InvalidParameter(
+            f"{name_of(processor)} answers for a row by its number or by the rows beside it, but each of the {rows} "
+            "rows is decoded by itself; generate row by row."
+        )
+    return {Behaviour.stateless: Stateless, Behaviour.serial: Serial}.get(found, Forked)
 
 
 def name_of(processor: object) -> str:
@@ -207,8 +213,18 @@ def name_of(processor: object) -> str:
     return getattr(processor, "__name__", None) or type(processor).__name__
 
 
-def forked(processor: Call) -> Call:
+def fork_all(processors: Sequence[RowProcessor]) -> tuple[RowProcessor, ...]:
+    """Return copies of a row's processors; objects that they share are shared by the copies."""
+    memo: dict[int, Any] = {}
+    return tuple(one.fork(memo) for one in processors)
+
+
+def forked(processor: Call, memo: dict[int, Any] | None = None) -> Call:
     """Return an independent copy in the same state; models and tokenizers that it refers to are shared.
+
+    Args:
+        processor: what is copied.
+        memo: what was copied already, as for `copy.deepcopy`; it is added to.
 
     Raises:
         Exception: whatever the processor's own `fork`, or copying it, raises.
@@ -220,7 +236,9 @@ def forked(processor: Call) -> Call:
         return _with_cells_of_its_own(processor)
     fields: dict[str, Any] = getattr(processor, "__dict__", None) or {}
     held = [one for one in fields.values() if isinstance(one, nn.Module | PreTrainedTokenizerBase)]
-    return copy.deepcopy(processor, {id(one): one for one in held})
+    memo = {} if memo is None else memo
+    memo.update({id(one): one for one in held})
+    return copy.deepcopy(processor, memo)
 
 
 def answered(call: Call, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"], name: str) -> Float[Tensor, "n V"]:
@@ -278,12 +296,6 @@ def _stem(kind: type) -> str:
     """Return the name of a class of Hugging Face's without its ending."""
     name = kind.__name__
     return name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
-
-
-def _built(kind: Callable[[Call, str], RowProcessor], own: Call, name: str) -> RowProcessor:
-    """Return a row's processor; one that keeps state is a copy, so that the user's own stays as it is."""
-    built = kind(own, name)
-    return built.fork() if built.keeps_state else built
 
 
 def _of_row(processor: Call, row: int, rows: int) -> Call:

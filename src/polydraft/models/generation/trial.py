@@ -4,18 +4,16 @@ The trial runs copies on the prompt and on a few tokens that the processor itsel
 follows a grammar is not led astray. It can be deceived by what shows up only later; a class can say what it is instead.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import partial
-from hashlib import blake2b
-from types import CellType, FunctionType, MethodType, ModuleType
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
 
+from polydraft.models.generation.shared import Shared, may_keep_state
+from polydraft.models.generation.traces import traces
 from polydraft.probs import Noise
 
 Call = Callable[..., Tensor]
@@ -23,8 +21,6 @@ STEPS = 4
 """How many tokens of text a processor is tried on."""
 AGAIN = 24
 """How often it is asked the same, so that one which counts its calls has counted some."""
-DEEPEST = 8
-"""How deep a processor's fields are looked into for what has changed."""
 
 
 class Behaviour(Enum):
@@ -32,6 +28,7 @@ class Behaviour(Enum):
 
     stateless = "its answer depends on its arguments alone"
     forkable = "it keeps state, and a copy of it goes its own way"
+    mixing = "it keeps state or not, but its answers for a row depend on the rows beside it, or on the row's number"
     serial = "it keeps state that cannot be copied, or it cannot be tried"
 
 
@@ -48,9 +45,11 @@ def behaviour(
 ) -> Behaviour:
     """Return what a processor is, found out by copies of it; torch's global random numbers are left as they were.
 
-    Rule: two copies led along the same text must give the same answers, and leave the original as it is, else the
-    processor is serial. A third is asked in another order, the same again and again, and for two rows at once. If all
-    its answers are those of the first, and its fields stay what they were, it is stateless; else it is forkable.
+    Rule: two copies led along the same text must give the same answers, and leave the original and what copies share
+    as it is (`Shared`, which is put back), else the processor is serial. Two texts side by side must get the answers
+    that each gets alone, else it mixes rows. One whose fields or code could keep something is forkable. Any other is
+    asked in another order, the same again and again, and for two rows at once: if all answers are those of the first,
+    it is stateless.
 
     Args:
         processor: the processor.
@@ -58,22 +57,51 @@ def behaviour(
         prompt: the text that it is tried on.
         vocab_size: the number of scores.
     """
-    before = traces(processor)
+    before, shared = traces(processor), Shared(processor)
     with torch.random.fork_rng(devices=[]):
-        try:
-            asked, answers = _led(forked(processor), prompt, vocab_size)
-            twin = forked(processor)
-            repeated = [_answer(twin, one.text, one.scores) for one in asked]
-        except Exception:  # noqa: BLE001  what cannot be copied, or not be called like this, is not tried
-            return Behaviour.serial
-        if traces(processor) != before or not _alike(answers, repeated):
-            return Behaviour.serial
-        return Behaviour.stateless if _is_stateless(forked(processor), asked, answers) else Behaviour.forkable
+        found = _tried(processor, forked, prompt, vocab_size)
+    return Behaviour.serial if shared.put_back() or traces(processor) != before else found
 
 
-def _led(twin: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> tuple[list[Asked], list[Tensor]]:
+def _tried(processor: Call, forked: Callable[[Call], Call], prompt: Int[Tensor, "1 t"], vocab_size: int) -> Behaviour:
+    try:
+        if forked(processor) is processor and may_keep_state(processor):
+            return Behaviour.serial
+        asked, answers = _led(forked(processor), prompt, vocab_size, 0)
+        twin = forked(processor)
+        repeated = [_answer(twin, one.text, one.scores) for one in asked]
+    except Exception:  # noqa: BLE001  what cannot be copied, or not be called like this, is not tried
+        return Behaviour.serial
+    if not _alike(answers, repeated):
+        return Behaviour.serial
+    if not _serves_rows(forked, processor, (asked, answers), prompt, vocab_size):
+        return Behaviour.mixing
+    stateless = not may_keep_state(processor) and _is_stateless(forked(processor), asked, answers)
+    return Behaviour.stateless if stateless else Behaviour.forkable
+
+
+def _serves_rows(
+    forked: Callable[[Call], Call],
+    processor: Call,
+    led: tuple[list[Asked], list[Tensor]],
+    prompt: Int[Tensor, "1 t"],
+    vocab_size: int,
+) -> bool:
+    """Tell whether two texts side by side get the answers that each gets alone."""
+    try:
+        others, theirs = _led(forked(processor), prompt, vocab_size, 1)
+        twin = forked(processor)
+        pairs = list(zip(led[0], others, strict=True))
+        texts = [(torch.cat([a.text, b.text]), torch.cat([a.scores, b.scores])) for a, b in pairs]
+        together = [twin(text, scores).clone() for text, scores in texts]
+    except Exception:  # noqa: BLE001  it insists on one row
+        return False
+    return _alike([torch.cat(pair) for pair in zip(led[1], theirs, strict=True)], together)
+
+
+def _led(twin: Call, prompt: Int[Tensor, "1 t"], vocab_size: int, seed: int) -> tuple[list[Asked], list[Tensor]]:
     """Lead a copy along a text of its own choice; return what it was asked and what it answered."""
-    (numbers,) = Noise.from_seed(0, 1).generators
+    (numbers,) = Noise.from_seed(seed, 1).generators
     asked, answers, text, other = list[Asked](), list[Tensor](), prompt, prompt
     for _ in range(STEPS):
         scores = torch.randn(1, vocab_size, generator=numbers).to(prompt.device)
@@ -114,49 +142,3 @@ def _alike(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
         one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
         for one, other in zip(some, others, strict=True)
     )
-
-
-def traces(value: object, deepest: int = DEEPEST) -> object:
-    """Return what can be seen of a value's state, to be compared with what is seen later; models do not count."""
-    if value is None or isinstance(value, bool | int | str | bytes | Enum):
-        return value
-    if isinstance(value, float | complex):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return tuple(value.shape), _digest(value)
-    if isinstance(value, Generator):
-        return _digest(value.get_state())
-    if deepest == 0 or isinstance(value, nn.Module | PreTrainedTokenizerBase | ModuleType | type):
-        return type(value).__qualname__
-    if isinstance(value, Mapping):
-        items = cast(Mapping[object, object], value).items()
-        return [(traces(name, deepest - 1), traces(one, deepest - 1)) for name, one in items]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [traces(one, deepest - 1) for one in cast(Iterable[object], value)]
-    return type(value).__qualname__, [traces(one, deepest - 1) for one in _parts(value)]
-
-
-def _parts(value: object) -> list[object]:
-    """Return what a function or an object of any other class holds."""
-    if isinstance(value, FunctionType):
-        return [*map(_contents, value.__closure__ or ()), value.__defaults__, value.__dict__]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [getattr(value, "__dict__", None), *(getattr(value, name, None) for name in slots)]
-
-
-def _contents(cell: CellType) -> object:
-    """Return what a closure's variable holds; nothing if it was not set yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _digest(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's numbers."""
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
