@@ -104,6 +104,24 @@ class Pure(LogitsProcessor):
         return scores.scatter(-1, input_ids[:, -2:], -torch.inf)
 
 
+class Biased(LogitsProcessor):
+    """Adds a row that it holds."""
+
+    def __init__(self) -> None:
+        self.bias = torch.linspace(-1, 1, VOCAB)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + self.bias
+
+
+class Sinking(Biased):
+    """Changes the row that it holds in place."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.bias.mul_(0.9)
+        return scores + self.bias
+
+
 class LateCounting(Counting):
     """Counts its calls, to show it after a hundred: answers alone would not give it away."""
 
@@ -200,6 +218,7 @@ FORKED: dict[str, Callable[[], dict[str, Any]]] = {
     "SynthID": lambda: {"watermarking_config": SYNTHID},
     "counting": listed(Counting),
     "counting in a closure": listed(counting_function),
+    "changing a tensor": listed(Sinking),
     "forking": listed(Forking),
     "a grammar that forks": listed(ForkedGrammar),
 }
@@ -512,6 +531,8 @@ def test_a_processor_is_not_asked_beyond_an_end_of_text_or_a_forbidden_draft() -
         (LateCounting, Behaviour.forkable),
         (counting_function, Behaviour.forkable),
         (Pure, Behaviour.stateless),
+        (Biased, Behaviour.stateless),
+        (Sinking, Behaviour.forkable),
         (lambda: lambda input_ids, scores: scores / 2, Behaviour.stateless),
         (Uncopied, Behaviour.serial),
         (MixingRows, Behaviour.mixing),

@@ -11,6 +11,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Generator, Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
