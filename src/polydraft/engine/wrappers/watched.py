@@ -35,6 +35,7 @@ class Watched:
     ) -> None:
         self._watch, self._guard = Stopwatch(target.device), Guarded(drafter, fallback)
         self._planner = policy if isinstance(policy, Planner) else None
+        self._torn = False
         timed = TimedVerifier(verifier, self._watch)
         self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
         self._relative = relative_cost(target, drafter) if self._planner else 0.0
@@ -53,12 +54,15 @@ class Watched:
             with self._watch.charge("total"):
                 yield
         except BaseException:
-            self._watch.lap()  # what a step took that was not finished is no lesson
+            self._torn = True  # nobody knows what the step took that is then finished or taken again
             raise
         finally:
             statistics.note(self._watch.seconds, self._guard.failure)
 
     def learn(self, block: Block) -> None:
-        """Let a planner learn from a step."""
-        if self._planner is not None:
-            self._planner.note(block, self._watch.lap(), self._witness.outlook if self._witness else None)
+        """Let a planner learn from a step, unless it was torn by an interrupt: then its time is no lesson."""
+        if self._planner is None:
+            return
+        took, torn, self._torn = self._watch.lap(), self._torn, False
+        if not torn:
+            self._planner.note(block, took, self._witness.outlook if self._witness else None)
