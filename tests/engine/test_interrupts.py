@@ -383,6 +383,8 @@ class Forbidding(LogitsProcessor):
 class Never(StoppingCriteria):
     """Ends nothing."""
 
+    stateless = True
+
     def __init__(self, at: AtCall) -> None:
         self.at = at
 

@@ -27,26 +27,30 @@ def row_criteria(criteria: Sequence[Criterion], prompts: Int[Tensor, "b t"]) -> 
     """
     if len(prompts) == 1:
         return (tuple(criteria),)
-    own = [one for one in criteria if type(one) not in KEEPS_NOTHING]
-    for one in own:
-        _check_rows(one, prompts[:2])
-    return tuple(
-        tuple(one if type(one) in KEEPS_NOTHING else copied(one) for one in criteria) for _ in range(len(prompts))
-    )
+    for one in criteria:
+        if not _keeps_nothing(one):
+            _check_rows(one, prompts[:2])
+    return tuple(tuple(map(copied, criteria)) for _ in range(len(prompts)))
 
 
 def copied(criterion: Criterion) -> Criterion:
-    """Return a copy of a criterion.
+    """Return a copy of a criterion; itself if it keeps nothing, by its kind or because it says `stateless = True`.
 
     Raises:
         InvalidParameter: it cannot be copied.
     """
+    if _keeps_nothing(criterion):
+        return criterion
     try:
         return copy.deepcopy(criterion)
     except Exception as error:
         raise InvalidParameter(
             f"The stopping criterion {_name(criterion)} cannot be copied for each row; generate row by row."
         ) from error
+
+
+def _keeps_nothing(criterion: Criterion) -> bool:
+    return type(criterion) in KEEPS_NOTHING or getattr(criterion, "stateless", False) is True
 
 
 def _check_rows(criterion: Criterion, prompts: Int[Tensor, "2 t"]) -> None:
