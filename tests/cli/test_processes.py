@@ -175,3 +175,25 @@ def test_ctrl_c_at_any_moment_is_exit_code_130_and_no_traceback(tmp_path: Path) 
         out, err = process.communicate(timeout=60)
         assert b"Traceback" not in err + out and b"Exception ignored" not in err
         assert process.returncode == 130 or not alive
+
+
+IN_A_FINALIZER = """
+import signal, sys, time
+from polydraft.cli.process import exit_code_of
+
+class Dropped:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def command():
+    Dropped()
+    time.sleep(30)
+
+sys.exit(exit_code_of(command))
+"""
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
+    """Python prints and drops an exception that a `__del__` raises."""
+    ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], cwd=tmp_path, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 done, and the finding is bad, or standard output was lost;
 Ctrl-C; 141 nobody reads standard output any more.
 """
 
+import _thread
 import os
 import signal
 import sys
@@ -57,9 +58,31 @@ def _interruptible() -> Iterator[None]:
         return
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
+        with _not_lost_in_finalizers():
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _not_lost_in_finalizers() -> Iterator[None]:
+    """Send Ctrl-C again, a moment later, if it came in a `__del__`: Python prints and drops what is raised there."""
+    hook, again = sys.unraisablehook, list[threading.Timer]()
+
+    def send_again(lost: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            return hook(lost)
+        again.append(threading.Timer(0.01, _thread.interrupt_main))
+        again[-1].daemon = True
+        again[-1].start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for timer in again:
+            timer.cancel()
 
 
 @contextmanager
