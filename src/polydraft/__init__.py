@@ -1,7 +1,17 @@
 """polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
 
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine import Completed, GenerationOutput, ManyRun, Run, Statistics, generate, generate_many, stream
+from polydraft.engine import (
+    Completed,
+    GenerationOutput,
+    ManyRun,
+    Past,
+    Run,
+    Statistics,
+    generate,
+    generate_many,
+    stream,
+)
 from polydraft.errors import PolydraftError
 from polydraft.models import HuggingFaceModel, Pair, load, load_pair
 from polydraft.probs import SamplingParams
@@ -34,6 +44,7 @@ __all__ = [
     "NgramDrafter",
     "NoDraft",
     "Pair",
+    "Past",
     "PolydraftError",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",

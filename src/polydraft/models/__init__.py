@@ -27,7 +27,7 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
-from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.hugging_face import HuggingFaceModel, same_model, weights_of
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -80,6 +80,8 @@ __all__ = [
     "prepare_by_hugging_face",
     "prompts_of",
     "require_count",
+    "same_model",
     "take_apart",
     "warn_of_serial",
+    "weights_of",
 ]
