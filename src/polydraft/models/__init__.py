@@ -39,6 +39,7 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
+from polydraft.models.text import Conversation, Message, asked_within, check_template, conversation_ids
 
 __all__ = [
     "BUILT_IN",
@@ -47,16 +48,19 @@ __all__ = [
     "OF_ONE_CALL",
     "Cache",
     "CompiledModel",
+    "Conversation",
     "Forward",
     "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
+    "Message",
     "Pair",
     "Prepared",
     "Refusal",
     "RowProcessor",
     "Serial",
     "TreeCache",
+    "asked_within",
     "cache_bytes",
     "check_arguments",
     "check_config",
@@ -68,6 +72,8 @@ __all__ = [
     "check_same_source",
     "check_same_tokens",
     "check_supported",
+    "check_template",
+    "conversation_ids",
     "copied_criterion",
     "draft_model",
     "drafting_asked_for",
