@@ -18,6 +18,8 @@ from polydraft.models.derived.copying import sharing_copy
 STEPS = 127
 MOST_ROWS = 16
 """Of more rows than this the kernel is slower than a product with unpacked weights."""
+BLOCK = 16
+"""The kernel reads so many columns at a time, beyond the end of a row if it must."""
 
 
 class Int8Linear(nn.Linear):
@@ -47,10 +49,10 @@ def int8_product(
     weight: Int[Tensor, "o i"], scales: Float[Tensor, " o"], bias: Float[Tensor, " o"] | None
 ) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
     """Return rows -> rows @ (scales * weight).T + bias; a few rows are multiplied in bfloat16."""
-    short = scales.to(torch.bfloat16)
+    short, whole = scales.to(torch.bfloat16), weight.shape[1] % BLOCK == 0
 
     def product(rows: Float[Tensor, "r i"]) -> Float[Tensor, "r o"]:
-        if len(rows) > MOST_ROWS:
+        if len(rows) > MOST_ROWS or not whole:
             return functional.linear(rows, (weight * scales.unsqueeze(1)).to(rows.dtype), bias)
         out = torch.ops.aten._weight_int8pack_mm(rows.to(torch.bfloat16), weight, short).to(rows.dtype)
         return out if bias is None else out + bias
@@ -62,8 +64,11 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with weights of eight bits in all linear layers, the head included; the rest is shared.
 
     Raises:
-        UnsupportedModel: the model is not on a CPU, for which the kernel is made.
+        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its layers are of other kinds.
     """
+    head = model.get_output_embeddings()
+    if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
+        raise UnsupportedModel(f"{type(model).__name__} has no linear layers of torch's that could have eight bits.")
     if model.device.type != "cpu":
         raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)

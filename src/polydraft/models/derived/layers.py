@@ -24,7 +24,9 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
     count = model.config.get_text_config().num_hidden_layers
     wrong = [number for number in skipped if not 0 <= number < count]
     if wrong or len({*skipped}) >= count:
-        raise InvalidParameter(f"Layers to skip lie between 0 and {count - 1}, and one must be left: {sorted(skipped)}.")
+        raise InvalidParameter(
+            f"Layers to skip lie between 0 and {count - 1}, and one must be left: {sorted(skipped)}."
+        )
     made = sharing_copy(model)
     lists = [name for name, one in made.named_modules() if isinstance(one, nn.ModuleList) and len(one) == count]
     if len(lists) != 1:

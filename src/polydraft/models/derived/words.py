@@ -27,9 +27,9 @@ def check_word(name: str) -> tuple[bool, frozenset[int]]:
     parts, layers = name.removeprefix(BEGINNING).split(","), set[int]()
     for part in parts:
         found = SKIP.fullmatch(part)
-        if found:
-            layers |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
-        if not found and part != INT8:
+        named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
+        layers |= {*named}
+        if not named and part != INT8:
             raise InvalidParameter(
                 f"The draft model {name!r} is not known: one made of the target is self:int8, self:skip=12-19 (layers, "
                 "counted from 0), or self:int8,skip=12-19."
