@@ -39,6 +39,7 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
+from polydraft.models.text import Message, conversation_ids
 
 __all__ = [
     "BUILT_IN",
@@ -51,6 +52,7 @@ __all__ = [
     "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
+    "Message",
     "Pair",
     "Prepared",
     "Refusal",
@@ -68,6 +70,7 @@ __all__ = [
     "check_same_source",
     "check_same_tokens",
     "check_supported",
+    "conversation_ids",
     "copied_criterion",
     "draft_model",
     "drafting_asked_for",
