@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text as Styled
 
 from polydraft.bench.encoding import encode
-from polydraft.bench.prompts import Prompt, read_prompts
+from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
 from polydraft.cli.process import INTERRUPTED
@@ -32,9 +32,10 @@ SHOWN = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (1, 1), (2, 1))))
 """The tree of the text that is shown: the default at its temperature is a chain, of which there is little to draw."""
 
 
-def demo_prompts() -> list[Prompt]:
+def demo_prompts() -> list[str]:
     """Return the demo's prompts: beginnings of Python files."""
-    return read_prompts(Path(str(files("polydraft") / "data" / "prompts" / "python.jsonl")))
+    lines = (files("polydraft") / "data" / "prompts" / "python.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines if line]
 
 
 def run_demo(max_new_tokens: int, repeats: int, svg: Path | None, *, as_json: bool) -> int:
@@ -68,11 +69,11 @@ def describe_machine() -> str:
     return f"{torch.get_num_threads()} CPU threads ({platform.machine()}), torch {torch.__version__}"
 
 
-def show_text_and_tree(console: Console, pair: Pair, prompt: Prompt, max_new_tokens: int, svg: Path | None) -> None:
+def show_text_and_tree(console: Console, pair: Pair, prompt: str, max_new_tokens: int, svg: Path | None) -> None:
     """Generate one text, print it with its provenance, and draw the token tree that gained most."""
     options = {"temperature": 0.8, "policy": SHOWN, "seed": SEED, "max_new_tokens": max_new_tokens}
-    run = stream(pair.target, encode(pair, prompt), drafter=pair.draft, **options)
-    decoder, text, blocks = StreamDecoder(text_of(pair)), styled(prompt.text, "dim"), list(run)
+    run = stream(pair.target, encode(pair, Prompt("", "", prompt)), drafter=pair.draft, **options)
+    decoder, text, blocks = StreamDecoder(text_of(pair)), styled(prompt, "dim"), list(run)
     for block in blocks:
         gained = block.rows[0]
         for place, token in enumerate(gained.tokens):
@@ -99,7 +100,7 @@ def _write(path: Path, picture: str) -> None:
 
 
 def measure(
-    pair: Pair, prompts: Sequence[Prompt], temperature: float, max_new_tokens: int, repeats: int, silent: bool
+    pair: Pair, prompts: Sequence[str], temperature: float, max_new_tokens: int, repeats: int, silent: bool
 ) -> tuple[Run, Comparison]:
     """Run all prompts with and without drafts at one temperature, with a progress bar."""
     runs: list[Run] = []
@@ -112,7 +113,7 @@ def measure(
 
         options: dict[str, Any] = {"drafter": pair.draft, "temperature": temperature, "seed": SEED}
         options |= {"max_new_tokens": max_new_tokens, "top_k": 0} if temperature else {"max_new_tokens": max_new_tokens}
-        ids = [encode(pair, prompt) for prompt in prompts]
+        ids = [encode(pair, Prompt("", "", prompt)) for prompt in prompts]
         result = compare(pair.target, ids, repeats=repeats, on_pair=note, **options)
     return runs[0], result
 
