@@ -11,10 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
+from polydraft.bench.encoding import encode
+from polydraft.bench.prompts import Prompt, as_asked
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, progress_bar, visible
@@ -57,6 +58,7 @@ class Request:
     device: str = "auto"
     plan: Path | None = None
     compiled: bool = False
+    chat_template: bool | None = None
 
     @property
     def plan_file(self) -> Path | None:
@@ -104,7 +106,7 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     plan = load_plan(request.plan_file) if request.plan_file else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
-    ids = encode(pair, request.prompt)
+    ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
     options["drafter"] = drafter_of(drafter, pair, compiled=request.compiled)
     if request.stop:
         options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
@@ -117,7 +119,8 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
         return INTERRUPTED
     run = stream(pair.target, ids, **options)
     console = new_console(quiet=as_json)
-    interrupted = _show(console, run, pair, request.prompt, quiet=quiet)
+    shown = f"{request.prompt}\n\n" if request.chat_template else request.prompt
+    interrupted = _show(console, run, pair, "" if quiet else shown)
     comparison = None
     if compared and not interrupted:
         comparison, interrupted = _compared(pair, ids, options, notes)
@@ -206,12 +209,6 @@ def load_models(request: Request) -> Pair:
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
-def encode(pair: Pair, prompt: str) -> Tensor:
-    """Return the prompt's token ids, one row, on the target's device."""
-    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
-    return torch.as_tensor(ids, device=pair.target.device)
-
-
 def drafter_name(request: Request) -> str:
     """Return the name of the drafter that the request means.
 
@@ -269,11 +266,10 @@ def warnings_as_sentences() -> Iterator[None]:
         yield
 
 
-def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -> bool:
-    """Print the text as it comes; return whether the user interrupted it."""
+def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:
+    """Print the prompt, and the text as it comes; return whether the user interrupted it."""
     decoder = StreamDecoder(text_of(pair))
-    if not quiet:
-        _write(console, prompt, "dim")
+    _write(console, prompt, "dim")
     try:
         for block in run:
             gained = block.rows[0]
@@ -324,6 +320,7 @@ def _as_json(
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
             "plan": str(request.plan) if request.plan else None,
+            **({} if request.chat_template is None else {"chat_template": request.chat_template}),
             **request.sampling,
             **describe_setup(run),
         },

@@ -21,7 +21,9 @@ from polydraft.models.generation import (
     drafting_asked_for,
     fork_all,
     is_prepared,
+    one_row,
     prepare_by_hugging_face,
+    prompts_by_name,
     prompts_of,
     require_count,
     take_apart,
@@ -39,6 +41,7 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
+from polydraft.models.text import Message, conversation_ids
 
 __all__ = [
     "BUILT_IN",
@@ -51,6 +54,7 @@ __all__ = [
     "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
+    "Message",
     "Pair",
     "Prepared",
     "Refusal",
@@ -68,6 +72,7 @@ __all__ = [
     "check_same_source",
     "check_same_tokens",
     "check_supported",
+    "conversation_ids",
     "copied_criterion",
     "draft_model",
     "drafting_asked_for",
@@ -77,7 +82,9 @@ __all__ = [
     "load",
     "load_draft",
     "load_pair",
+    "one_row",
     "prepare_by_hugging_face",
+    "prompts_by_name",
     "prompts_of",
     "require_count",
     "take_apart",

@@ -92,6 +92,14 @@ DeviceOption = Annotated[
     str,
     typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...", callback=device_name, rich_help_panel=MODELS),
 ]
+TemplateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat-template/--no-chat-template",
+        help="Send plain prompts through the tokenizer's chat template too, or nothing. Default: messages and turns.",
+        rich_help_panel=PROMPTS,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
 ]
