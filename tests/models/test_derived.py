@@ -36,7 +36,7 @@ def logits(model: nn.Module) -> torch.Tensor:
     return model(IDS).logits
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
 @pytest.mark.parametrize("width", [64, 48, 33, 24, 16, 7])
 def test_a_product_of_eight_bits_is_that_of_the_rounded_weights(rows: int, width: int) -> None:
     """Also of odd widths, for which the kernel would read beyond a row's end."""
@@ -50,6 +50,13 @@ def test_a_product_of_eight_bits_is_that_of_the_rounded_weights(rows: int, width
         assert (short(given) - exact).abs().max() < 0.02 * exact.abs().max()
         assert (exact - plain(given)).abs().max() < 0.02 * exact.abs().max()
     assert short.weight.dtype == torch.int8 and short.weight.abs().max() <= 127
+
+
+def test_it_may_be_made_where_no_gradients_are_kept() -> None:
+    model = deep()
+    with torch.inference_mode():
+        output = polydraft.generate(model, IDS, drafter=in_int8(model), policy=3, max_new_tokens=6)
+    assert output.statistics.new_tokens == 6
 
 
 def test_rows_of_zeros_stay_zeros() -> None:

@@ -16,7 +16,7 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models.derived.copying import sharing_copy
 
 STEPS = 127
-MOST_ROWS = 16
+MOST_ROWS = 64
 """Of more rows than this the kernel is slower than a product with unpacked weights."""
 BLOCK = 16
 """The kernel reads so many columns at a time, beyond the end of a row if it must."""
@@ -60,6 +60,8 @@ def int8_product(
     return product
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def in_int8(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with weights of eight bits in all linear layers, the head included; the rest is shared.
 
