@@ -4,7 +4,7 @@ from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine import Completed, GenerationOutput, ManyRun, Run, Statistics, generate, generate_many, stream
 from polydraft.errors import PolydraftError
 from polydraft.fetching import fetch
-from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import EAGLE_25, MEDUSA_63, Chain, Fixed, TreeShape, Widths
@@ -42,6 +42,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeSampling",
     "Statistics",
+    "StreamDecoder",
     "TopDown",
     "TopK",
     "TopThenSample",

@@ -19,11 +19,10 @@ from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
 from polydraft.cli.process import INTERRUPTED
-from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, describe_times
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
-from polydraft.models import Pair, load_pair
+from polydraft.models import Pair, StreamDecoder, load_pair
 from polydraft.trees import Fixed, TreeShape, draw_svg, draw_text
 
 TEMPERATURES = (0.0, 0.8)
@@ -73,7 +72,7 @@ def show_text_and_tree(console: Console, pair: Pair, prompt: str, max_new_tokens
     """Generate one text, print it with its provenance, and draw the token tree that gained most."""
     options = {"temperature": 0.8, "policy": SHOWN, "seed": SEED, "max_new_tokens": max_new_tokens}
     run = stream(pair.target, encode(pair, Prompt("", "", prompt)), drafter=pair.draft, **options)
-    decoder, text, blocks = StreamDecoder(text_of(pair)), styled(prompt, "dim"), list(run)
+    decoder, text, blocks = StreamDecoder(pair.tokenizer), styled(prompt, "dim"), list(run)
     for block in blocks:
         gained = block.rows[0]
         for place, token in enumerate(gained.tokens):

@@ -20,13 +20,12 @@ from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
-from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, load, load_pair
+from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
 from polydraft.verifiers import verifier_by_name
@@ -268,7 +267,7 @@ def warnings_as_sentences() -> Iterator[None]:
 
 def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:
     """Print the prompt, and the text as it comes; return whether the user interrupted it."""
-    decoder = StreamDecoder(text_of(pair))
+    decoder = StreamDecoder(pair.tokenizer)
     _write(console, prompt, "dim")
     try:
         for block in run:
@@ -311,7 +310,7 @@ def _as_json(
     tokens = run.new_tokens[0]
     return {
         "prompt": request.prompt,
-        "text": text_of(pair)(tokens),
+        "text": text_of(pair.tokenizer, tokens),
         "tokens": tokens,
         "finish": "interrupted" if interrupted else run.finish[0],
         "settings": {

@@ -41,7 +41,7 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
-from polydraft.models.text import Message, conversation_ids
+from polydraft.models.text import Message, StreamDecoder, conversation_ids, text_of
 
 __all__ = [
     "BUILT_IN",
@@ -60,6 +60,7 @@ __all__ = [
     "Refusal",
     "RowProcessor",
     "Serial",
+    "StreamDecoder",
     "TreeCache",
     "cache_bytes",
     "check_arguments",
@@ -88,5 +89,6 @@ __all__ = [
     "prompts_of",
     "require_count",
     "take_apart",
+    "text_of",
     "warn_of_serial",
 ]

@@ -32,11 +32,10 @@ from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.cli.printing import console, progress_bar
 from polydraft.cli.process import FAILED, INTERRUPTED
-from polydraft.cli.spelling import text_of
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan
 from polydraft.errors import InvalidParameter, PromptFileError
-from polydraft.models import Pair
+from polydraft.models import Pair, text_of
 
 SHOWN_ERRORS = 10
 
@@ -242,7 +241,7 @@ class _Work:
         if one.error:
             _note_error(self.output, self.outcome, row, one.error.removesuffix("."))
         else:
-            self.output.add(_line(row, one, text_of(pair)(one.tokens)))
+            self.output.add(_line(row, one, text_of(pair.tokenizer, one.tokens)))
             self.outcome.new += 1
 
 
