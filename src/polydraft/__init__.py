@@ -13,7 +13,8 @@ from polydraft.engine import (
     stream,
 )
 from polydraft.errors import PolydraftError
-from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.fetching import fetch
+from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import EAGLE_25, MEDUSA_63, Chain, Fixed, TreeShape, Widths
@@ -52,6 +53,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeSampling",
     "Statistics",
+    "StreamDecoder",
     "TopDown",
     "TopK",
     "TopThenSample",
@@ -60,6 +62,7 @@ __all__ = [
     "Widths",
     "WithoutReplacement",
     "__version__",
+    "fetch",
     "generate",
     "generate_many",
     "load",

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import polydraft.bench.prompts as reading
+import polydraft.bench.prompts.rows as row_reading
+import polydraft.bench.prompts.sets as reading
 from polydraft.bench import SHIPPED, Prompt, read_prompt_sets, read_prompts
+from polydraft.bench.prompts.kinds import MT_BENCH, OTHERS
 from polydraft.errors import PolydraftError, PromptFileError
+from polydraft.models import Message
 
 Write = Callable[..., Path]
 
@@ -30,11 +33,25 @@ FORMATS = {
     "prompt": ({"prompt": "a b", "id": "x"}, ("x", "set", "a b")),
     "humaneval": ({"task_id": "HumanEval/0", "prompt": "def f():", "test": "?"}, ("HumanEval/0", "set", "def f():")),
     "gsm8k": ({"question": "How many?", "answer": "#### 3"}, ("1", "set", "How many?")),
+}
+USER, ANSWER = Message("user", "Hi."), Message("assistant", "Well")
+CONVERSATIONS = {
     "spec-bench": (
         {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
-        ("81", "writing", "Write."),
+        Prompt("81", "writing", "Write.", messages=(Message("user", "Write."),)),
     ),
-    "turns before prompt": ({"turns": ["first"], "prompt": "other"}, ("1", "set", "first")),
+    "turns before prompt": (
+        {"turns": ["first"], "prompt": "other"},
+        Prompt("1", "set", "first", messages=(Message("user", "first"),)),
+    ),
+    "messages": (
+        {"id": "x", "prompt": "other", "messages": [{"role": "user", "content": "Hi.", "name": None}]},
+        Prompt("x", "set", "Hi.", messages=(USER,)),
+    ),
+    "several messages": (
+        {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Well"}]},
+        Prompt("1", "set", "Hi.\n\nWell", messages=(USER, ANSWER)),
+    ),
 }
 
 
@@ -42,6 +59,59 @@ FORMATS = {
 def test_a_row_of_each_format(case: str, write: Write) -> None:
     row, (name, task, text) = FORMATS[case]
     assert read_prompts(write("set.jsonl", json.dumps(row))) == [Prompt(name, task, text)]
+
+
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_a_conversation_of_each_format(case: str, write: Write) -> None:
+    row, prompt = CONVERSATIONS[case]
+    assert read_prompts(write("set.jsonl", json.dumps(row))) == [prompt]
+
+
+def test_an_option_makes_conversations_of_texts_and_texts_of_conversations(write: Write) -> None:
+    rows = [{"text": "a"}, {"turns": ["b"]}, {"messages": [{"role": "user", "content": "c"}]}]
+    source, tale = write("set.jsonl", "\n".join(map(json.dumps, rows))), write("tale.txt", "once")
+    said = {
+        choice: [
+            [message.content for message in one.messages] for one in read_prompt_sets([source, tale], None, choice)
+        ]
+        for choice in (None, True, False)
+    }
+    assert said == {None: [[], ["b"], ["c"], []], True: [["a"], ["b"], ["c"], []], False: [[]] * 4}
+    assert [one.text for one in read_prompt_sets([source], None, False)] == ["a", "b", "c"]
+    two = write("two.jsonl", json.dumps(CONVERSATIONS["several messages"][0]))
+    with pytest.raises(
+        PromptFileError, match=r"two.jsonl: the prompt '1': --no-chat-template .* of user, assistant\.$"
+    ):
+        read_prompt_sets([two], None, False)
+    assert len(read_prompt_sets([two], None, True)[0].messages) == 2
+
+
+def spec_bench_rows() -> list[dict[str, object]]:
+    names = [*MT_BENCH, *OTHERS]
+    return [
+        {"question_id": f"{name} {number}", "category": name, "turns": ["x"]} for name in names for number in range(3)
+    ]
+
+
+def test_spec_bench_has_six_kinds_and_its_first_is_mixed(write: Write) -> None:
+    path = write("question.jsonl", "\n".join(map(json.dumps, spec_bench_rows())))
+    prompts = read_prompts(path)
+    assert {one.task for one in prompts} == {"mt-bench", *OTHERS} and len(prompts) == 39
+    chosen = read_prompt_sets([path], limit=8)
+    assert [one.name for one in chosen if one.task == "mt-bench"] == [f"{name} 0" for name in MT_BENCH]
+    assert [one.name for one in chosen if one.task == "qa"] == ["qa 0", "qa 1", "qa 2"]
+    part = write("part.jsonl", "\n".join(map(json.dumps, spec_bench_rows()[:-3])))
+    assert {one.task for one in read_prompts(part)} == {*MT_BENCH, *OTHERS} - {"rag"}
+
+
+def test_spec_bench_is_read_from_where_it_is_fetched_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    with pytest.raises(
+        PromptFileError, match=r"run `polydraft fetch spec-bench` once, give .* or take spec-bench-mini"
+    ):
+        read_prompts("spec-bench")
+    (tmp_path / "spec-bench.jsonl").write_text("\n".join(map(json.dumps, spec_bench_rows())))
+    assert len(read_prompts("spec-bench")) == 39
 
 
 def test_blank_lines_windows_ends_a_mark_and_compression_do_not_matter(write: Write) -> None:
@@ -68,6 +138,27 @@ BAD = {
     "turns not a list": ("set.jsonl", '{"turns": "a"}', "line 1: turns is not a list with at least one text"),
     "no turns": ("set.jsonl", '{"turns": []}', "line 1: turns is not a list with at least one text"),
     "turn not a text": ("set.jsonl", '{"turns": [null]}', "line 1: turns[0] is not a text"),
+    "messages not a list": ("set.jsonl", '{"messages": {}}', "line 1: messages is not a list with at least one"),
+    "no messages": ("set.jsonl", '{"messages": []}', "line 1: messages is not a list with at least one message"),
+    "message not an object": ("set.jsonl", '{"messages": ["a"]}', "line 1: messages[0] is a str, not an object"),
+    "no role": ("set.jsonl", '{"messages": [{"content": "a"}]}', "line 1: role of messages[0] is not a text"),
+    "no content": ("set.jsonl", '{"messages": [{"role": "user"}]}', "line 1: content of messages[0] is not a text"),
+    "parts": (
+        "set.jsonl",
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}',
+        "line 1: content of messages[0] is not a text",
+    ),
+    "empty message": (
+        "set.jsonl",
+        '{"messages": [{"role": "system", "content": ""}, {"role": "user", "content": " "}]}',
+        "line 1: content of messages[1] is empty",
+    ),
+    "more than text": (
+        "set.jsonl",
+        '{"messages": [{"role": "user", "content": "a", "tool_calls": []}]}',
+        "line 1: messages[0] has 'tool_calls', but only role and content are read",
+    ),
+    "both": ("set.jsonl", '{"turns": ["a"], "messages": []}', "line 1: the row has both messages and turns"),
     "name": ("set.jsonl", '{"id": [1], "text": "a"}', "line 1: the name is [1]"),
     "category": ("set.jsonl", '{"category": {}, "text": "a"}', "line 1: category is {}"),
     "same name": ("set.jsonl", '{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', "line 2: '1' is already the name"),
@@ -103,7 +194,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 
 def test_sizes_are_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     long, many = write("long.jsonl", json.dumps({"text": "a" * 99})), write("many.txt", "a\n\nb\n\nc\n")
-    monkeypatch.setattr(reading, "LONGEST", 98)
+    monkeypatch.setattr(row_reading, "LONGEST", 98)
     with pytest.raises(PromptFileError, match=r"line 1: text has 99 characters; at most 98 are read"):
         read_prompts(long)
     monkeypatch.setattr(reading, "MOST_PROMPTS", 2)
@@ -135,7 +226,13 @@ def test_shipped_sets_are_there_small_and_licensed(name: str) -> None:
     assert len((folder / f"{name}.jsonl").read_bytes()) <= 60_000
     assert f"\n{name}.jsonl\n" in (folder / "LICENCES").read_text()
     prompts = read_prompts(name)
-    assert {one.task for one in prompts} == {name} and not any(one.excerpt for one in prompts)
+    assert not any(one.excerpt for one in prompts)
+    if name == "spec-bench-mini":
+        assert {one.task for one in prompts} == {"mt-bench", *OTHERS}
+        assert all(len([one for one in prompts if one.task == task]) == 8 for task in ("mt-bench", *OTHERS))
+        assert all([message.role for message in one.messages] == ["user"] for one in prompts)
+        return
+    assert {one.task for one in prompts} == {name} and not any(one.messages for one in prompts)
     if name != "python":
         assert len(prompts) == 32
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from polydraft.cli import main
 from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.drafters import ModelDrafter
 from polydraft.errors import PromptFileError
+from polydraft.models import Message
 
 Folders = tuple[Path, Path]
 Call = Callable[..., int]
@@ -347,10 +349,12 @@ def test_a_batch_too_large_for_the_memory_says_what_fits(
     assert not out.exists()
 
 
+SAID = (Message("user", "p"),)
 FORMATS = {
     "prompt": ({"prompt": "p", "id": 3}, Row(1, 3, "p")),
     "humaneval": ({"task_id": "HumanEval/0", "prompt": "p"}, Row(1, "HumanEval/0", "p")),
-    "spec-bench": ({"question_id": 81, "category": "writing", "turns": ["p", "q"]}, Row(1, 81, "p")),
+    "spec-bench": ({"question_id": 81, "category": "writing", "turns": ["p", "q"]}, Row(1, 81, "p", messages=SAID)),
+    "messages": ({"messages": [{"role": "user", "content": "p"}]}, Row(1, 1, "p", messages=SAID)),
     "a text alone": ("p", Row(1, 1, "p")),
     "no name": ({"text": "p"}, Row(1, 1, "p")),
     "own options": (
@@ -364,7 +368,7 @@ FORMATS = {
 def test_a_row_of_each_format(case: str, tmp_path: Path) -> None:
     row, expected = FORMATS[case]
     (tmp_path / "x.jsonl").write_text("\n" + json.dumps(row))
-    line = Row(2, 2 if expected.id == 1 else expected.id, expected.prompt, expected.own)
+    line = replace(expected, line=2, id=2 if expected.id == 1 else expected.id)
     assert read_rows(tmp_path / "x.jsonl") == [line]
 
 

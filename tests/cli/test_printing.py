@@ -18,8 +18,8 @@ from polydraft.cli.generate import given_prompt
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console, on_one_line, progress_bar, styled, visible
 from polydraft.cli.process import exit_code_of
-from polydraft.cli.spelling import StreamDecoder
 from polydraft.errors import InvalidParameter
+from polydraft.models import StreamDecoder
 from polydraft.training.windows import train_tokenizer
 
 STEERING = "\x1b[2J \x9b31m \a \b \r \x7f \u202e \u2066 \u2028"
@@ -96,7 +96,7 @@ def test_an_escape_over_several_tokens_is_written_out_on_a_terminal_and_kept_in_
         page = io.StringIO()
         shown = terminal(page)
         shown._force_terminal, shown._color_system = is_terminal, None
-        decoder = StreamDecoder(tokenizer.decode)
+        decoder = StreamDecoder(tokenizer)
         ids = tokenizer(text)["input_ids"]
         assert len(ids) > 10
         for token in ids:

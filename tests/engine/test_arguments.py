@@ -226,6 +226,72 @@ def test_what_tokenizers_and_chat_templates_return_is_a_prompt() -> None:
     assert output.sequences.shape == (1, chat["input_ids"].shape[1] + 2)
 
 
+TALKS = [[{"role": "user", "content": "a b"}], [{"role": "user", "content": "then the other in there"}]]
+TENSORS: dict[str, Any] = {"return_tensors": "pt"}
+
+
+def chat_model() -> tuple[Any, Any]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    tokenizer.pad_token = tokenizer.eos_token = "<end>"
+    return tiny_model("llama", len(tokenizer)), tokenizer
+
+
+def templated(tokenizer: Any, talk: Any, **options: Any) -> Any:
+    return tokenizer.apply_chat_template(talk, add_generation_prompt=True, **options)
+
+
+def test_every_form_of_a_conversation_is_the_same_prompt() -> None:
+    model, tokenizer = chat_model()
+    ids = templated(tokenizer, TALKS[0], **TENSORS, return_dict=False)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
+    assert tokenizer.decode(ids[0]) == "a b!"
+    forms = [ids, templated(tokenizer, TALKS[0], **TENSORS), templated(tokenizer, TALKS[0])]
+    forms += [templated(tokenizer, TALKS[0], return_dict=False), templated(tokenizer, TALKS[0], return_tensors="np")]
+    for form in forms:
+        written = polydraft.generate(model, form, drafter="none", max_new_tokens=NEW).sequences
+        assert torch.equal(written, expected)
+        tokens = expected[0, ids.shape[1] :].tolist()
+        for prompts in (form, [form], {"a": form}):
+            (one,) = polydraft.generate_many(model, prompts, drafter="none", max_new_tokens=NEW)
+            assert one.tokens == tokens and one.name == ("a" if prompts is not form and "a" in prompts else 0)
+    whole = polydraft.generate(model, **templated(tokenizer, TALKS[0]), drafter="none", max_new_tokens=NEW)
+    assert torch.equal(whole.sequences, expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_conversations(side: str) -> None:
+    model, tokenizer = chat_model()
+    tokenizer.padding_side = side
+
+    def written(prompt: Any) -> list[list[int]]:
+        return polydraft.stream(model, prompt, drafter="none", max_new_tokens=NEW).exhaust().new_tokens
+
+    alone = [written(templated(tokenizer, talk))[0] for talk in TALKS]
+    for options in (TENSORS, {}):
+        batch = templated(tokenizer, TALKS, padding=True, **options)
+        assert not bool(torch.tensor(batch["attention_mask"]).all() if not options else batch["attention_mask"].all())
+        many = {
+            one.name: one.tokens for one in polydraft.generate_many(model, batch, drafter="none", max_new_tokens=NEW)
+        }
+        assert written(batch) == alone == [many[0], many[1]]
+    ragged = templated(tokenizer, TALKS)
+    many = {one.name: one.tokens for one in polydraft.generate_many(model, ragged, drafter="none", max_new_tokens=NEW)}
+    assert [many[0], many[1]] == alone
+    with pytest.raises(InvalidParameter, match="return_tensors='pt' and padding=True"):
+        polydraft.generate(model, ragged, max_new_tokens=NEW)
+
+
+def test_many_prompts_of_a_tokenizer_that_tells_too_much_or_too_little() -> None:
+    model, _ = chat_model()
+    with pytest.raises(InvalidParameter, match="The tokenizer returned token_type_ids too"):
+        polydraft.generate_many(model, {"input_ids": [[1, 2]], "token_type_ids": [[0, 0]]})
+    with pytest.raises(InvalidParameter, match="attention_mask must have the shape of input_ids"):
+        polydraft.generate_many(model, {"input_ids": [[1, 2]], "attention_mask": [[1]]})
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

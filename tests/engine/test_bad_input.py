@@ -101,7 +101,9 @@ class TestPrompts:
         run = generate_many(target(), {"a": [1, 2, 3], "b": torch.tensor([1, 2, 3])}, seed=0, max_new_tokens=4)
         assert {len(one.tokens) for one in run} == {4}
         wrong = (
-            (torch.tensor([[1, 2]]), r"one row of token ids, but has shape \(1, 2\)"),
+            (torch.tensor([[1, 2], [3, 4]]), r"one row of token ids, but has shape \(2, 2\)"),
+            ({"input_ids": [[1, 2], [3, 4]]}, r"one row of token ids, but has shape \(2, 2\)"),
+            ({"input_ids": [[1, 2], [3]]}, "token ids, but is of type dict"),
             ("a text", "is of type str"),
         )
         for given, said in wrong:

@@ -24,7 +24,7 @@ from polydraft.bench.limits import (
     measure,
     summarise,
 )
-from polydraft.bench.prompts import SHIPPED, Prompt, read_prompt_sets, read_prompts
+from polydraft.bench.prompts import SHIPPED, USUAL, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.style import require_matplotlib
 from polydraft.bench.table import Table
 
@@ -33,6 +33,7 @@ __all__ = [
     "SHIPPED",
     "TREE_CASES",
     "TREE_SHAPES",
+    "USUAL",
     "Estimate",
     "Models",
     "NodeCase",

@@ -77,6 +77,7 @@ from polydraft.cli.arguments.options import (
     JsonOption,
     SchemeOption,
     TargetOption,
+    TemplateOption,
     TreeOption,
     VerifierName,
     VerifierOption,
@@ -134,6 +135,7 @@ def generate(
     compare: CompareOption = False,
     plan: PlanOption = None,
     compiled: CompileOption = False,
+    chat_template: TemplateOption = None,
     input_file: InputOption = None,
     output: TextsOption = None,
     batch_size: BatchOption = None,
@@ -161,6 +163,7 @@ def generate(
         device=device,
         plan=plan,
         compiled=compiled,
+        chat_template=chat_template,
     )
     if job:
         raise typer.Exit(run_file(request, job, as_json=as_json, quiet=quiet))
@@ -286,6 +289,7 @@ def limits(
     seed: FixedSeedOption = 0,
     out: RecordsOption = None,
     figures: FiguresOption = False,
+    chat_template: TemplateOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonLinesOption = False,
@@ -305,7 +309,10 @@ def limits(
         seed=seed,
     )
     chosen = tuple(prompts or DEFAULT_PROMPTS)
-    request = LimitsRequest(plan, target, draft, chosen, limit, out, figures, dtype, device, excerpt_tokens is not None)
+    cut = excerpt_tokens is not None
+    request = LimitsRequest(
+        plan, target, draft, chosen, limit, out, figures, dtype, device, excerpts=cut, chat_template=chat_template
+    )
     raise typer.Exit(run_limits(request, as_json=as_json))
 
 
@@ -322,6 +329,7 @@ def tune(
     check: CheckOption = False,
     seed: FixedSeedOption = 0,
     out: PlanFileOption = Path("plan.json"),
+    chat_template: TemplateOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -343,6 +351,7 @@ def tune(
         out=out,
         dtype=dtype,
         device=device,
+        chat_template=chat_template,
     )
     raise typer.Exit(run_tune(request, as_json=as_json))
 
@@ -361,6 +370,7 @@ def bench(
     excerpt_tokens: ExcerptOption = None,
     seed: FixedSeedOption = 0,
     out: RunsOption = None,
+    chat_template: TemplateOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonLinesOption = False,
@@ -380,7 +390,7 @@ def bench(
     )
     chosen = tuple(prompts) if prompts else BenchRequest.prompts
     cut = excerpt_tokens is not None
-    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut)
+    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut, chat_template)
     raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
 
 

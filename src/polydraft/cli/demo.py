@@ -14,15 +14,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Styled
 
-from polydraft.cli.generate import encode
+from polydraft.bench.encoding import encode
+from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
 from polydraft.cli.process import INTERRUPTED
-from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, describe_times
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
-from polydraft.models import Pair, load_pair
+from polydraft.models import Pair, StreamDecoder, load_pair
 from polydraft.trees import Fixed, TreeShape, draw_svg, draw_text
 
 TEMPERATURES = (0.0, 0.8)
@@ -33,7 +33,7 @@ SHOWN = Fixed(TreeShape(((2,), (1, 1), (1, 1), (1, 1), (1, 1), (2, 1))))
 
 def demo_prompts() -> list[str]:
     """Return the demo's prompts: beginnings of Python files."""
-    lines = (files("polydraft") / "data" / "prompts" / "python.jsonl").read_text().splitlines()
+    lines = (files("polydraft") / "data" / "prompts" / "python.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines if line]
 
 
@@ -71,8 +71,8 @@ def describe_machine() -> str:
 def show_text_and_tree(console: Console, pair: Pair, prompt: str, max_new_tokens: int, svg: Path | None) -> None:
     """Generate one text, print it with its provenance, and draw the token tree that gained most."""
     options = {"temperature": 0.8, "policy": SHOWN, "seed": SEED, "max_new_tokens": max_new_tokens}
-    run = stream(pair.target, encode(pair, prompt), drafter=pair.draft, **options)
-    decoder, text, blocks = StreamDecoder(text_of(pair)), styled(prompt, "dim"), list(run)
+    run = stream(pair.target, encode(pair, Prompt("", "", prompt)), drafter=pair.draft, **options)
+    decoder, text, blocks = StreamDecoder(pair.tokenizer), styled(prompt, "dim"), list(run)
     for block in blocks:
         gained = block.rows[0]
         for place, token in enumerate(gained.tokens):
@@ -112,7 +112,7 @@ def measure(
 
         options: dict[str, Any] = {"drafter": pair.draft, "temperature": temperature, "seed": SEED}
         options |= {"max_new_tokens": max_new_tokens, "top_k": 0} if temperature else {"max_new_tokens": max_new_tokens}
-        ids = [encode(pair, prompt) for prompt in prompts]
+        ids = [encode(pair, Prompt("", "", prompt)) for prompt in prompts]
         result = compare(pair.target, ids, repeats=repeats, on_pair=note, **options)
     return runs[0], result
 

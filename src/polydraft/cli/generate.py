@@ -11,21 +11,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
+from polydraft.bench.encoding import encode
+from polydraft.bench.prompts import Prompt, as_asked
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
-from polydraft.cli.spelling import StreamDecoder, text_of
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, load, load_pair
+from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, parse_policy
 from polydraft.verifiers import verifier_by_name
@@ -59,6 +59,7 @@ class Request:
     device: str = "auto"
     plan: Path | None = None
     compiled: bool = False
+    chat_template: bool | None = None
 
     @property
     def plan_file(self) -> Path | None:
@@ -106,7 +107,7 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     plan = load_plan(request.plan_file) if request.plan_file else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
-    ids = encode(pair, request.prompt)
+    ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
     options["drafter"] = drafter_of(drafter, pair, compiled=request.compiled)
     if request.stop:
         options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
@@ -119,7 +120,8 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
         return INTERRUPTED
     run = stream(pair.target, ids, **options)
     console = new_console(quiet=as_json)
-    interrupted = _show(console, run, pair, request.prompt, quiet=quiet)
+    shown = f"{request.prompt}\n\n" if request.chat_template else request.prompt
+    interrupted = _show(console, run, pair, "" if quiet else shown)
     comparison = None
     if compared and not interrupted:
         comparison, interrupted = _compared(pair, ids, options, notes)
@@ -208,12 +210,6 @@ def load_models(request: Request) -> Pair:
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
-def encode(pair: Pair, prompt: str) -> Tensor:
-    """Return the prompt's token ids, one row, on the target's device."""
-    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]
-    return torch.as_tensor(ids, device=pair.target.device)
-
-
 def drafter_name(request: Request) -> str:
     """Return the name of the drafter that the request means.
 
@@ -271,11 +267,10 @@ def warnings_as_sentences() -> Iterator[None]:
         yield
 
 
-def _show(console: Console, run: Run, pair: Pair, prompt: str, *, quiet: bool) -> bool:
-    """Print the text as it comes; return whether the user interrupted it."""
-    decoder = StreamDecoder(text_of(pair))
-    if not quiet:
-        write_text(console, prompt, "dim")
+def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:
+    """Print the prompt, and the text as it comes; return whether the user interrupted it."""
+    decoder = StreamDecoder(pair.tokenizer)
+    write_text(console, prompt, "dim")
     try:
         for block in run:
             gained = block.rows[0]
@@ -316,7 +311,7 @@ def _as_json(
     tokens = run.new_tokens[0]
     return {
         "prompt": request.prompt,
-        "text": text_of(pair)(tokens),
+        "text": text_of(pair.tokenizer, tokens),
         "tokens": tokens,
         "finish": "interrupted" if interrupted else run.finish[0],
         "settings": {
@@ -325,6 +320,7 @@ def _as_json(
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
             "plan": str(request.plan) if request.plan else None,
+            **({} if request.chat_template is None else {"chat_template": request.chat_template}),
             **request.sampling,
             **describe_setup(run),
         },

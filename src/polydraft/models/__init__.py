@@ -21,7 +21,9 @@ from polydraft.models.generation import (
     drafting_asked_for,
     fork_all,
     is_prepared,
+    one_row,
     prepare_by_hugging_face,
+    prompts_by_name,
     prompts_of,
     require_count,
     take_apart,
@@ -39,7 +41,15 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
-from polydraft.models.text import Conversation, Message, asked_within, check_template, conversation_ids
+from polydraft.models.text import (
+    Conversation,
+    Message,
+    StreamDecoder,
+    asked_within,
+    check_template,
+    conversation_ids,
+    text_of,
+)
 
 __all__ = [
     "BUILT_IN",
@@ -59,6 +69,7 @@ __all__ = [
     "Refusal",
     "RowProcessor",
     "Serial",
+    "StreamDecoder",
     "TreeCache",
     "asked_within",
     "cache_bytes",
@@ -83,11 +94,14 @@ __all__ = [
     "load",
     "load_draft",
     "load_pair",
+    "one_row",
     "prepare_by_hugging_face",
+    "prompts_by_name",
     "prompts_of",
     "require_count",
     "same_model",
     "take_apart",
+    "text_of",
     "warn_of_serial",
     "weights_of",
 ]

@@ -28,6 +28,7 @@ from polydraft.models.checkpoints import (
     reason,
 )
 from polydraft.models.checks import check_architecture
+from polydraft.models.derived import check_word, derived, is_derived
 from polydraft.models.gguf import check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import pack_linear_layers
@@ -59,7 +60,8 @@ def load(
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2".
-        draft: the same of the draft model.
+        draft: the same of the draft model; or "self:int8", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for
+            one that is made of the target.
         dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
@@ -72,14 +74,18 @@ def load(
     """
     place = _device(device)
     precision = _dtype(dtype, place)
+    if is_derived(draft):
+        check_word(str(draft))
     with held_back():
         first = _checked(target)
-        second = None if draft is None else _checked(draft)
+        second = None if draft is None or is_derived(draft) else _checked(draft)
         tokenizer = _tokenizer(first)
         if second is not None:
             check_same_tokens(tokenizer, _tokenizer(second), str(target), str(draft))
         large = _model(first, precision, place)
         small = None if second is None else _model(second, precision, place)
+    if is_derived(draft):
+        return Pair(large, derived(large, str(draft)), tokenizer)
     if small is not None:
         small.__dict__[PLACE] = large.name_or_path
     return Pair(large, small, tokenizer)
@@ -95,7 +101,7 @@ def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
     """Load a draft model for a target that is there already, onto its device and in its precision.
 
     Args:
-        name: folder or hub name of the draft model.
+        name: folder, GGUF file or hub name of the draft model, or what `load` knows beside.
         like: the target.
 
     Raises:
@@ -103,6 +109,8 @@ def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: its tokens are not the target's, as far as `check_same_source` can tell.
     """
+    if is_derived(name):
+        return derived(like, str(name))
     with held_back():
         draft = _model(_checked(name), like.dtype, like.device)
     check_same_source(like, draft)

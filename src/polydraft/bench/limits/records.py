@@ -18,13 +18,16 @@ DEEPEST = 10_000
 """More drafts than any path of a tree has."""
 
 
-def conditions_of(models: Models, plan: Plan, names: tuple[str, str]) -> dict[str, Any]:
+def conditions_of(
+    models: Models, plan: Plan, names: tuple[str, str], chat_template: bool | None = None
+) -> dict[str, Any]:
     """Return all that determines a run's records but prompts and temperatures.
 
     Args:
         models: the pair.
         plan: what is measured.
         names: the target's and the draft model's.
+        chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
     """
     target, draft = models.pair.target, models.pair.draft
     return {
@@ -32,6 +35,7 @@ def conditions_of(models: Models, plan: Plan, names: tuple[str, str]) -> dict[st
         "draft": {"name": names[1], **described(draft)} if draft is not None else None,
         "vocabulary": models.target.vocab_size,
         **plan.conditions(),
+        **({} if chat_template is None else {"chat_template": chat_template}),
         "versions": versions(),
     }
 

@@ -8,7 +8,7 @@ from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.limits.cases import MANY, NODE_CASES, TOO_DEAR, UNDEFINED
 from polydraft.bench.limits.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
 from polydraft.bench.limits.summary import NodeResult, TreeResult, nearest
-from polydraft.bench.prompts import ALL
+from polydraft.bench.prompts import ALL, template_in_words
 from polydraft.bench.table import Table, spread
 
 SIGNS = {
@@ -138,6 +138,7 @@ def conditions_in_words(conditions: dict[str, Any], prompts: dict[str, int]) -> 
         f"Draft model: {draft['name']}, {draft['parameters']:,} parameters. {conditions['vocabulary']} tokens.",
         f"Prompts: {counts}. The target continues each alone, by {conditions['max_tokens']} tokens at most, at every "
         f"temperature; every generated token is a position. Seed {conditions['seed']}.",
+        template_in_words(conditions.get("chat_template")),
         f"The draft model's temperature is {heat}; temperature 0 is "
         f"the limit from above. Drafts come from its {conditions['shortlist']} likeliest tokens, renormalised.",
         "Acceptance rates are computed from both models' probabilities at every position, not sampled. Means are over "

@@ -162,9 +162,16 @@ class SpeedConditions:
     seed: int
     machine: MachineConditions
     versions: dict[str, str]
+    chat_template: bool | None = None
 
 
-def speed_conditions(pair: Pair, arms: Sequence[Arm], plan: SpeedPlan, names: tuple[str, str | None]) -> dict[str, Any]:
+def speed_conditions(
+    pair: Pair,
+    arms: Sequence[Arm],
+    plan: SpeedPlan,
+    names: tuple[str, str | None],
+    chat_template: bool | None = None,
+) -> dict[str, Any]:
     """Return all that determines runs but prompts, temperature, batch size and repeat.
 
     Args:
@@ -172,12 +179,14 @@ def speed_conditions(pair: Pair, arms: Sequence[Arm], plan: SpeedPlan, names: tu
         arms: what is measured.
         plan: how it is measured.
         names: the target's and the draft model's.
+        chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
     """
     return {
         "target": {"name": names[0], **described(pair.target)},
         "draft": {"name": names[1], **described(pair.draft)} if pair.draft is not None else None,
         "arms": {arm.name: {"lossless": arm.lossless, "description": arm.description} for arm in arms},
         **plan.conditions(),
+        **({} if chat_template is None else {"chat_template": chat_template}),
         "machine": machine(pair.target.device),
         "versions": {**versions(), "transformers": version("transformers")},
     }

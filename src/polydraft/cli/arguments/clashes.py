@@ -31,6 +31,12 @@ def idle_excerpts(prompts: Sequence["Prompt"], given: bool) -> tuple[bool, str]:
     return idle, "--excerpt-tokens is for plain text, and none of the prompts is of one: leave it out."
 
 
+def idle_template(prompts: Sequence["Prompt"], chat_template: bool | None) -> tuple[object, str]:
+    """Return the clash of --chat-template with prompts that are all excerpts of a plain text, which stay raw."""
+    idle = chat_template and all(prompt.excerpt for prompt in prompts)
+    return idle, "--chat-template is for prompts, and all that are given are excerpts of plain text: leave it out."
+
+
 def idle_filters(settings: dict[str, float], others: str = "") -> tuple[bool, str]:
     """Return the clash of filters that cut the sampled distribution with temperature 0, which samples nothing.
 

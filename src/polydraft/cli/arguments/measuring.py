@@ -110,7 +110,8 @@ PromptsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="A file of JSON lines or plain text, or humaneval, gsm8k, python; may be repeated.",
+        help="A file of JSON lines or plain text, or humaneval, gsm8k, python, spec-bench-mini, spec-bench; "
+        "may be repeated.",
         callback=filled,
         rich_help_panel=PROMPTS,
     ),

@@ -65,7 +65,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Target model: folder or hub name. Default: embedded pair.",
+        help="Target model: folder, .gguf file, hub name, or smollm2. Default: embedded pair.",
         callback=model_name,
         rich_help_panel=MODELS,
     ),
@@ -74,7 +74,7 @@ DraftOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Draft model with the same tokenizer: folder or hub name.",
+        help="Draft model with the same tokens: as --target; or self:int8, self:skip=12-19, made of the target.",
         callback=model_name,
         rich_help_panel=MODELS,
     ),
@@ -91,6 +91,14 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[
     str,
     typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...", callback=device_name, rich_help_panel=MODELS),
+]
+TemplateOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat-template/--no-chat-template",
+        help="Send plain prompts through the tokenizer's chat template too, or nothing. Default: messages and turns.",
+        rich_help_panel=PROMPTS,
+    ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from polydraft.bench import SHIPPED, Prompt, read_prompt_sets
+from polydraft.bench import USUAL, Prompt, read_prompt_sets
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
+    ArmResult,
     SpeedPlan,
     SpeedRecord,
     SpeedResults,
@@ -20,6 +21,7 @@ from polydraft.bench.speed import (
     difference_table,
     differences_in,
     equality_in_words,
+    kind_table,
     left_out,
     lossy_arms,
     measure_speed,
@@ -30,7 +32,7 @@ from polydraft.bench.speed import (
     summarise_speed,
     typical_load,
 )
-from polydraft.cli.arguments import both_outputs, idle_excerpts, refuse_clashes
+from polydraft.cli.arguments import both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import build_arms, drafting_arms, spell_arm
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console as new_console
@@ -50,12 +52,13 @@ class BenchRequest:
     arms: tuple[str, ...] = ()
     target: str | None = None
     draft: str | None = None
-    prompts: tuple[str, ...] = SHIPPED
+    prompts: tuple[str, ...] = USUAL
     limit: int | None = None
     out: Path | None = None
     dtype: str = "auto"
     device: str = "auto"
     excerpts: bool = False
+    chat_template: bool | None = None
 
 
 def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
@@ -75,7 +78,8 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     fit = prompts_that_fit(pair, prompts, request.plan)
     _say_what_is_left_out(notes, fit, len(prompts), request.plan)
     names = (request.target or "embedded pair", request.draft or (None if request.target else "embedded pair"))
-    results = SpeedResults(speed_conditions(pair, arms, request.plan, names), request.out)
+    conditions = speed_conditions(pair, arms, request.plan, names, request.chat_template)
+    results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, arms, fit, request.plan, results, notes)
     show = print_json if as_json else print_results
     show(results.conditions, results.records, interrupted=interrupted, out=None if quiet else request.out)
@@ -90,8 +94,8 @@ def _checked(request: BenchRequest, drafting: bool) -> list[Prompt]:
         (alone, "--draft needs --target: a draft model belongs to one family of targets."),
         (idle, "None of the arms uses a draft model: leave --draft out, or name an arm that does."),
     )
-    prompts = read_prompt_sets(request.prompts, request.limit)
-    refuse_clashes(idle_excerpts(prompts, request.excerpts))
+    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
+    refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))
     return prompts
 
 
@@ -146,6 +150,7 @@ def print_results(
     if results:
         for part in speed_table(results, brief=True).split(console.width):
             console.print(as_rich(part))
+        _print_kinds(console, results)
         found = differences_in(records)
         console.print(equality_in_words(results, found, lossy_arms(conditions)), soft_wrap=True)
         if found:
@@ -158,6 +163,15 @@ def print_results(
     if out is not None and records:
         there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
         console.print(there, soft_wrap=True)
+
+
+def _print_kinds(console: Console, results: Sequence[ArmResult]) -> None:
+    """Print what every task brought, if there are several."""
+    table = kind_table(results)
+    for number, part in enumerate(table.split(console.width) if table else ()):
+        if number == 0:
+            console.print(part.title, style="bold", soft_wrap=True)
+        console.print(as_rich(part))
 
 
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:

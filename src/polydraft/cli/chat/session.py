@@ -1,15 +1,14 @@
 """A conversation in progress: what was said, what the models know of it, and what it took."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from polydraft.cli.spelling import text_of
 from polydraft.engine import Emission, Past, Run, Statistics, stream, summed
-from polydraft.models import Conversation, HuggingFaceModel, Message, Pair, asked_within, check_template
+from polydraft.models import Conversation, HuggingFaceModel, Message, Pair, asked_within, check_template, text_of
 
 LARGEST_SEED = 2**63
 SHARE = 4
@@ -24,13 +23,13 @@ class Answer:
         conversation: what was said, with the message that is answered.
         dropped: how many exchanges were dropped to make room.
         run: the generation.
-        spell: makes text of tokens.
+        tokenizer: the model's.
     """
 
     conversation: Conversation
     dropped: int
     run: Run
-    spell: Callable[[list[int]], str]
+    tokenizer: Any
 
     def __iter__(self) -> Iterator[Emission]:
         return (block.rows[0] for block in self.run)
@@ -43,7 +42,7 @@ class Answer:
     @property
     def content(self) -> str:
         """The text so far, without special tokens."""
-        return self.spell(self.tokens)
+        return text_of(self.tokenizer, self.tokens)
 
     @property
     def finish(self) -> str:
@@ -110,7 +109,7 @@ class Chat:
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         seed = ((self.seed or 0) + self.turns) % LARGEST_SEED
         run = stream(self.pair.target, prompt, **{**self.options, "seed": seed}, past=self.past, keep_past=True)
-        return Answer(asked, dropped, run, text_of(self.pair))
+        return Answer(asked, dropped, run, self.pair.tokenizer)
 
     def keep(self, answer: Answer) -> bool:
         """Keep a message and what was answered; tell whether there was anything to keep."""

@@ -10,13 +10,13 @@ from rich.console import Console
 from polydraft.cli.chat.session import Answer
 from polydraft.cli.generate import DRAFTED, OWN, write_text
 from polydraft.cli.process import DEBUG
-from polydraft.cli.spelling import StreamDecoder
 from polydraft.errors import PolydraftError
+from polydraft.models import StreamDecoder
 
 
 def speak(console: Console, answer: Answer) -> None:
     """Print an answer as it comes, to its end or to Ctrl-C; everything that it has then is printed."""
-    decoder, shown = StreamDecoder(answer.spell), 0
+    decoder, shown = StreamDecoder(answer.tokenizer), 0
     try:
         for gained in answer:
             for place, token in enumerate(gained.tokens):

@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from polydraft import __version__
+from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import read_text
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
@@ -21,7 +22,6 @@ from polydraft.cli.generate import (
     compiling,
     drafter_name,
     drafter_of,
-    encode,
     load_models,
     planned_options,
     warnings_as_sentences,
@@ -32,11 +32,10 @@ from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.cli.printing import console, progress_bar
 from polydraft.cli.process import FAILED, INTERRUPTED
-from polydraft.cli.spelling import text_of
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan
-from polydraft.errors import InvalidParameter
-from polydraft.models import Pair
+from polydraft.errors import InvalidParameter, PromptFileError
+from polydraft.models import Pair, text_of
 
 SHOWN_ERRORS = 10
 
@@ -81,7 +80,7 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
     options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
     plan = load_plan(request.plan_file) if request.plan_file else None
     refuse_clashes(both_outputs(as_json, quiet))
-    rows = _rows(job)
+    rows = _rows(job, request.chat_template)
     if not any(row.own.get("temperature") for row in rows):
         refuse_clashes(idle_filters(request.sampling, ", and no row has a temperature of its own"))
     output = Output(job.output, settings_of(request))
@@ -93,8 +92,7 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
             _note_error(output, outcome, row, row.error)
     try:
         if waiting:
-            work = _Work(request, job, notes, output, outcome)
-            work.write(work.begin(waiting, options, plan), waiting)
+            _Work(request, job, notes, output, outcome).do(waiting, options, plan)
     except KeyboardInterrupt:
         outcome.interrupted = True
     if as_json:
@@ -122,7 +120,8 @@ def settings_of(request: Request) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,
     }
-    return {name: value for name, value in settings.items() if value is not None and value is not False and value != []}
+    said = {name: value for name, value in settings.items() if value is not None and value is not False and value != []}
+    return said if request.chat_template is None else {**said, "chat_template": request.chat_template}
 
 
 def fingerprint(request: Request) -> str | None:
@@ -132,11 +131,11 @@ def fingerprint(request: Request) -> str | None:
     return blake2b(request.plan_file.expanduser().read_bytes(), digest_size=8).hexdigest()
 
 
-def _rows(job: FileJob) -> list[Row]:
+def _rows(job: FileJob, chat_template: bool | None) -> list[Row]:
     path, _ = read_text(job.input)
     if job.output.exists() and path.exists() and job.output.samefile(path):
         raise InvalidParameter("--output is the file of the prompts; give it another name.")
-    return read_rows(job.input)
+    return read_rows(job.input, chat_template)
 
 
 def _note_error(output: Output, outcome: Outcome, row: Row, error: str) -> None:
@@ -154,11 +153,46 @@ class _Work:
     output: Output
     outcome: Outcome
 
-    def begin(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> tuple[Pair, ManyRun]:
-        """Load the models and start the batch."""
+    def do(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> None:
+        """Load the models, and continue every row whose conversation the chat template takes."""
         with self.notes.status("Loading the models ..."):
             pair = load_models(self.request)
-        prompts = {row.id: encode(pair, row.prompt)[0] for row in rows}
+        prompts = self._encoded(pair, rows)
+        if prompts:
+            taken = [row for row in rows if row.id in prompts]
+            self._write(pair, self._begun(pair, prompts, taken, options, plan), taken)
+
+    def _encoded(self, pair: Pair, rows: Sequence[Row]) -> dict[Any, Tensor]:
+        """Return the prompts' tokens by their rows' names; a refused conversation costs its row only.
+
+        Raises:
+            PromptFileError: all are refused, and there is no text from before.
+        """
+        prompts: dict[Any, Tensor] = {}
+        refused: list[tuple[Row, str]] = []
+        for row in rows:
+            try:
+                prompts[row.id] = encode(pair, row.asked)[0]
+            except InvalidParameter as error:
+                refused.append((row, str(error).removesuffix(".")))
+        if refused and not prompts and not self.output.texts:
+            row, why = refused[0]
+            others = f" None of the {len(rows)} rows can be used." if len(rows) > 1 else ""
+            raise PromptFileError(f"{self.job.input}, line {row.line}: {why}.{others}")
+        for row, why in refused:
+            self.outcome.left -= 1
+            _note_error(self.output, self.outcome, row, why)
+        return prompts
+
+    def _begun(
+        self,
+        pair: Pair,
+        prompts: dict[Any, Tensor],
+        rows: Sequence[Row],
+        options: dict[str, Any],
+        plan: PairPlan | None,
+    ) -> ManyRun:
+        """Start the batch."""
         options["drafter"] = drafter_of(drafter_name(self.request), pair, compiled=self.request.compiled)
         if plan:
             example = _typical(list(prompts.values()))
@@ -173,11 +207,10 @@ class _Work:
                 first = generate_many(pair.target, prompts, **options)
                 for _ in range(WARM_UP_STEPS):
                     first.step()
-        return pair, generate_many(pair.target, prompts, **options)
+        return generate_many(pair.target, prompts, **options)
 
-    def write(self, started: tuple[Pair, ManyRun], rows: Sequence[Row]) -> None:
+    def _write(self, pair: Pair, run: ManyRun, rows: Sequence[Row]) -> None:
         """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
-        pair, run = started
         named: dict[Any, Row] = {row.id: row for row in rows}
         self.outcome.statistics = run.statistics
         silent = not self.notes.is_terminal
@@ -208,7 +241,7 @@ class _Work:
         if one.error:
             _note_error(self.output, self.outcome, row, one.error.removesuffix("."))
         else:
-            self.output.add(_line(row, one, text_of(pair)(one.tokens)))
+            self.output.add(_line(row, one, text_of(pair.tokenizer, one.tokens)))
             self.outcome.new += 1
 
 
@@ -227,7 +260,7 @@ def _line(row: Row, one: Completed, text: str) -> Line:
     line: Line = {
         "id": row.id,
         "line": row.line,
-        "prompt": row.prompt,
+        **row.told,
         "text": text,
         "finish": one.finish,
         "new_tokens": len(one.tokens),

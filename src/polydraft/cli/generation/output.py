@@ -17,6 +17,7 @@ KINDS = {
     "id": (int, str),
     "line": (int, NOTHING),
     "prompt": (str, NOTHING),
+    "messages": (list, NOTHING),
     "text": (str, NOTHING),
     "error": (str, NOTHING),
     "options": (dict, NOTHING),
@@ -60,7 +61,7 @@ class Output:
         """
         for row in rows:
             there = self.texts.get(row.id)
-            if there and not row.error and (there.get("prompt"), there.get("options", {})) != (row.prompt, row.own):
+            if there and not row.error and not _is_of(there, row):
                 raise ResultsError(
                     f"{self.path}: the text {row.id!r} there has another prompt or other options than line {row.line} "
                     f"of {source}. Write to another place."
@@ -119,6 +120,12 @@ def _parsed(path: Path, number: int, content: bytes) -> Line:
     if line.get("text") is None and line.get("error") is None:
         raise _foreign(path, number)
     return line
+
+
+def _is_of(line: Line, row: Row) -> bool:
+    """Tell whether a text is of this row's prompt and options."""
+    told = {name: line[name] for name in ("prompt", "messages") if line.get(name) is not None}
+    return (told, line.get("options", {})) == (row.told, row.own)
 
 
 def _key(line: Line) -> tuple[Any, ...]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.prompts import NAME_FIELDS, has_json_lines, prompt_from_row, read_text
+from polydraft.bench.prompts import NAME_FIELDS, Prompt, as_asked, has_json_lines, prompt_from_row, read_text
 from polydraft.errors import PromptFileError
+from polydraft.models import Message
 from polydraft.probs import SamplingParams
 
 LARGEST_SEED = 2**63
@@ -21,6 +22,7 @@ class Row:
         line: its number, from 1.
         id: what the line calls itself, else its number.
         prompt: the text to continue; empty where there is none.
+        messages: the conversation to answer in its place; empty for a text.
         own: generation options of its own: max_new_tokens, temperature, seed.
         error: why it cannot be used; else empty.
     """
@@ -30,10 +32,27 @@ class Row:
     prompt: str = ""
     own: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def asked(self) -> Prompt:
+        """The prompt without a name, which is said by the line."""
+        return Prompt("", "", self.prompt, messages=self.messages)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the file of texts says of the prompt: the text, or the messages."""
+        if not self.messages:
+            return {"prompt": self.prompt}
+        return {"messages": [{"role": one.role, "content": one.content} for one in self.messages]}
 
 
-def read_rows(source: str | Path) -> list[Row]:
+def read_rows(source: str | Path, chat_template: bool | None = None) -> list[Row]:
     """Read all rows of a file: JSON lines if its name says so, else one prompt a line; blank lines do not count.
+
+    Args:
+        source: the file, or the name of a shipped or fetched set.
+        chat_template: which rows go through a chat template: None for conversations, True for all, False for none.
 
     Raises:
         PromptFileError: the file cannot be read, or none of its rows can be used.
@@ -41,7 +60,8 @@ def read_rows(source: str | Path) -> list[Row]:
     path, text = read_text(source)
     read = _json_row if has_json_lines(path) else _plain_row
     lines = enumerate(text.split("\n"), start=1)
-    rows = _without_twins([read(number, line.removesuffix("\r")) for number, line in lines if line.strip()])
+    found = [read(number, line.removesuffix("\r")) for number, line in lines if line.strip()]
+    rows = _without_twins([_as_asked(row, chat_template) for row in found])
     if not rows:
         raise PromptFileError(f"{path}: the file has no prompt in it.")
     if all(row.error for row in rows):
@@ -61,10 +81,21 @@ def _json_row(number: int, line: str) -> Row:
         row = json.loads(line)
         row = {"prompt": row} if isinstance(row, str) else row
         name = _name(row, number)
-        return Row(number, name, prompt_from_row(row, "", number).text, _own(row))
+        prompt = prompt_from_row(row, "", number)
+        return Row(number, name, prompt.text, _own(row), messages=prompt.messages)
     except (ValueError, RecursionError) as error:
         reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         return Row(number, name, error=reason.removesuffix("."))
+
+
+def _as_asked(row: Row, chat_template: bool | None) -> Row:
+    if row.error:
+        return row
+    try:
+        prompt = as_asked(row.asked, chat_template)
+    except ValueError as error:
+        return replace(row, prompt="", messages=(), error=str(error))
+    return replace(row, prompt=prompt.text, messages=prompt.messages)
 
 
 def _name(row: Any, number: int) -> int | str:
@@ -101,7 +132,7 @@ def _without_twins(rows: Sequence[Row]) -> list[Row]:
         if not row.error:
             first.setdefault(str(row.id), row.line)
     return [
-        replace(row, prompt="", error=f"{row.id!r} is already the name of line {first[str(row.id)]}")
+        replace(row, prompt="", messages=(), error=f"{row.id!r} is already the name of line {first[str(row.id)]}")
         if not row.error and first[str(row.id)] != row.line
         else row
         for row in rows

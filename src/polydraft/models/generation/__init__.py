@@ -12,13 +12,13 @@ from polydraft.models.generation.arguments import (
     require_count,
 )
 from polydraft.models.generation.criteria import copied as copied_criterion
+from polydraft.models.generation.encodings import one_row, prompts_by_name, prompts_of
 from polydraft.models.generation.prepare import (
     Prepared,
     check_inputs,
     check_prompts,
     is_prepared,
     prepare_by_hugging_face,
-    prompts_of,
     take_apart,
 )
 from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, fork_all, warn_of_serial
@@ -41,7 +41,9 @@ __all__ = [
     "drafting_asked_for",
     "fork_all",
     "is_prepared",
+    "one_row",
     "prepare_by_hugging_face",
+    "prompts_by_name",
     "prompts_of",
     "require_count",
     "take_apart",

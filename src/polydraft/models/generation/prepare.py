@@ -148,46 +148,6 @@ def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
     return {**told, **dict.fromkeys(said | (told.keys() & OURS_TO_DECIDE))}
 
 
-def prompts_of(input_ids: object, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the prompts and the options of a call, wherever the prompts stand.
-
-    Args:
-        input_ids: the prompts, or what a tokenizer returns: a mapping with input_ids and attention_mask.
-        options: the call's other arguments; `inputs` or `input_ids` among them is another name of the prompts.
-
-    Raises:
-        InvalidParameter: prompts are given twice, or not at all.
-    """
-    options = dict(options)
-    places = [input_ids, *(options.pop(name, None) for name in ("inputs", "input_ids"))]
-    given = [one for one in places if one is not None]
-    if len(given) != 1:
-        raise InvalidParameter(
-            "Give prompts once, as input_ids." if given else "There are no prompts: pass input_ids, rows of token ids."
-        )
-    if not isinstance(given[0], Mapping):
-        return given[0], options
-    encoded = {str(name): _as_rows(value) for name, value in cast(Mapping[Any, Any], given[0]).items()}
-    twice = sorted(encoded.keys() & options.keys())
-    if twice or "input_ids" not in encoded:
-        what = f"{twice[0]} is given twice" if twice else "The prompts have no input_ids"
-        raise InvalidParameter(f"{what}; pass what the tokenizer returns, or its input_ids and attention_mask.")
-    return encoded.pop("input_ids"), {**options, **encoded}
-
-
-def _as_rows(value: Any) -> Any:
-    """Return a tokenizer's list as a tensor of rows; everything else as it is."""
-    if not isinstance(value, list):
-        return value
-    try:
-        rows = torch.tensor(value)
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or no numbers
-        raise InvalidParameter(
-            "The tokenizer's rows cannot be put into one tensor; call it with return_tensors='pt' and padding=True."
-        ) from None
-    return rows.unsqueeze(0) if rows.dim() == 1 else rows
-
-
 def check_prompts(input_ids: object, vocab_size: int, mask: object = None) -> None:
     """Check that prompts are rows of token ids; what padding the mask leaves out may be any number.
 

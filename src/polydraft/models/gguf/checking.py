@@ -45,8 +45,9 @@ def _packages() -> tuple[Any, Any]:
         import_module("accelerate")
         return import_module("gguf.constants"), import_module("gguf.quants")
     except ImportError as error:
+        absent = (error.name or "gguf").split(".")[0]
         raise MissingExtra(
-            f'Reading a GGUF file needs {error.name}, which is not installed: pip install "polydraft[gguf]".'
+            f'Reading a GGUF file needs {absent}, which is not installed: pip install "polydraft[gguf]".'
         ) from error
 
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from polydraft.errors import CheckpointError
 
@@ -118,7 +118,7 @@ class _Head:
             raise self._damaged()
         return None
 
-    def _number(self, letter: str) -> int:
+    def _number(self, letter: str) -> Any:
         return struct.unpack(f"<{letter}", self._bytes(struct.calcsize(letter)))[0]
 
     def _text(self) -> str:

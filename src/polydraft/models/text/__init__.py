@@ -1,6 +1,15 @@
-"""Between tokens and text: conversations through a chat template."""
+"""Between tokens and text: conversations through a chat template, and text as it comes."""
 
 from polydraft.models.text.conversation import Message, conversation_ids
+from polydraft.models.text.stream_decoder import StreamDecoder, text_of
 from polydraft.models.text.turns import Conversation, asked_within, check_template
 
-__all__ = ["Conversation", "Message", "asked_within", "check_template", "conversation_ids"]
+__all__ = [
+    "Conversation",
+    "Message",
+    "StreamDecoder",
+    "asked_within",
+    "check_template",
+    "conversation_ids",
+    "text_of",
+]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.prompts import template_in_words
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.pages.figures import draw_speed_figures
 from polydraft.bench.speed.pages.tables import (
@@ -141,6 +142,7 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
         f"Target: {_model(target)}." + (f" Draft model: {_model(draft)}." if draft else " There is no draft model."),
         f"Prompts: {counts}. Every arm continued each by exactly {conditions['max_new_tokens']} tokens, {often}; the "
         "end-of-text token did not end a text in any arm.",
+        template_in_words(conditions.get("chat_template")),
         "The arms took turns on the same prompts in one process, in a random order of each round, after a warm-up of "
         f"{conditions['warm_up_tokens']} tokens. Seed {conditions['seed']}.",
         "Speed is all new tokens over all seconds of the whole call, the prompt's pass included. A speed-up is the "

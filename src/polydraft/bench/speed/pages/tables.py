@@ -84,6 +84,27 @@ def task_tables(results: Sequence[ArmResult]) -> list[Table]:
     ]
 
 
+def kind_table(results: Sequence[ArmResult]) -> Table | None:
+    """Return speed-up and tokens per target call with tasks as rows and arms as columns; None if there is one task."""
+    arms = list(dict.fromkeys(one.arm for one in results if one.arm != PLAIN))
+    if len({one.task for one in results}) < 2 or not arms:
+        return None
+
+    def cell(one: ArmResult) -> str:
+        calls = "" if one.block_efficiency is None else f" ({one.block_efficiency.mean:.2f})"
+        return f"{one.speed_up.total.mean:.2f}x{calls}"
+
+    rows: list[tuple[str, ...]] = []
+    for setting in dict.fromkeys(one.setting for one in results):
+        here = [one for one in results if one.setting == setting]
+        rows += [()] if rows else []
+        rows.append((setting_in_words(setting, short=True), *[""] * len(arms)))
+        for task in dict.fromkeys(one.task for one in here):
+            found = {one.arm: cell(one) for one in here if one.task == task}
+            rows.append((f" {task}", *(found.get(arm, NOTHING) for arm in arms)))
+    return Table("Speed-up by task (tokens per target call)", ("task", *arms), tuple(rows))
+
+
 def time_table(results: Sequence[ArmResult]) -> Table:
     """Return where the time went, in milliseconds per new token."""
 

@@ -4,48 +4,41 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from itertools import groupby, islice, zip_longest
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
 
 from polydraft.bench.files import check_regular, home_expanded
+from polydraft.bench.prompts.kinds import by_kind
+from polydraft.bench.prompts.prompt import Prompt, as_asked
+from polydraft.bench.prompts.rows import LONGEST, prompt_from_row
 from polydraft.errors import PromptFileError
+from polydraft.fetched import PROMPTS as FETCHED
+from polydraft.fetched import place
 
-SHIPPED = ("gsm8k", "humaneval", "python")
+USUAL = ("gsm8k", "humaneval", "python")
+"""The shipped sets of raw texts, which any model can continue."""
+SHIPPED = (*USUAL, "spec-bench-mini")
 """Names of the sets in the package's data/prompts; sources and licences are in the file LICENCES beside them."""
-ALL = "all"
-"""The name of all tasks together."""
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
-NAME_FIELDS = ("question_id", "task_id", "id")
 MOST_BYTES = 64 * 2**20
 MOST_PROMPTS = 100_000
-LONGEST = 1_000_000
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A text to continue.
-
-    Args:
-        name: what it is called in results; no two prompts of a task share a name.
-        task: the kind of text, by which results are grouped: the file's name, or a row's own category.
-        text: the prompt, at least one character.
-        excerpt: whether it is a passage of a longer text, of which only the beginning is meant to be the prompt.
-    """
-
-    name: str
-    task: str
-    text: str
-    excerpt: bool = False
-
-
-def read_prompt_sets(sources: Sequence[str | Path], limit: int | None = None) -> list[Prompt]:
+def read_prompt_sets(
+    sources: Sequence[str | Path], limit: int | None = None, chat_template: bool | None = None
+) -> list[Prompt]:
     """Read several sets, at most `limit` prompts of each task, the first ones.
 
+    Args:
+        sources: names of shipped or fetched sets, and files.
+        limit: prompts of each task; None for all.
+        chat_template: which prompts go through a chat template: None for conversations, True for all but excerpts,
+            False for none.
+
     Raises:
-        PromptFileError: a set cannot be read, or two of them name a prompt of one task alike.
+        PromptFileError: a set cannot be read, two of them name a prompt of one task alike, or a conversation that was
+            chosen cannot be raw text and is to be.
     """
     found: dict[tuple[str, str], Prompt] = {}
     taken: dict[str, int] = {}
@@ -58,24 +51,26 @@ def read_prompt_sets(sources: Sequence[str | Path], limit: int | None = None) ->
                     f"{source}: another prompt set also has a prompt {prompt.name!r} of the task {prompt.task!r}; "
                     "give each set once, and rename one of two files with the same name."
                 )
-            found[prompt.task, prompt.name] = prompt
+            found[prompt.task, prompt.name] = _asked(source, prompt, chat_template)
             taken[prompt.task] = taken.get(prompt.task, 0) + 1
     return list(found.values())
 
 
-def in_turn(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts with tasks taking turns, so that a part of a run has something of each."""
-    tasks = [[one for one in prompts if one.task == task] for task in dict.fromkeys(one.task for one in prompts)]
-    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+def _asked(source: str | Path, prompt: Prompt, chat_template: bool | None) -> Prompt:
+    try:
+        return as_asked(prompt, chat_template)
+    except ValueError as error:
+        raise PromptFileError(f"{source}: the prompt {prompt.name!r}: {error}.") from error
 
 
 def read_prompts(source: str | Path) -> list[Prompt]:
     """Read one prompt set: a shipped one by its name, or a file.
 
-    Files whose name ends in .jsonl, .ndjson or .json hold one JSON object a line. The prompt is the first of `turns`
-    (Spec-Bench), or `prompt` (HumanEval), `text`, or `question` (GSM8K); `question_id`, `task_id` or `id` names it,
-    else the line number; `category` is its task, else the file's name. Any other file is plain text, whose passages
-    between blank lines are excerpts. Names may also end in .gz.
+    Files whose name ends in .jsonl, .ndjson or .json hold one JSON object a line. The prompt is a conversation,
+    `messages` (a role and a content each) or the first of `turns` (Spec-Bench), or a text, `prompt` (HumanEval),
+    `text`, or `question` (GSM8K); `question_id`, `task_id` or `id` names it, else the line number; `category` is its
+    task, else the file's name; Spec-Bench's categories are grouped (`kinds`). Any other file is plain text, whose
+    passages between blank lines are excerpts. Names may also end in .gz.
 
     Raises:
         PromptFileError: the file is missing, unreadable, too large, empty or malformed: which line, and why.
@@ -88,7 +83,7 @@ def read_prompts(source: str | Path) -> list[Prompt]:
         raise PromptFileError(f"{path}: the file has no prompt in it.")
     if len(prompts) > MOST_PROMPTS:
         raise PromptFileError(f"{path}: the file has more than {MOST_PROMPTS} prompts; give a part of it.")
-    return prompts
+    return by_kind(prompts)
 
 
 def read_text(source: str | Path) -> tuple[Path, str]:
@@ -109,7 +104,24 @@ def has_json_lines(path: Path) -> bool:
 def _located(source: str | Path) -> Path:
     if str(source) in SHIPPED and not Path(source).exists():
         return Path(str(files("polydraft") / "data" / "prompts" / f"{source}.jsonl"))
+    if str(source) in FETCHED and not Path(source).exists():
+        return _fetched(str(source))
     return home_expanded(source)
+
+
+def _fetched(name: str) -> Path:
+    """Return the file of a set that `polydraft fetch` brought.
+
+    Raises:
+        PromptFileError: it has not.
+    """
+    path = place(name)
+    if not path.is_file():
+        raise PromptFileError(
+            f"The prompts of {name} are not on this machine: run `polydraft fetch {name}` once, give the name of your "
+            f"own copy of the file, or take {name}-mini, which comes with the package."
+        )
+    return path
 
 
 def _content(path: Path) -> bytes:
@@ -120,7 +132,7 @@ def _content(path: Path) -> bytes:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
         raise PromptFileError(
-            f"{path}: there is no such file; prompts are a file or one of {', '.join(SHIPPED)}."
+            f"{path}: there is no such file; prompts are a file or one of {', '.join((*SHIPPED, *FETCHED))}."
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -152,44 +164,6 @@ def _json_prompts(path: Path, task: str, text: str) -> Iterator[Prompt]:
         if earlier != number:
             raise PromptFileError(f"{path}, line {number}: {prompt.name!r} is already the name of line {earlier}.")
         yield prompt
-
-
-def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
-    """Read one JSON row; the task and the number are those of a row that has none of its own.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
-    if not isinstance(row, dict):
-        raise ValueError(f"the row is a {type(row).__name__}, not an object")
-    turns = row.get("turns")
-    if turns is not None and not (isinstance(turns, list) and turns):
-        raise ValueError("turns is not a list with at least one text")
-    place, text = ("turns[0]", turns[0]) if turns else _first(row, ("prompt", "text", "question"))
-    if not place:
-        raise ValueError("the row has no prompt: no turns, prompt, text or question")
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{place} is {'empty' if isinstance(text, str) else 'not a text'}")
-    _check_letters(place, text)
-    if len(text) > LONGEST:
-        raise ValueError(f"{place} has {len(text)} characters; at most {LONGEST} are read")
-    _, name = _first(row, NAME_FIELDS)
-    _, category = _first(row, ("category",))
-    for field, value in (("the name", name), ("category", category)):
-        if value is not None and (not isinstance(value, str | int) or value == ""):
-            raise ValueError(f"{field} is {value!r}, neither a text nor a number")
-        _check_letters(field, str(value))
-    return Prompt(str(number if name is None else name), str(task if category is None else category), text)
-
-
-def _check_letters(field: str, text: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError(f"{field} has half of a surrogate pair in it, which is no character")
-
-
-def _first(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, Any]:
-    """Return the first of the fields that the row has, and its value."""
-    return next(((field, row[field]) for field in fields if row.get(field) is not None), ("", None))
 
 
 def _passages(task: str, text: str) -> Iterator[Prompt]:

@@ -1,0 +1,171 @@
+"""From tokens to text, piece by piece."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.models.text.stop_strings import StopFilter, checked_stop
+
+BROKEN = "\ufffd"
+MOST_HELD = 3
+"""Bytes of an unfinished character at most, and so broken characters: some decoders write one for each byte."""
+MOST_CONTEXT, MOST_WAITING = 8, 16
+
+
+class StreamDecoder:
+    """Turn tokens into text piece by piece, without broken characters.
+
+    The pieces and the rest together are `tokenizer.decode` of all tokens. Bytes of an unfinished character wait for the
+    others; bytes that can be no character are given as U+FFFD, like `decode` does. Only tokenizers with tokens such as
+    `<0xE2>` for single bytes are an exception: once a character of theirs was given, it is not taken back when an
+    invalid byte follows it.
+
+    The text of a token is found by decoding it behind a few tokens that come before it. So the work per token does not
+    grow with the text.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        stop: strings at which the text ends. What may be the beginning of one waits.
+        skip_special_tokens: whether to leave special tokens out.
+        include_stop: whether the stop string belongs to the text, as with Hugging Face's `stop_strings`; what follows
+            it in its last token does not.
+
+    Attributes:
+        stopped: the stop string that ended the text; None as long as none has.
+
+    Raises:
+        InvalidParameter: something else than a tokenizer, or stop strings that are empty or no texts.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: str | Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        self.tokenizer = _checked(tokenizer)
+        self.skip_special_tokens = skip_special_tokens
+        self._stops = StopFilter(checked_stop(stop), included=include_stop)
+        self._bytes = _byte_tokens(tokenizer)
+        self._skipped = _special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._context: list[int] = []  # tokens that were given, behind which new ones are decoded
+        self._solid: list[int] = []  # the same without tokens of single bytes
+        self._waiting: list[int] = []  # tokens of which something was not given
+        self._given = 0  # characters of their text that were
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.found
+
+    def add(self, tokens: int | Sequence[int] | Tensor) -> str:
+        """Return the text that is certain with these tokens; may be empty, and is after a stop string.
+
+        Raises:
+            InvalidParameter: something else than token ids.
+        """
+        text = ""
+        for token in _listed(tokens):
+            if self.stopped is not None:
+                return text
+            if token not in self._skipped:
+                text += self._stops.add(self._certain(token))
+        return text
+
+    def rest(self) -> str:
+        """Return what is left at the end of the tokens, complete or not; nothing after a stop string."""
+        if self.stopped is not None:
+            return ""
+        text = self._stops.add(self._fresh()[self._given :])
+        self._advance()
+        return text + self._stops.rest()
+
+    def _certain(self, token: int) -> str:
+        """Return the text that no later token can change."""
+        if not self._waiting and token in self._bytes:
+            self._context = self._solid  # bytes are decoded in runs, and what was given must not belong to this one
+        self._waiting.append(token)
+        fresh = self._fresh()
+        held = min(len(fresh) - len(fresh.rstrip(BROKEN)), MOST_HELD)
+        certain = len(fresh) - held
+        text = fresh[self._given : certain]
+        self._given = max(self._given, certain)
+        if fresh and not held:
+            self._advance()
+        elif len(self._waiting) > MOST_WAITING:
+            self._shorten(fresh[self._given :])
+        return text
+
+    def _fresh(self) -> str:
+        """Return the text of the waiting tokens behind their context."""
+        return self._behind(self._context, self._waiting)
+
+    def _behind(self, context: list[int], tokens: list[int]) -> str:
+        before, now = (text_of(self.tokenizer, ids, self.skip_special_tokens) for ids in (context, context + tokens))
+        same = next((n for n in range(len(before), 0, -1) if now.startswith(before[:n])), 0)
+        return now[same:]
+
+    def _advance(self) -> None:
+        """Make the waiting tokens, which were given, the context of the next ones."""
+        if not self._waiting:
+            return
+        solid = [token for token in self._waiting if token not in self._bytes][-MOST_CONTEXT:]
+        if text_of(self.tokenizer, solid, self.skip_special_tokens):
+            self._solid = solid
+        self._context, self._waiting, self._given = self._waiting[-MOST_CONTEXT:], [], 0
+
+    def _shorten(self, left: str) -> None:
+        """Let fewer tokens wait, of which the same text is left: endless invalid bytes, or tokens without text."""
+        if not left:
+            self._waiting = self._waiting[-MOST_HELD:]
+            return
+        everything = self._context + self._waiting
+        for count in range(MOST_HELD, MOST_WAITING):
+            context, waiting = everything[-count - MOST_CONTEXT : -count], everything[-count:]
+            fresh = self._behind(context, waiting)
+            if len(fresh) >= len(left) and fresh.endswith(left):
+                self._context, self._waiting, self._given = context, waiting, len(fresh) - len(left)
+                return
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+    """Return the text of tokens, as `StreamDecoder` does, with spaces as the tokens have them."""
+    return str(
+        tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+    )
+
+
+def _checked(tokenizer: object) -> PreTrainedTokenizerBase:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InvalidParameter(f"StreamDecoder needs a tokenizer, such as pair.tokenizer, not {shown(tokenizer)}.")
+    return tokenizer
+
+
+def _listed(tokens: object) -> list[int]:
+    given: object = tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens
+    found: list[Any] = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not all(is_whole(one) and one >= 0 for one in found):
+        raise InvalidParameter(f"A token id is a whole number of at least 0, but {shown(tokens)} was added.")
+    return [int(one) for one in found]
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of special tokens that `decode` leaves out."""
+    special = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return frozenset(index for index in special if not text_of(tokenizer, [index]))
+
+
+def _byte_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of tokens that stand for one byte each, such as <0xE2>."""
+    names = [f"<0x{value:02X}>" for value in range(256)]
+    ids = [tokenizer.convert_tokens_to_ids(name) for name in names]
+    return frozenset(
+        index
+        for name, index in zip(names, ids, strict=True)
+        if isinstance(index, int) and tokenizer.convert_ids_to_tokens(index) == name
+    )
