@@ -74,7 +74,7 @@ def run_chat(call: ChatRequest) -> int:
     with warnings_as_sentences():
         if rows is None and not call.as_json and sys.stdin.isatty():
             return _talked(chat, str(request.target), quiet=call.quiet)
-        return _answered(chat, piped_messages(sys.stdin.buffer) if rows is None else rows, call)
+        return _answered(chat, piped_messages(sys.stdin.buffer.readline) if rows is None else rows, call)
 
 
 def _talked(chat: Chat, target: str, *, quiet: bool) -> int:

@@ -1,9 +1,9 @@
 """Messages from outside the keyboard: a file of them, a pipe, and one file that is one message."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from polydraft.bench.files import check_regular, home_expanded
 from polydraft.bench.prompts import has_json_lines, read_text
@@ -36,13 +36,16 @@ def read_messages(source: str | Path) -> list[str]:
     return found
 
 
-def piped_messages(stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a pipe as they come; blank ones do not count.
+def piped_messages(readline: Callable[[int], bytes]) -> Iterator[str]:
+    """Yield the lines of standard input as they come; blank ones do not count.
+
+    Args:
+        readline: returns the next line, or so many bytes of it; nothing at the end.
 
     Raises:
         PromptFileError: a line is not UTF-8, or too long.
     """
-    for number, line in enumerate(iter(lambda: stream.readline(MOST_BYTES + 1), b""), start=1):
+    for number, line in enumerate(iter(lambda: readline(MOST_BYTES + 1), b""), start=1):
         if len(line) > MOST_BYTES:
             raise PromptFileError(f"Standard input, line {number}: the line has more than {MOST_BYTES} bytes.")
         try:

@@ -32,14 +32,14 @@ def speak(console: Console, answer: Answer) -> None:
 
 
 def attempted(turn: Callable[[], None]) -> str:
-    """Take a turn; return what went wrong in a sentence, or nothing. Lost output ends the program as everywhere."""
+    """Take a turn; return what went wrong in a sentence, or nothing. The end of input or output passes through."""
     try:
         turn()
     except PolydraftError as error:
         return str(error)
     except (torch.OutOfMemoryError, MemoryError) as error:
         return _of_memory(error)
-    except OSError:
+    except (OSError, EOFError):  # nobody reads any more, or nobody types
         raise
     except Exception as error:  # noqa: BLE001  it costs the turn, not the conversation
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's on a CPU

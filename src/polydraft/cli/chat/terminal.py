@@ -36,19 +36,26 @@ class Terminal:
         self.notes = notes
         self.read = read
         self.quiet = quiet
-        self.left = False
+        self.left = self.interrupted = False
 
     def run(self) -> None:
         """Take turns until somebody leaves."""
         while not self.left:
             try:
-                self._said(attempted(self._turn))
+                self._round()
             except KeyboardInterrupt:
-                self.notes.print()
-                self._said("Ctrl-D leaves.")
+                self.interrupted = True  # no more than this: it may come again at once
             except EOFError:
+                self.left = True
                 self.notes.print()
-                return
+
+    def _round(self) -> None:
+        """Take a turn, and say what went wrong."""
+        if self.interrupted:
+            self.interrupted = False
+            self.notes.print()
+            self._said("Ctrl-D leaves.")
+        self._said(attempted(self._turn))
 
     def _turn(self) -> None:
         """Read a line and do what it says."""
