@@ -42,3 +42,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny chat model as a saved folder."""
     return save_chat_model(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture(scope="session")
+def small_chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a context of 128 tokens."""
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "model", context=128)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from chatml import START, save_chat_model
+from chatml import START
 from transformers import AutoTokenizer
 
 from polydraft.cli import main
@@ -143,8 +143,8 @@ def test_an_answer_goes_into_a_pipe_byte_for_byte_and_is_visible_in_json(call: C
     assert any(ord(letter) < 32 for letter in row["content"].replace("\n", "")), "nothing that would have to be escaped"
 
 
-def test_the_oldest_exchanges_make_room(call: Call, tmp_path: Path) -> None:
-    small = str(save_chat_model(tmp_path / "small", context=128))
+def test_the_oldest_exchanges_make_room(call: Call, small_chat_folder: Path) -> None:
+    small = str(small_chat_folder)
     rows = call(*SHORT, "--json", piped=b"How many are there?\n" * 8, target=small).rows
     assert {row["finish"] for row in rows} == {"length"}
     assert rows[0]["dropped"] == 0 and sum(row["dropped"] for row in rows) >= 5
@@ -153,8 +153,8 @@ def test_the_oldest_exchanges_make_room(call: Call, tmp_path: Path) -> None:
     assert "polydraft: The context of 128 tokens is full: the " in ended.err and ended.err.endswith("dropped.\n")
 
 
-def test_a_message_that_is_too_long_costs_its_turn(call: Call, tmp_path: Path) -> None:
-    small = str(save_chat_model(tmp_path / "small", context=128))
+def test_a_message_that_is_too_long_costs_its_turn(call: Call, small_chat_folder: Path) -> None:
+    small = str(small_chat_folder)
     piped = b"How many?\n" + b"x" * 200 + b"\nAnd then?\n"
     ended = call(*SHORT, "--json", piped=piped, target=small)
     assert ended.code == 1 and [row["finish"] for row in ended.rows] == ["length", "refused", "length"]
@@ -163,8 +163,8 @@ def test_a_message_that_is_too_long_costs_its_turn(call: Call, tmp_path: Path) -
     assert ended.code == 1 and ended.err.startswith("polydraft: The message makes 2") and ended.err.count("\n") == 1
 
 
-def test_an_answer_is_cut_by_the_context(call: Call, tmp_path: Path) -> None:
-    small = str(save_chat_model(tmp_path / "small", context=128))
+def test_an_answer_is_cut_by_the_context(call: Call, small_chat_folder: Path) -> None:
+    small = str(small_chat_folder)
     (row,) = call("--json", piped=b"How many?\n", target=small).rows
     assert row["finish"] == "context" and row["tokens"] + row["prompt_read"] == 128
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import save_chat_model
 
 import polydraft
 from polydraft.cli.chat.commands import COMMANDS, message_of, parsed, whole_message
@@ -34,8 +33,8 @@ def pair(chat_folder: Path) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return polydraft.load(save_chat_model(tmp_path_factory.mktemp("small") / "model", context=128))
+def small(small_chat_folder: Path) -> Pair:
+    return polydraft.load(small_chat_folder)
 
 
 def chat_of(pair: Pair, **options: Any) -> Chat:
@@ -82,6 +81,15 @@ def test_a_turn_is_answered_and_summed_up(pair: Pair) -> None:
     assert re.fullmatch(line.format(r"(\d+)", r"\1"), first)
     found = re.fullmatch(line.format(r"(\d+)", r"(\d+)"), second)
     assert found and int(found[1]) < int(found[2]) == chat.told[1].prompt_read + chat.told[1].prompt_known
+
+
+def test_no_control_character_of_an_answer_reaches_a_terminal(pair: Pair) -> None:
+    chat = chat_of(pair, temperature=2.0, top_k=0, max_new_tokens=200)
+    shown = console(width=200)
+    shown.file, shown._force_terminal = io.StringIO(), True
+    Terminal(chat, shown, console(quiet=True), Typing("How many?")).run()
+    content = chat.conversation.messages[-1].content
+    assert steering(content) and not steering(shown.file.getvalue())
 
 
 def test_quiet_says_only_what_goes_wrong(pair: Pair) -> None:
@@ -263,7 +271,9 @@ def test_text_that_begins_with_a_slash(pair: Pair) -> None:
 def test_dropped_exchanges_and_messages_that_do_not_fit_are_said(small: Pair) -> None:
     chat = chat_of(small)
     _, said = typed(chat, *["How many are there?"] * 6, "x" * 200, "So?", "/stats")
-    assert re.search(r"The context of 128 tokens is full: the \d oldest exchanges were dropped\.", said)
+    assert re.search(
+        r"The context of 128 tokens is full: the (oldest exchange was|\d oldest exchanges were) dropped\.", said
+    )
     assert re.search(r"The message makes \d+ tokens, but the model's context holds 128", said)
     assert told_of(chat)[-1] == "So?" and re.search(r"exchanges dropped +\d", said)
     chat = chat_of(small, max_new_tokens=500)

@@ -38,8 +38,8 @@ def dropping(answer: Answer, context: int) -> str:
     """Return the sentence that says what was dropped; empty if nothing was."""
     if not answer.dropped:
         return ""
-    were = "exchange was" if answer.dropped == 1 else "exchanges were"
-    return f"The context of {context} tokens is full: the {answer.dropped} oldest {were} dropped."
+    were = "oldest exchange was" if answer.dropped == 1 else f"{answer.dropped} oldest exchanges were"
+    return f"The context of {context} tokens is full: the {were} dropped."
 
 
 def table(chat: Chat) -> Table:
