@@ -218,6 +218,30 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(pair: Pair, monkeypatc
     assert chat.told[1].prompt_known == len(chat.told) - 2 + chat.told[0].prompt_read + 3
 
 
+class Pressing(io.StringIO):
+    """A screen on which Ctrl-C is pressed while something is written."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_ctrl_c_while_something_is_written_loses_and_repeats_nothing(pair: Pair, after: int) -> None:
+    chat = chat_of(pair, max_new_tokens=60)
+    shown, said = console(width=200), console(width=200)
+    shown.file, said.file = Pressing(after), io.StringIO()
+    Terminal(chat, shown, said, Typing("How many?")).run()
+    assert said.file.getvalue().strip().endswith(", interrupted")
+    assert shown.file.getvalue() == chat.conversation.messages[-1].content + "\n"
+
+
 def test_ctrl_c_before_anything_was_written_keeps_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = chat_of(pair)
     typed(chat, "How many?")

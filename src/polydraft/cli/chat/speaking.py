@@ -9,21 +9,25 @@ from rich.console import Console
 
 from polydraft.cli.chat.session import Answer
 from polydraft.cli.generate import DRAFTED, OWN, write_text
+from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.process import DEBUG
 from polydraft.errors import PolydraftError
 from polydraft.models import StreamDecoder
 
 
 def speak(console: Console, answer: Answer) -> None:
-    """Print an answer as it comes, to its end or to Ctrl-C; everything that it has then is printed."""
+    """Print an answer as it comes, to its end or to Ctrl-C; all that it has then is printed, and once."""
     decoder, shown = StreamDecoder(answer.tokenizer), 0
     try:
         for gained in answer:
-            for place, token in enumerate(gained.tokens):
-                write_text(console, decoder.add(token), DRAFTED if place < gained.accepted else OWN)
-                shown += 1
+            with noted_interruption() as pressed:  # Ctrl-C ends a pass of the model at once, but no printing
+                for place, token in enumerate(gained.tokens):
+                    write_text(console, decoder.add(token), DRAFTED if place < gained.accepted else OWN)
+                shown += len(gained.tokens)
+            if pressed():
+                break
     except KeyboardInterrupt:
-        for token in answer.tokens[shown:]:  # the rest of a step that was complete
+        for token in answer.tokens[shown:]:  # of a step that was complete, but not handed over yet
             write_text(console, decoder.add(token), OWN)
     finally:
         write_text(console, decoder.rest() + "\n", OWN)
