@@ -6,7 +6,9 @@ READY := $(VENV)/.ready
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
-.PHONY: env demo test test-slow test-grammars lint format clean
+MARKED := gpu or slow or grammars or smollm2
+
+.PHONY: env demo test test-slow test-grammars test-smollm2 lint format clean
 
 env: $(READY)
 
@@ -22,15 +24,20 @@ demo: env
 
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not slow and not grammars" -n logical --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(MARKED))" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: env
-	$(BIN)/python -m pytest -m "slow and not gpu and not grammars"
+	$(BIN)/python -m pytest -m "slow and not gpu and not grammars and not smollm2"
 
 # The real processors of grammar libraries, in a folder of their own: nothing else needs them.
 test-grammars: env
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(VENV)/grammars $(GRAMMARS)
 	PYTHONPATH=$(VENV)/grammars $(BIN)/python -m pytest -m grammars tests/engine/test_processors.py
+
+# A real chat model, fetched once into the user's cache.
+test-smollm2: env
+	$(BIN)/polydraft fetch smollm2
+	$(BIN)/python -m pytest -m smollm2
 
 lint: env
 	$(BIN)/ruff format --check src tests benchmarks

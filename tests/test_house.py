@@ -15,18 +15,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 FLOORS = [
-    ["errors", "probs"],
+    ["errors", "probs", "fetched"],
     ["schemes"],
     ["theory", "trees"],
     ["verifiers", "models"],
-    ["drafters"],
+    ["drafters", "fetching"],
     ["engine", "training"],
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 7, "cli": 8}
 NARROW = {
     "probs": {"errors"},
-    "models": {"probs", "errors"},
+    "models": {"probs", "errors", "fetched"},
     "drafters": {"models", "trees", "schemes", "probs", "errors"},
 }
 DOORS = {"transformers", "tokenizers", "safetensors"}

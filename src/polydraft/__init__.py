@@ -3,6 +3,7 @@
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine import Completed, GenerationOutput, ManyRun, Run, Statistics, generate, generate_many, stream
 from polydraft.errors import PolydraftError
+from polydraft.fetching import fetch
 from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, TopK, TopThenSample, WithoutReplacement
@@ -50,6 +51,7 @@ __all__ = [
     "Widths",
     "WithoutReplacement",
     "__version__",
+    "fetch",
     "generate",
     "generate_many",
     "load",

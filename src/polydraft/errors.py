@@ -11,6 +11,7 @@ PolydraftError
 ├── CheckpointError                      a model folder that is missing, incomplete or damaged
 ├── PromptFileError                      a prompt file that cannot be read: which file, which line, and why
 ├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
+├── FetchError                           something that cannot be fetched: what, and why
 ├── MissingExtra                         an optional package that is not installed, and how to install it
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
@@ -63,6 +64,10 @@ class PromptFileError(PolydraftError):
 
 class ResultsError(PolydraftError):
     """A folder of results is damaged or belongs to a run with other settings."""
+
+
+class FetchError(PolydraftError):
+    """Something cannot be fetched."""
 
 
 class MissingExtra(PolydraftError):

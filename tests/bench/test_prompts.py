@@ -105,13 +105,12 @@ def test_spec_bench_has_six_kinds_and_its_first_is_mixed(write: Write) -> None:
 
 
 def test_spec_bench_is_read_from_where_it_is_fetched_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     with pytest.raises(
         PromptFileError, match=r"run `polydraft fetch spec-bench` once, give .* or take spec-bench-mini"
     ):
         read_prompts("spec-bench")
-    (tmp_path / "polydraft").mkdir()
-    (tmp_path / "polydraft" / "spec-bench.jsonl").write_text("\n".join(map(json.dumps, spec_bench_rows())))
+    (tmp_path / "spec-bench.jsonl").write_text("\n".join(map(json.dumps, spec_bench_rows())))
     assert len(read_prompts("spec-bench")) == 39
 
 

@@ -23,6 +23,7 @@ from polydraft.cli.benchmark import bench
 from polydraft.cli.generation import batch
 from polydraft.conformance import members
 from polydraft.engine.planning import load_plan
+from polydraft.errors import FetchError
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
 
 Folders = tuple[Path, Path]
@@ -170,6 +171,13 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit_rounds(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
+    for way in ("by_pip", "by_address"):
+        monkeypatch.setattr(f"polydraft.fetching.attempt.{way}", offline)
+
+
+def offline(*_: object) -> None:
+    raise FetchError("There is no connection.")
 
 
 def limit_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

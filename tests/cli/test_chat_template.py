@@ -41,7 +41,7 @@ def chat(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["polydraft", *arguments])

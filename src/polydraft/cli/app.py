@@ -36,6 +36,7 @@ from polydraft.cli.arguments.measuring import (
     ExcerptOption,
     FiguresOption,
     FixedSeedOption,
+    FromOption,
     JsonLinesOption,
     LimitOption,
     LimitsHeatsOption,
@@ -165,6 +166,19 @@ def generate(
     if job:
         raise typer.Exit(run_file(request, job, as_json=as_json, quiet=quiet))
     raise typer.Exit(run_generate(request, as_json=as_json, quiet=quiet, compared=compare))
+
+
+@app.command()
+def fetch(
+    what: Annotated[str | None, typer.Argument(metavar="WORD", help="What to fetch; none lists all there is.")] = None,
+    source: FromOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a real chat model, or Spec-Bench's questions, onto this machine: once, checked, into the cache folder."""
+    with importing():
+        from polydraft.cli.fetch import run_fetch
+
+    raise typer.Exit(run_fetch(what, source, as_json=as_json))
 
 
 @app.command()

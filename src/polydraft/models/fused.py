@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
+from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import LARGE, can_pack, packed_product
 from polydraft.models.protocol import Forward
@@ -165,6 +166,9 @@ def _norm(norm: Any) -> Product:
 
 def _product(*layers: nn.Linear) -> Product:
     """Return the product with the weights of one linear layer, or with those of several of the same input at once."""
+    packed = [one for one in layers if isinstance(one, Int8Linear)]
+    if len(packed) == len(layers) and all(one.bias is None for one in packed):
+        return int8_product(torch.cat([one.weight for one in packed]), torch.cat([one.scales for one in packed]), None)
     weights = [one.weight.detach() for one in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases = [one.bias.detach() for one in layers if one.bias is not None]
@@ -198,7 +202,8 @@ def _check_anatomy(plain: HuggingFaceModel) -> None:
         raise UnsupportedModel(f"{name} has more than {MOST_BYTES >> 20} MiB of weights, too many to join.")
     body = cast(Any, model).model
     products = [one for layer in body.layers for one in layer.modules() if isinstance(one, nn.Linear)]
-    if len(products) != 7 * len(body.layers) or body.rotary_emb.rope_type in ("dynamic", "longrope"):
+    mixed = any(isinstance(one, Int8Linear) and one.bias is not None for one in products)
+    if mixed or len(products) != 7 * len(body.layers) or body.rotary_emb.rope_type in ("dynamic", "longrope"):
         raise UnsupportedModel(f"{name} has adapters or a rotation that depends on the length.")
     if len({weight.device for weight in model.parameters()} | {plain.device}) > 1 or plain.device.type == "meta":
         raise UnsupportedModel(f"{name} is spread over several devices.")

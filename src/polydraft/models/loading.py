@@ -23,10 +23,13 @@ from polydraft.models.checkpoints import (
     check_weights,
     find,
     held_back,
+    is_gguf,
     read_config,
     reason,
 )
 from polydraft.models.checks import check_architecture
+from polydraft.models.derived import check_word, derived, is_derived
+from polydraft.models.gguf import check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import pack_linear_layers
 
@@ -49,34 +52,40 @@ class Pair:
 def load(
     target: str | Path, draft: str | Path | None = None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
 ) -> Pair:
-    """Load a target and, if given, a draft model, from folders or hub names.
+    """Load a target and, if given, a draft model, from folders, GGUF files or hub names.
 
-    A folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
-    used. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
-    not, the error says it in one sentence.
+    "smollm2" is what `polydraft fetch smollm2` brought. A folder goes before a hub name. The hub is asked once whether
+    it has the name; without a connection its cache is used. Code in a model folder is never run. What transformers has
+    to say about a model is said if it was loaded; if not, the error says it in one sentence.
 
     Args:
-        target: folder or hub name of the target.
-        draft: folder or hub name of the draft model.
+        target: folder, GGUF file or hub name of the target; or "smollm2".
+        draft: the same of the draft model; or "self:int8", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for
+            one that is made of the target.
         dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
     Raises:
-        CheckpointError: a folder is missing or damaged, the hub does not give a model of that name, or the dtype or
-            device is unknown.
+        CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
+            that name, or the dtype or device is unknown.
+        MissingExtra: a GGUF file is named, and the package that reads it is not installed.
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ.
     """
     place = _device(device)
     precision = _dtype(dtype, place)
+    if is_derived(draft):
+        check_word(str(draft))
     with held_back():
         first = _checked(target)
-        second = None if draft is None else _checked(draft)
+        second = None if draft is None or is_derived(draft) else _checked(draft)
         tokenizer = _tokenizer(first)
         if second is not None:
             check_same_tokens(tokenizer, _tokenizer(second), str(target), str(draft))
         large = _model(first, precision, place)
         small = None if second is None else _model(second, precision, place)
+    if is_derived(draft):
+        return Pair(large, derived(large, str(draft)), tokenizer)
     if small is not None:
         small.__dict__[PLACE] = large.name_or_path
     return Pair(large, small, tokenizer)
@@ -92,7 +101,7 @@ def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
     """Load a draft model for a target that is there already, onto its device and in its precision.
 
     Args:
-        name: folder or hub name of the draft model.
+        name: folder, GGUF file or hub name of the draft model, or what `load` knows beside.
         like: the target.
 
     Raises:
@@ -100,6 +109,8 @@ def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: its tokens are not the target's, as far as `check_same_source` can tell.
     """
+    if is_derived(name):
+        return derived(like, str(name))
     with held_back():
         draft = _model(_checked(name), like.dtype, like.device)
     check_same_source(like, draft)
@@ -191,27 +202,33 @@ def _checked(name: object) -> Source:
         UnsupportedModel: it is of a kind that cannot score token trees.
     """
     source = find(name)
-    said = read_config(source)
+    if source.gguf:
+        check_gguf(Path(source.path) / source.gguf)
+    else:
+        read_config(source)
     try:
-        config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, local_files_only=source.offline)
+        config = AutoConfig.from_pretrained(source.path, **source.arguments)
         built = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     except Exception as error:
-        raise CheckpointError(f"config.json in {source.name} is damaged: {reason(error)}.") from error
-    kind = said["model_type"]
+        place = source.name if source.gguf else f"config.json in {source.name}"
+        raise CheckpointError(f"{place} is damaged: {reason(error)}.") from error
+    kind = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{source.name} is an encoder-decoder model ({kind}); only causal models can be used.")
     if built is None:
         raise UnsupportedModel(f"{source.name} is a model ({kind}) that predicts no next token; take a causal one.")
     built = cast(type, built[0] if isinstance(built, tuple) else built)
     check_architecture(built, config, f"{source.name} ({built.__name__})")
-    check_weights(source)
+    if not source.gguf:
+        check_weights(source)
     return source
 
 
 def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
-    check_tokenizer_files(source)
+    if not source.gguf:
+        check_tokenizer_files(source)
     try:
-        return AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, local_files_only=source.offline)
+        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
     except Exception as error:
         if FOREIGN_CODE in str(error):
             raise UnsupportedModel(
@@ -223,11 +240,10 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
 
 def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
-    config = cast(PreTrainedModel, model).config
+    config, name = cast(PreTrainedModel, model).config, Path(str(cast(PreTrainedModel, model).name_or_path))
+    place, file = (str(name.parent), {"gguf_file": name.name}) if is_gguf(name) else (str(name), {})
     try:
-        found = AutoTokenizer.from_pretrained(
-            str(cast(PreTrainedModel, model).name_or_path), trust_remote_code=False, local_files_only=True
-        )
+        found = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True, **file)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError):
         return None
     return found if len(found) <= config.get_text_config().vocab_size + MOST_PADDING else None
@@ -240,8 +256,8 @@ def _model(source: Source, precision: torch.dtype | str, device: torch.device) -
             dtype=precision,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            local_files_only=source.offline,
+            **source.arguments,
+            **(unpacked() if source.gguf else {}),
         )
     except Exception as error:
         raise CheckpointError(f"No model can be loaded from {source.name}: {reason(error)}.") from error
@@ -253,6 +269,8 @@ def _model(source: Source, precision: torch.dtype | str, device: torch.device) -
         model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
     except RuntimeError as error:
         raise CheckpointError(f"The model in {source.name} does not go onto {device}: {reason(error)}.") from error
+    if source.gguf:
+        model.name_or_path = str(Path(source.path) / source.gguf)
     pack_linear_layers(model)
     HuggingFaceModel(model)
     return model

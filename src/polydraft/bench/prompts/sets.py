@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -14,13 +13,13 @@ from polydraft.bench.prompts.kinds import by_kind
 from polydraft.bench.prompts.prompt import Prompt, as_asked
 from polydraft.bench.prompts.rows import LONGEST, prompt_from_row
 from polydraft.errors import PromptFileError
+from polydraft.fetched import PROMPTS as FETCHED
+from polydraft.fetched import place
 
 USUAL = ("gsm8k", "humaneval", "python")
 """The shipped sets of raw texts, which any model can continue."""
 SHIPPED = (*USUAL, "spec-bench-mini")
 """Names of the sets in the package's data/prompts; sources and licences are in the file LICENCES beside them."""
-FETCHED = ("spec-bench",)
-"""Names of the sets that `polydraft fetch` brings."""
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 MOST_BYTES = 64 * 2**20
 MOST_PROMPTS = 100_000
@@ -116,7 +115,7 @@ def _fetched(name: str) -> Path:
     Raises:
         PromptFileError: it has not.
     """
-    path = home_expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "polydraft" / f"{name}.jsonl"
+    path = place(name)
     if not path.is_file():
         raise PromptFileError(
             f"The prompts of {name} are not on this machine: run `polydraft fetch {name}` once, give the name of your "

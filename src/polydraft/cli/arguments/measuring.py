@@ -1,4 +1,4 @@
-"""Options of the commands that measure, train and report."""
+"""Options of the commands that fetch, measure, train and report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +9,10 @@ from polydraft.cli.arguments.options import DRAFTING, MEASURING, OUTPUT, PROMPTS
 from polydraft.cli.arguments.places import folder_to_write, to_read, to_write, to_write_beside
 from polydraft.cli.arguments.values import count, filled, seed_number
 
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="The file that would be downloaded, if you have it.", callback=to_read),
+]
 DemoTokensOption = Annotated[int, typer.Option(min=8, callback=count, help="Tokens per prompt.")]
 DemoRepeatsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="How often every prompt is run with and without drafts.")

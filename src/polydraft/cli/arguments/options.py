@@ -65,7 +65,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Target model: folder or hub name. Default: embedded pair.",
+        help="Target model: folder, .gguf file, hub name, or smollm2. Default: embedded pair.",
         callback=model_name,
         rich_help_panel=MODELS,
     ),
@@ -74,7 +74,7 @@ DraftOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Draft model with the same tokenizer: folder or hub name.",
+        help="Draft model with the same tokens: as --target; or self:int8, self:skip=12-19, made of the target.",
         callback=model_name,
         rich_help_panel=MODELS,
     ),

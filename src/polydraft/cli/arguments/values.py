@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.fetched import MODELS
 
 LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -37,7 +38,7 @@ def _at_most(most: int, param: Any, value: Any) -> Any:
 
 
 def model_name(name: str | None) -> str | None:
-    """Return the folder or hub name of a model, ~ expanded.
+    """Return the folder, GGUF file or hub name of a model, ~ expanded.
 
     Raises:
         InvalidParameter: it is empty.
@@ -48,10 +49,14 @@ def model_name(name: str | None) -> str | None:
     if not name.strip():
         raise InvalidParameter("The name of a model is empty: give a folder or a name on the hub.")
     place = os.path.expanduser(name)
+    if name in MODELS or (place.lower().endswith(".gguf") and os.path.isfile(place)):
+        return place
     if place.startswith(("~", "/", ".")) and not os.path.isdir(place):
         raise CheckpointError(f"There is no model folder {name!r}.")
     if os.path.lexists(place) and not os.path.isdir(place):
-        raise CheckpointError(f"{name!r} is no folder: give the folder that a model is in, or a name on the hub.")
+        raise CheckpointError(
+            f"{name!r} is no folder: give the folder that a model is in, a .gguf file, or a name on the hub."
+        )
     return place
 
 

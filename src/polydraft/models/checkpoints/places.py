@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -16,6 +17,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from polydraft.errors import CheckpointError
+from polydraft.fetched import MODELS, place
 
 LONGEST = 200
 """Longer names are cut in messages."""
@@ -30,16 +32,27 @@ class Source:
         path: the folder, or the hub name, as transformers takes it.
         is_local: whether it is a folder.
         offline: whether the hub is not to be asked, since everything comes from its cache.
+        gguf: the name of the GGUF file in the folder that holds all of the model; else empty.
     """
 
     name: str
     path: str
     is_local: bool
     offline: bool = False
+    gguf: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """How transformers is told where it is, beside the path."""
+        told: dict[str, Any] = {"trust_remote_code": False, "local_files_only": self.offline or bool(self.gguf)}
+        return {**told, "gguf_file": self.gguf} if self.gguf else told
 
 
 def find(name: object) -> Source:
-    """Tell where a name leads; the hub is asked once, without retries, and only for names that it may have.
+    """Tell where a name leads: what was fetched, a folder, a GGUF file, or the hub.
+
+    The words of what is fetched come first, and always mean the same; a folder of that name is `./smollm2`. The hub is
+    asked once, without retries, and only for names that it may have.
 
     Raises:
         CheckpointError: nowhere; the text says what was looked for.
@@ -49,16 +62,36 @@ def find(name: object) -> Source:
     shown = quoted(text)
     if not text.strip():
         raise CheckpointError(f"The name of the model is empty: {shown}; give a folder or a hub name.")
+    if text in MODELS:
+        return _fetched(text, shown)
     folder = _expanded(text)
     if folder is not None and _answers(Path.is_dir, folder, shown):
         return Source(shown, str(folder), is_local=True)
+    if folder is not None and is_gguf(folder) and _answers(Path.is_file, folder, shown):
+        return Source(shown, str(folder.parent), is_local=True, gguf=folder.name)
     if folder is not None and _answers(Path.exists, folder, shown):
         raise CheckpointError(
-            f"There is no model folder {shown}: it is a file; name the folder that holds config.json."
+            f"There is no model folder {shown}: it is a file; name the folder that holds config.json, or a .gguf file."
         )
     if not isinstance(name, str) or text.startswith((".", "~")) or Path(text).is_absolute() or text.count("/") > 1:
         raise CheckpointError(f"There is no model folder {shown}.")
     return _on_hub(text, shown)
+
+
+def is_gguf(path: Path) -> bool:
+    """Tell by a file's name whether it is a GGUF file."""
+    return path.suffix.lower() == ".gguf"
+
+
+def _fetched(word: str, shown: str) -> Source:
+    """Return what was fetched.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    if not place(word).is_dir():
+        raise CheckpointError(f"The model {shown} is not on this machine yet: `polydraft fetch {word}` brings it.")
+    return Source(shown, str(place(word)), is_local=True)
 
 
 def quoted(text: str) -> str:

@@ -5,11 +5,14 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from huggingface_hub.utils.tqdm import progress_bar_states
+from transformers import modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
 TALKERS = ("transformers", "huggingface_hub")
+BAR = "tqdm"
 ONE_AT_A_TIME = threading.RLock()
 """Loggers and warnings belong to the whole process, so that models are loaded one after another."""
 
@@ -59,12 +62,20 @@ def _instead_of_handlers(kept: _Kept) -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Show no progress bars; both libraries have a state of their own, and transformers sets the hub's as well."""
+    """Show no progress bars; both libraries have a state of their own, and transformers sets the hub's as well.
+
+    The bar of the reader of GGUF files obeys neither.
+    """
     shown, states = transformers_logging.is_progress_bar_enabled(), dict(progress_bar_states)
+    bar = getattr(modeling_gguf_pytorch_utils, BAR, None)
     try:
         _show_bars(False)
+        if bar is not None:
+            setattr(modeling_gguf_pytorch_utils, BAR, partial(bar, disable=True))
         yield
     finally:
+        if bar is not None:
+            setattr(modeling_gguf_pytorch_utils, BAR, bar)
         _show_bars(shown)
         progress_bar_states.clear()
         progress_bar_states.update(states)

@@ -1,0 +1,25 @@
+"""What `polydraft fetch` brings, by its word, and where it lies once it is there: in one folder of the user's cache."""
+
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+PLACE = "POLYDRAFT_CACHE"
+"""The environment variable that names another folder for what is fetched."""
+MODELS = ("smollm2",)
+PROMPTS = ("spec-bench",)
+
+
+def cache_folder() -> Path:
+    """Return the folder of all that is fetched; it need not be there yet."""
+    named = os.environ.get(PLACE)
+    return Path(named).expanduser() if named else user_cache_path("polydraft", appauthor=False)
+
+
+def place(word: str) -> Path:
+    """Return where something lies once it is fetched: a model's folder, or a file of prompts.
+
+    What is there is complete: it is made elsewhere, and takes this name last.
+    """
+    return cache_folder() / (f"{word}.jsonl" if word in PROMPTS else word)

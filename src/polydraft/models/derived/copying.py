@@ -1,0 +1,22 @@
+"""A copy of a model that shares its weights."""
+
+import copy
+from typing import TypeVar
+
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def sharing_copy(model: Model) -> Model:
+    """Return a copy whose modules without parts are the model's own; the modules that hold them are new.
+
+    So layers may be left out of the copy, renumbered or replaced, and no memory is spent on weights. What polydraft has
+    found out about the model stays with the model.
+    """
+    parts = [one for one in model.modules() if not any(True for _ in one.children())]
+    shared = {id(one): one for one in [*parts, *model.parameters(), *model.buffers()]}
+    made = copy.deepcopy(model, memo=shared)
+    for name in [name for name in vars(made) if name.startswith("polydraft_")]:
+        delattr(made, name)
+    return made

@@ -1,0 +1,7 @@
+"""GGUF files: what is in one, whether it is whole, and how transformers is asked to read it."""
+
+from polydraft.models.gguf.checking import check_gguf
+from polydraft.models.gguf.contents import Contents, read_contents
+from polydraft.models.gguf.unpacking import unpacked
+
+__all__ = ["Contents", "check_gguf", "read_contents", "unpacked"]

@@ -1,0 +1,68 @@
+"""Whether a GGUF file can be read: each reason why not is one sentence, found before any weights are."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from transformers import modeling_gguf_pytorch_utils
+
+from polydraft.errors import CheckpointError, MissingExtra, UnsupportedModel
+from polydraft.models.gguf.contents import Contents, read_contents
+
+UNQUANTISED = ("F32", "F16", "F64", "I8", "I16", "I32", "I64")
+
+
+def check_gguf(path: Path) -> Contents:
+    """Check that a GGUF file is whole, and of a kind that transformers reads.
+
+    Raises:
+        CheckpointError: it is no GGUF file, or it is cut short.
+        MissingExtra: the packages that read such files are not installed.
+        UnsupportedModel: its architecture is not read, or the quantisation of one of its tensors.
+    """
+    contents = read_contents(path)
+    constants, quants = _packages()
+    if not _is_known(contents.architecture):
+        raise UnsupportedModel(
+            f"{path} is a model of the architecture {contents.architecture!r}, which transformers does not read from "
+            "GGUF files; take its folder of safetensors instead."
+        )
+    sizes = {int(kind): size for kind, size in constants.GGML_QUANT_SIZES.items()}
+    for name, (kind, _, _) in contents.tensors.items():
+        if kind not in sizes or not _is_readable(constants, quants, kind):
+            raise UnsupportedModel(
+                f"{path} holds {name} in the quantisation {_word(constants, kind)}, which the installed gguf cannot "
+                "read; take a file in another one, such as Q8_0 or Q4_K_M."
+            )
+    whole = contents.end(sizes)
+    if contents.size < whole:
+        raise CheckpointError(f"{path} is cut short: it has {contents.size} bytes of {whole}; fetch it again.")
+    return contents
+
+
+def _packages() -> tuple[Any, Any]:
+    try:
+        import_module("accelerate")
+        return import_module("gguf.constants"), import_module("gguf.quants")
+    except ImportError as error:
+        absent = (error.name or "gguf").split(".")[0]
+        raise MissingExtra(
+            f'Reading a GGUF file needs {absent}, which is not installed: pip install "polydraft[gguf]".'
+        ) from error
+
+
+def _is_known(architecture: str) -> bool:
+    """Tell whether transformers reads an architecture, which files spell with and without hyphens."""
+    known = {word.replace("_", "") for word in modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES}
+    return architecture.replace("-", "").replace("_", "") in known - {"general", "tokenizer"}
+
+
+def _is_readable(constants: Any, quants: Any, kind: int) -> bool:
+    kinds = constants.GGMLQuantizationType
+    return kinds(kind).name in UNQUANTISED or kinds(kind) in quants._type_traits
+
+
+def _word(constants: Any, kind: int) -> str:
+    """Return the name of a kind of tensor, or its number if it has none."""
+    found = next((one.name for one in constants.GGMLQuantizationType if int(one) == kind), None)
+    return found or f"number {kind}"

@@ -1,0 +1,164 @@
+"""Draft models made of the target: they share its weights, leave it as it was, and cost no exactness."""
+
+import re
+
+import pytest
+import torch
+from doubles import tiny_model
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polydraft
+from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
+from polydraft.models import draft_model
+from polydraft.models.derived import Int8Linear, check_word, derived, in_int8, int8_product, without_layers
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def deep(layers: int = 5) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    return model(IDS).logits
+
+
+@pytest.mark.parametrize("rows", [1, 3, 31, 32, 33])
+@pytest.mark.parametrize("width", [64, 48, 33, 24, 16, 7])
+def test_a_product_of_eight_bits_is_that_of_the_rounded_weights(rows: int, width: int) -> None:
+    """Also of odd widths, for which the kernel would read beyond a row's end."""
+    torch.manual_seed(rows)
+    biased = rows == 3
+    plain = nn.Linear(width, 48, bias=biased)
+    short = Int8Linear(plain)
+    given = torch.randn(2, rows, width)
+    exact = given @ (short.weight * short.scales.unsqueeze(1)).T + (plain.bias if biased else 0)
+    with torch.no_grad():
+        assert (short(given) - exact).abs().max() < 0.02 * exact.abs().max()
+        assert (exact - plain(given)).abs().max() < 0.02 * exact.abs().max()
+    assert short.weight.dtype == torch.int8 and short.weight.abs().max() <= 127
+
+
+def test_it_may_be_made_where_no_gradients_are_kept() -> None:
+    model = deep()
+    with torch.inference_mode():
+        output = polydraft.generate(model, IDS, drafter=in_int8(model), policy=3, max_new_tokens=6)
+    assert output.statistics.new_tokens == 6
+
+
+def test_rows_of_zeros_stay_zeros() -> None:
+    plain = nn.Linear(32, 4, bias=False)
+    with torch.no_grad():
+        plain.weight[1] = 0
+        found = int8_product(*(Int8Linear(plain).weight, Int8Linear(plain).scales), None)(torch.randn(3, 32))
+    assert torch.equal(found[:, 1], torch.zeros(3)) and found.isfinite().all()
+
+
+def test_a_model_of_eight_bits_is_close_and_leaves_the_model_alone() -> None:
+    model = deep()
+    before, state = logits(model), {name: one.clone() for name, one in model.state_dict().items()}
+    short = in_int8(model)
+    assert 0 < (logits(short) - before).abs().max() < 0.1 * before.abs().max()
+    assert torch.equal(logits(model), before)
+    assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+    assert not any(isinstance(one, Int8Linear) for one in model.modules())
+    assert short.get_input_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+
+
+def test_the_fused_pass_of_eight_bits_is_the_models_own() -> None:
+    short = in_int8(deep())
+    fused = draft_model(short)
+    assert type(fused).__name__ == "FusedModel"
+    places = torch.arange(8).unsqueeze(0)
+    mask = torch.ones(1, 8, 8, dtype=torch.bool).tril()
+    found = fused.forward(IDS, places, mask, fused.new_cache(1, 8), torch.zeros(1, dtype=torch.int64)).logits
+    assert (found - logits(short)).abs().max() < 0.05 * found.abs().max()
+
+
+@pytest.mark.parametrize("skipped", [[0], [4], [1, 2], [0, 1, 2, 3]])
+def test_a_model_without_layers_is_the_model_that_never_had_them(skipped: list[int]) -> None:
+    model = deep()
+    before = logits(model)
+    smaller = without_layers(model, skipped)
+    other = deep(5 - len(skipped))
+    kept = [number for number in range(5) if number not in skipped]
+    state = {
+        re.sub(r"layers\.(\d+)", lambda found: f"layers.{kept.index(int(found[1]))}", name): one
+        for name, one in model.state_dict().items()
+        if not (found := re.search(r"layers\.(\d+)", name)) or int(found[1]) in kept
+    }
+    other.load_state_dict(state)
+    assert torch.equal(logits(smaller), logits(other)) and torch.equal(logits(model), before)
+    assert smaller.config.num_hidden_layers == len(kept) and model.config.num_hidden_layers == 5
+    assert [one.self_attn.layer_idx for one in model.model.layers] == list(range(5))
+    ours = {one.data_ptr() for one in smaller.parameters()}
+    assert ours <= {one.data_ptr() for one in model.parameters()}
+
+
+@pytest.mark.parametrize("word", ["self:int8", "self:skip=2", "self:skip=1-3", "self:int8,skip=0,skip=2-3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "qwen2"])
+def test_greedy_text_is_the_targets(word: str, kind: str) -> None:
+    model = deep() if kind == "llama" else tiny_model(kind, 96, dtype=torch.float32)
+    if kind != "llama" and "skip" in word:
+        word = re.sub(r"skip=[-\d]+(,skip=[-\d]+)?", "skip=1", word)
+    draft = derived(model, word)
+    plain = polydraft.generate(model, IDS, drafter="none", max_new_tokens=24)
+    for policy in (4, "3,2,1"):
+        drafted = polydraft.generate(model, IDS, drafter=draft, policy=policy, max_new_tokens=24)
+        assert torch.equal(plain.sequences, drafted.sequences)
+        assert drafted.statistics.drafted > 0
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel has no linear layers of torch's"):
+        in_int8(tiny_model("gpt2", 96))
+    draft = without_layers(tiny_model("gpt2", 96, dtype=torch.float32), [0])
+    assert draft.config.num_hidden_layers == 1 and logits(draft).isfinite().all()
+
+
+def test_words_say_what_they_mean() -> None:
+    assert check_word("self:int8") == (True, frozenset())
+    assert check_word("self:skip=12-14,skip=3") == (False, frozenset({3, 12, 13, 14}))
+    for word in (
+        "self:",
+        "self:int4",
+        "self:skip=",
+        "self:skip=a",
+        "self:int8,",
+        "self:skip=1-2-3",
+        "self:skip=99999",
+        "self:skip=3-2",
+    ):
+        with pytest.raises(InvalidParameter, match="one made of the target is self:int8"):
+            check_word(word)
+
+
+@pytest.mark.parametrize("word", ["self:skip=5", "self:skip=0-4"])
+def test_layers_that_are_not_there_are_one_sentence(word: str) -> None:
+    with pytest.raises(PolydraftError) as caught:
+        derived(deep(), word)
+    assert "\n" not in str(caught.value)
+
+
+def test_load_knows_the_words(tmp_path: object) -> None:
+    pair = polydraft.load_pair()
+    folder = pair.target.name_or_path
+    both = polydraft.load(folder, "self:int8")
+    assert both.draft is not None and any(isinstance(one, Int8Linear) for one in both.draft.modules())
+    output = polydraft.generate(both.target, torch.tensor([[5, 6, 7]]), drafter="self:skip=0", max_new_tokens=8)
+    assert output.statistics.new_tokens == 8
+    with pytest.raises(InvalidParameter, match="'self:fp8' is not known"):
+        polydraft.load(folder, "self:fp8")
