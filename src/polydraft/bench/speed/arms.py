@@ -1,7 +1,8 @@
 """Arms: ways of continuing prompts that are measured against each other; those of polydraft's own engine."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -104,6 +105,12 @@ def drafting_arm(
 def plain_arm(model: nn.Module) -> Arm:
     """Return plain decoding: the same loop without drafts."""
     return drafting_arm(PLAIN, model, NoDraft())
+
+
+def rounded_arm(model: nn.Module) -> Arm:
+    """Return plain decoding with weights rounded to bfloat16: another law, and so not lossless, for comparison."""
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    return replace(plain_arm(rounded), name="bfloat16", lossless=False)
 
 
 def generation_options(model: Any, batch: Batch, temperature: float, max_new_tokens: int) -> dict[str, Any]:
