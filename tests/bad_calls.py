@@ -138,6 +138,7 @@ def odd_values(kind: Any) -> tuple[str, ...]:
 
 BASES: dict[Call, tuple[str, ...]] = {
     ("generate",): ("--max-new-tokens", "3"),
+    ("chat",): ("--max-new-tokens", "3"),
     ("demo",): ("--max-new-tokens", "8", "--repeats", "1"),
     ("conformance",): ("--quick",),
     ("limits",): ("--max-tokens", "3", "--k", "1-2", "--tree-every", "0", "--shortlist", "8", "--limit", "1"),
@@ -155,6 +156,13 @@ STARTS: dict[Call, tuple[tuple[str, ...], ...]] = {
         ("--input", "prompts.jsonl", "--output", "bad_texts.jsonl"),
         ("def add", "--target", "target", "--draft", "draft", "--plan", "bad_plan.json"),
         ("def add", "--target", "no_layers"),
+    ),
+    ("chat",): (
+        ("--target", "chat", "--input", "messages.jsonl"),
+        ("--target", "chat", "--input", "messages.jsonl", "--temperature", "0.8"),
+        ("--target", "chat", "--input", "prompts.txt", "--draft", "chat"),
+        ("--target", "chat", "--input", "bad_messages.jsonl"),
+        ("--target", "target"),
     ),
     ("limits",): (
         ("--target", "target", "--draft", "draft", "--prompts", "prompts.jsonl", "--temperature", "0.7"),
@@ -205,6 +213,7 @@ class Good:
 
     target: Path
     draft: Path
+    chat: Path
     plan: bytes
     runs: bytes
     texts: bytes
@@ -245,11 +254,18 @@ def make_world(place: Path, good: Good, seed: int, number: int) -> None:
         "half_work/corpus.json": b"{}",
         **_damaged_models(good.target),
     }
+    messages = b'{"content": "How many?"}\n{"role": "user", "content": "And [/] \\u001b[2J then?"}\n'
+    files |= {"messages.jsonl": messages, "bad_messages.jsonl": damaged(messages, draw)}
     for name, content in files.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
     os.mkfifo(place / "fifo")
-    for name, to in (("target", good.target), ("draft", good.draft), ("dangling", place / "nothing")):
+    for name, to in (
+        ("target", good.target),
+        ("draft", good.draft),
+        ("chat", good.chat),
+        ("dangling", place / "nothing"),
+    ):
         (place / name).symlink_to(to)
 
 

@@ -1,7 +1,17 @@
 """polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
 
 from polydraft.drafters import ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine import Completed, GenerationOutput, ManyRun, Run, Statistics, generate, generate_many, stream
+from polydraft.engine import (
+    Completed,
+    GenerationOutput,
+    ManyRun,
+    Past,
+    Run,
+    Statistics,
+    generate,
+    generate_many,
+    stream,
+)
 from polydraft.errors import PolydraftError
 from polydraft.fetching import fetch
 from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load, load_pair
@@ -35,6 +45,7 @@ __all__ = [
     "NgramDrafter",
     "NoDraft",
     "Pair",
+    "Past",
     "PolydraftError",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chatml import save_chat_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft.training.windows import train_tokenizer
@@ -35,3 +36,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         LlamaForCausalLM(config).save_pretrained(str(root / name))
         tokenizer.save_pretrained(str(root / name))
     return root / "target", root / "draft"
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model as a saved folder."""
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture(scope="session")
+def small_chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a context of 128 tokens."""
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "model", context=128)

@@ -101,14 +101,14 @@ def complaints(arguments: Call, one: Outcome, *, terminal: bool) -> list[str]:
     said = [line for line in one.err.splitlines() if line.startswith("polydraft: ")]
     if one.code == 2 and not (len(said) == 1 and said[0].endswith(".")) and len(arguments) > 1:
         found.append("not one sentence")
-    text = arguments[0] == "generate" and not terminal  # into a pipe the text goes as it is
+    text = arguments[0] in ("generate", "chat") and not terminal  # into a pipe the text goes as it is
     if STEERING.search(one.err if text else one.err + one.out):
         found.append("control characters")
     return found
 
 
 @pytest.fixture(scope="session")
-def good(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Good:
+def good(folders: Folders, small_chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Good:
     """Files as the commands write them, of the same calls that are then made with damaged ones."""
     place = tmp_path_factory.mktemp("good")
     (place / "target").symlink_to(folders[0])
@@ -133,7 +133,7 @@ def good(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Good:
         for arguments in calls:
             assert run(arguments).code == 0
     names = ("plan.json", "runs.jsonl", "texts.jsonl", "limits/limits.jsonl")
-    return Good(*folders, *((place / name).read_bytes() for name in names))
+    return Good(*folders, small_chat_folder, *((place / name).read_bytes() for name in names))
 
 
 @pytest.fixture
@@ -142,7 +142,12 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loaded = lru_cache(maxsize=64)(lambda target, draft, dtype, device: polydraft.load(target, draft, dtype=dtype))
 
     def load(target: str, draft: str | None = None, *, dtype: str = "auto", device: str = "auto") -> Any:
-        usual = device in ("auto", "cpu") and {target, draft} <= {str(good.target), str(good.draft), None}
+        usual = device in ("auto", "cpu") and {target, draft} <= {
+            str(good.target),
+            str(good.draft),
+            str(good.chat),
+            None,
+        }
         return (
             loaded(target, draft, dtype, device) if usual else polydraft.load(target, draft, dtype=dtype, device=device)
         )

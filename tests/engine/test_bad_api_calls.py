@@ -25,7 +25,7 @@ def tried(number: int, seed: int, patience: float) -> dict[str, int]:
 
 
 def test_bad_calls_are_answered_in_a_sentence() -> None:
-    counts = tried(60, 7, patience=300)
+    counts = tried(60, 8, patience=300)
     assert counts["refused"] > 25
     assert counts["fine"] > 5
 

@@ -6,6 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.arguments.chatting import (
+    AnswersOption,
+    AnswerTokensOption,
+    ChatQuietOption,
+    ChatSeedOption,
+    ChatTargetOption,
+    MessagesOption,
+    SystemOption,
+)
 from polydraft.cli.arguments.generating import (
     BatchOption,
     CompareOption,
@@ -138,13 +147,6 @@ def generate(
         from polydraft.cli.generation import file_job, run_file
 
     job = file_job(prompt, input_file, output, batch_size, compared=compare)
-    sampling: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": 0 if top_k is None and temperature > 0 else top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }
     request = Request(
         prompt=given_prompt(prompt),
         target=target,
@@ -154,7 +156,7 @@ def generate(
         scheme=scheme.value if scheme else None,
         bottom_up=bottom_up,
         tree=tree,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),
         stop=tuple(stop or ()),
         seed=seed,
         max_new_tokens=max_new_tokens,
@@ -180,6 +182,66 @@ def fetch(
         from polydraft.cli.fetch import run_fetch
 
     raise typer.Exit(run_fetch(what, source, as_json=as_json))
+
+
+@app.command()
+def chat(
+    target: ChatTargetOption = None,
+    draft: DraftOption = None,
+    drafter: DrafterOption = None,
+    verifier: VerifierOption = VerifierName.auto,
+    scheme: SchemeOption = None,
+    bottom_up: BottomUpOption = False,
+    tree: TreeOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionOption = None,
+    seed: ChatSeedOption = None,
+    max_new_tokens: AnswerTokensOption = 512,
+    system: SystemOption = None,
+    input_file: MessagesOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: AnswersOption = False,
+    quiet: ChatQuietOption = False,
+) -> None:
+    """Talk with a chat model: accepted drafts in green; every turn reads only what is new."""
+    with importing():
+        from polydraft.cli.chat import ChatRequest, run_chat
+        from polydraft.cli.generate import Request
+
+    request = Request(
+        prompt="",
+        target=target,
+        draft=draft,
+        drafter=drafter.value if drafter else None,
+        verifier=verifier.value,
+        scheme=scheme.value if scheme else None,
+        bottom_up=bottom_up,
+        tree=tree,
+        sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+        device=device,
+    )
+    raise typer.Exit(run_chat(ChatRequest(request, system, input_file, as_json, quiet)))
+
+
+def _sampling(
+    temperature: float, top_p: float | None, top_k: int | None, min_p: float | None, repetition_penalty: float | None
+) -> dict[str, Any]:
+    """Return the sampling options that hold; above temperature 0 all tokens are kept unless something else is said."""
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": 0 if top_k is None and temperature > 0 else top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @app.command()

@@ -32,6 +32,8 @@ from polydraft.verifiers import verifier_by_name
 
 AUTO = Path("auto")
 """The value of --plan that lets a planner choose."""
+DRAFTED, OWN = "green", "bold"
+"""The styles of accepted drafts, and of the tokens that the target chose itself."""
 COMPARE_REPEATS = 5
 WARM_UP_STEPS = 3
 """The first two steps meet every shape; the third runs without compiling."""
@@ -268,21 +270,20 @@ def warnings_as_sentences() -> Iterator[None]:
 def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:
     """Print the prompt, and the text as it comes; return whether the user interrupted it."""
     decoder = StreamDecoder(pair.tokenizer)
-    _write(console, prompt, "dim")
+    write_text(console, prompt, "dim")
     try:
         for block in run:
             gained = block.rows[0]
             for place, token in enumerate(gained.tokens):
-                style = "green" if place < gained.accepted else "bold"
-                _write(console, decoder.add(token), style)
+                write_text(console, decoder.add(token), DRAFTED if place < gained.accepted else OWN)
     except KeyboardInterrupt:
         return True
     finally:
-        _write(console, decoder.rest() + "\n", "bold")
+        write_text(console, decoder.rest() + "\n", OWN)
     return False
 
 
-def _write(console: Console, text: str, style: str) -> None:
+def write_text(console: Console, text: str, style: str) -> None:
     """Write text in a colour on a terminal, and byte for byte into a pipe: rich would expand tabs there too."""
     if console.is_terminal:
         console.out(visible(text), style=style, end="", highlight=False)

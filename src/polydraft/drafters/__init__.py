@@ -5,7 +5,7 @@ from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, ModelDraftState
 from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
 from polydraft.drafters.none import NoDraft
-from polydraft.drafters.protocol import Drafter, Session, SoundDrafter, Text, is_sound
+from polydraft.drafters.protocol import Drafter, ResumingDrafter, Session, SoundDrafter, Text, is_sound, resumed
 from polydraft.drafters.scorer import TreeScorer
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
+    "ResumingDrafter",
     "Session",
     "SoundDrafter",
     "Text",
@@ -24,4 +25,5 @@ __all__ = [
     "continuation",
     "given_chain",
     "is_sound",
+    "resumed",
 ]

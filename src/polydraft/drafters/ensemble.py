@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +11,7 @@ from torch import Tensor
 from polydraft.drafters.protocol import Session, Text
 from polydraft.drafters.scorer import TreeScorer
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel
+from polydraft.models import Cache, LanguageModel, same_model
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.schemes import Product, Scheme, require_scheme
 from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow
@@ -23,6 +24,7 @@ Member = tuple[LanguageModel, SamplingParams | None]
 class EnsembleState:
     """One cache per model, one setting per member, and the number of steps since the last that drafted."""
 
+    models: tuple[LanguageModel, ...]
     caches: tuple[Cache, ...]
     params: tuple[SamplingParams, ...]
     vocab_size: int
@@ -71,9 +73,18 @@ class EnsembleDrafter:
 
     def start(self, text: Text, session: Session) -> EnsembleState:
         """Score the prompts but for their last two tokens, once per model."""
-        caches = tuple(scorer.start(text, session) for scorer in self._scorers())
-        params = tuple(own or session.params for _, own in self.members)
-        return EnsembleState(caches, params, session.vocab_size, TreeScorer.behind(text, session))
+        return self._state([scorer.start(text, session) for scorer in self._scorers()], text, session)
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> EnsembleState:
+        """Score what is new in a text, but for its last two tokens, once per model."""
+        scorers = self._scorers()
+        if not isinstance(state, EnsembleState) or len(state.models) != len(scorers):
+            return self.start(text, session)
+        if not all(same_model(one.model, model) for one, model in zip(scorers, state.models, strict=True)):
+            return self.start(text, session)
+        held = TreeScorer.held(before, state.behind, text, known)
+        caches = [scorer.start(text, session, cache, held) for scorer, cache in zip(scorers, state.caches, strict=True)]
+        return self._state(caches, text, session, held)
 
     def draft(self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
@@ -96,6 +107,12 @@ class EnsembleDrafter:
         for cache, fresh in zip(state.caches, other.caches, strict=True):
             cache.join(row, fresh)
         return replace(state, behind=max(state.behind, other.behind))
+
+    def _state(self, caches: list[Cache], text: Text, session: Session, held: int = 0) -> EnsembleState:
+        models = tuple(scorer.model for scorer in self._scorers())
+        params = tuple(own or session.params for _, own in self.members)
+        behind = TreeScorer.behind(text, session, held)
+        return EnsembleState(models, tuple(caches), params, session.vocab_size, behind)
 
     def _scorers(self) -> list[TreeScorer]:
         """Return one scorer per model, in the order of their first members."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polydraft.drafters.ngram import chains_found, given_chain
-from polydraft.drafters.protocol import Drafter, Session, Text, is_sound
+from polydraft.drafters.protocol import Drafter, Session, Text, is_sound, resumed
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise
 from polydraft.schemes import Product, Scheme
@@ -74,6 +74,11 @@ class LookupFirst:
     def start(self, text: Text, session: Session) -> LookupState:
         """Let the other drafter read the prompts."""
         return LookupState(self.drafter.start(text, session), session.vocab_size)
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> LookupState:
+        """Let the other drafter read what is new, or go on from a state of its own."""
+        inner = state.inner if isinstance(state, LookupState) else state
+        return LookupState(resumed(self.drafter, inner, before, text, known, session), session.vocab_size)
 
     def draft(self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Look all rows' continuations up, or draft with the other drafter."""

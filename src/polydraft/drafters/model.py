@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from polydraft.drafters.protocol import Session, Text
 from polydraft.drafters.scorer import TreeScorer
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel
+from polydraft.models import Cache, LanguageModel, same_model
 from polydraft.probs import Noise, SamplingParams, shortlist, whole_row
 from polydraft.schemes import (
     IID,
@@ -36,8 +37,9 @@ MOST_WHOLE = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class ModelDraftState:
-    """The draft model's cache and sampling settings, and the number of steps since the last that drafted."""
+    """The draft model, its cache and sampling settings, and the number of steps since the last that drafted."""
 
+    model: LanguageModel
     cache: Cache
     params: SamplingParams
     vocab_size: int
@@ -80,7 +82,16 @@ class ModelDrafter:
         """Score the prompts but for their last two tokens."""
         cache = TreeScorer(self.model).start(text, session)
         behind = TreeScorer.behind(text, session)
-        return ModelDraftState(cache, self.params or session.params, session.vocab_size, behind)
+        return ModelDraftState(self.model, cache, self.params or session.params, session.vocab_size, behind)
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> ModelDraftState:
+        """Score what is new in a text, but for its last two tokens."""
+        if not (isinstance(state, ModelDraftState) and same_model(state.model, self.model)):
+            return self.start(text, session)
+        held = TreeScorer.held(before, state.behind, text, known)
+        cache = TreeScorer(self.model).start(text, session, state.cache, held)
+        behind = TreeScorer.behind(text, session, held)
+        return ModelDraftState(self.model, cache, self.params or session.params, session.vocab_size, behind)
 
     def draft(self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""

@@ -110,3 +110,28 @@ class SoundDrafter(Drafter, Protocol):
 def is_sound(drafter: Drafter) -> bool:
     """Tell whether a drafter says that it is sound; a class derived from such a one must say so itself."""
     return "sound" in vars(type(drafter)) and isinstance(drafter, SoundDrafter) and drafter.sound
+
+
+@runtime_checkable
+class ResumingDrafter(Drafter, Protocol):
+    """A drafter that reads of a longer text only what is new."""
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
+        """Start on a text of one row that begins like another, and leave the other's state as it is.
+
+        Args:
+            state: what a drafter's last `commit` for the other text returned; if it is none of this drafter's, or of
+                another model, the whole text is read.
+            before: the other text.
+            text: the text.
+            known: how many tokens both begin with.
+            session: as for `start`.
+        """
+        ...
+
+
+def resumed(drafter: Drafter, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
+    """Resume a drafter that can; start any other. A class derived from one that can must say so itself."""
+    if "resume" in vars(type(drafter)) and isinstance(drafter, ResumingDrafter):
+        return drafter.resume(state, before, text, known, session)
+    return drafter.start(text, session)

@@ -25,8 +25,14 @@ class TreeScorer:
 
     model: LanguageModel
 
-    def start(self, text: Text, session: Session) -> Cache:
+    def start(self, text: Text, session: Session, past: Cache | None = None, known: int = 0) -> Cache:
         """Score the prompts but for their last two tokens, unless nothing is to be drafted yet; return the cache.
+
+        Args:
+            text: the prompts.
+            session: the capacity that they need, and whether anything is to be drafted yet.
+            past: another text's cache, if there is one row.
+            known: how many of its first slots are taken over: those tokens are not scored again.
 
         Raises:
             VocabularyMismatch: the vocabularies differ by more than padding.
@@ -34,20 +40,27 @@ class TreeScorer:
         check_same_size(session.vocab_size, self.model.vocab_size)
         batch = len(text.lengths)
         cache = self.model.new_cache(batch, session.capacity + 1)
-        known = text.lengths - 2
-        width = int(known.max())
-        if width > 0 and not session.idle:
-            tokens = self._own(text.tokens[:, :width])
-            positions = self._inside(torch.arange(width, device=tokens.device).expand(batch, width))
-            starts = torch.zeros_like(text.lengths).to(tokens.device)
-            mask = causal_mask(known.to(tokens.device), width)
+        if past is not None and known:
+            cache.join(0, past, known)
+        inside = text.lengths - 2
+        width = int(inside.max())
+        if width > known and not session.idle:
+            tokens = self._own(text.tokens[:, known:width])
+            positions = self._inside(torch.arange(known, width, device=tokens.device).expand(batch, width - known))
+            starts = torch.full_like(text.lengths, known).to(tokens.device)
+            mask = causal_mask(inside.to(tokens.device), width, known)
             self.model.forward(tokens, positions, mask, cache, starts, logits_to_keep=1)
         return cache
 
     @staticmethod
-    def behind(text: Text, session: Session) -> int:
+    def behind(text: Text, session: Session, known: int = 0) -> int:
         """Return how many tokens before the last two of the longest text are not scored at the start."""
-        return max(0, int(text.lengths.max()) - 2) if session.idle else 0
+        return max(0, int(text.lengths.max()) - 2 - known) if session.idle else 0
+
+    @staticmethod
+    def held(before: Text, behind: int, text: Text, known: int) -> int:
+        """Return how many slots of an earlier text's cache a text can take over, given so many common tokens."""
+        return max(0, min(known, int(before.lengths) - 2 - behind, int(text.lengths) - 2))
 
     def score(self, cache: Cache, text: Text, frontier: Frontier, behind: int = 0) -> Float[Tensor, "b f V"]:
         """Return the logits at the nodes of one depth: the root's level first, then one deeper at each call.

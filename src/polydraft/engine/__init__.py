@@ -2,6 +2,7 @@
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.output import GenerationOutput
+from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, capacity_for, decode
 from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
@@ -24,6 +25,7 @@ __all__ = [
     "Limits",
     "ManyRun",
     "Method",
+    "Past",
     "Planner",
     "Request",
     "Run",

@@ -66,6 +66,8 @@ class Statistics:
         fallback: why the drafter was dropped for plain decoding; empty if it was not.
         in_force: the logits processors, temperature and filters of the target's law, in the order in which they are
             applied; those of the first row or text.
+        prompt_read: tokens of the prompts that the target read.
+        prompt_known: tokens of the prompts that it knew from a past.
     """
 
     new_tokens: int = 0
@@ -78,9 +80,17 @@ class Statistics:
     seconds: dict[str, float] = field(default_factory=dict)
     fallback: str = ""
     in_force: tuple[str, ...] = ()
+    prompt_read: int = 0
+    prompt_known: int = 0
 
-    def add(self, block: Block) -> None:
-        """Count one block, all of it at once: whoever is interrupted has counted it or not."""
+    def add(self, block: Block, prompt_read: int = 0, prompt_known: int = 0) -> None:
+        """Count one block, all of it at once: whoever is interrupted has counted it or not.
+
+        Args:
+            block: the block.
+            prompt_read: tokens of prompts that were read before it.
+            prompt_known: tokens of prompts that were known before it.
+        """
         new_tokens, drafted, accepted = self.new_tokens, self.drafted, self.accepted
         offered_at, accepted_at = [*self.offered_at], [*self.accepted_at]
         for row in block.rows.values():
@@ -95,6 +105,8 @@ class Statistics:
             accepted=accepted,
             offered_at=offered_at,
             accepted_at=accepted_at,
+            prompt_read=self.prompt_read + prompt_read,
+            prompt_known=self.prompt_known + prompt_known,
         )
 
     def note(self, seconds: Mapping[str, float], fallback: str) -> None:
@@ -135,6 +147,8 @@ class Statistics:
         }
         return {
             "new_tokens": self.new_tokens,
+            "prompt_read": self.prompt_read,
+            "prompt_known": self.prompt_known,
             "target_calls": self.target_calls,
             "steps": self.steps,
             "drafted": self.drafted,
@@ -152,6 +166,8 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
     total = Statistics()
     for part in parts:
         total.new_tokens += part.new_tokens
+        total.prompt_read += part.prompt_read
+        total.prompt_known += part.prompt_known
         total.target_calls += part.target_calls
         total.steps += part.steps
         total.drafted += part.drafted

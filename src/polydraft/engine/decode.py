@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, NoDraft, Session, Text
+from polydraft.drafters import Drafter, NoDraft, Session, Text, resumed
 from polydraft.engine.block import Block, Emission
+from polydraft.engine.calls.past import Past
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
@@ -112,16 +113,27 @@ def begin(
     limits: Sequence[Limits],
     noise: Noise,
     capacity: int,
+    past: Past | None = None,
 ) -> Rows:
-    """Score the prompts and start the drafter; errors are those of `decode`."""
+    """Score the prompts and start the drafter; errors are those of `decode`.
+
+    What the past of a single row knows already is copied and not scored again; the past stays as it is.
+    """
     check_room(prompt, limits)
     method.drafter.check(method.verifier.scheme)
     text = _with_room(prompt, capacity)
     batch = len(text.lengths)
     cache = method.target.new_cache(batch, capacity)
-    _prefill(method.target, text, cache)
+    known = past.known(text) if past else 0
+    if past and known:
+        cache.join(0, past.cache, known)
+    _prefill(method.target, text, cache, known)
     idle = not method.policy.shape.counts
-    drafts = method.drafter.start(text, Session(laws[0].params, capacity, method.target.vocab_size, idle))
+    session = Session(laws[0].params, capacity, method.target.vocab_size, idle)
+    if past:
+        drafts = resumed(method.drafter, past.drafts, past.text, text, known, session)
+    else:
+        drafts = method.drafter.start(text, session)
     going = frozenset(range(batch))
     return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, going, cache, drafts, method.policy)
 
@@ -204,15 +216,15 @@ def _with_room(prompt: Text, capacity: int) -> Text:
     return Text(tokens, prompt.lengths.clone())
 
 
-def _prefill(target: LanguageModel, text: Text, cache: Cache) -> None:
-    """Score every prompt but for its last token, which is the first tree's root."""
-    known = text.lengths - 1
-    width = int(known.max())
-    if width > 0:
-        positions = torch.arange(width, device=known.device).expand(len(known), width)
-        mask = causal_mask(known, width)
-        starts = torch.zeros_like(known)
-        target.forward(text.tokens[:, :width], positions, mask, cache, starts, logits_to_keep=1)
+def _prefill(target: LanguageModel, text: Text, cache: Cache, first: int) -> None:
+    """Score every prompt but for its last token, which is the first tree's root, from the `first` on."""
+    inside = text.lengths - 1
+    width = int(inside.max())
+    if width > first:
+        positions = torch.arange(first, width, device=inside.device).expand(len(inside), width - first)
+        mask = causal_mask(inside, width, first)
+        starts = torch.full_like(inside, first)
+        target.forward(text.tokens[:, first:width], positions, mask, cache, starts, logits_to_keep=1)
 
 
 def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emission]:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from polydraft.drafters import Drafter, NoDraft, Text
 from polydraft.engine.calls.choices import Choices, chosen_parts, with_hugging_faces_words
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
+from polydraft.engine.calls.past import Past
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Limits
@@ -61,6 +62,8 @@ def generate(
     generator: Generator | None = None,
     streamer: Streamer | None = None,
     compile: bool = False,
+    past: Past | None = None,
+    keep_past: bool = False,
     **options: Any,
 ) -> GenerationOutput | Tensor:
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
@@ -91,6 +94,9 @@ def generate(
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
         streamer: gets the prompt and then new tokens as they come; one row only. Its `end` is called in any case.
+        past: what an earlier run or call with keep_past=True has as its past: of the prompt only what comes after
+            their common beginning is read. One row only. The text is the same as without it, up to rounding.
+        keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
@@ -109,8 +115,9 @@ def generate(
         InvalidProbabilities: NaN or infinite logits.
     """
     with _ended_in_any_case(streamer):
-        choices = Choices(drafter, verifier, policy, seed, generator, compile)
+        choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past)
         if is_prepared(options):
+            _check_returned(options["generation_config"], keep_past)
             run, prepared = _run_inside(model, input_ids, choices, options)
             output = _finish(run, prepared, streamer)
             return output if options["generation_config"].return_dict_in_generate else output.sequences
@@ -128,6 +135,8 @@ def stream(
     seed: int | None = None,
     generator: Generator | None = None,
     compile: bool = False,
+    past: Past | None = None,
+    keep_past: bool = False,
     **options: Any,
 ) -> Run:
     """Start a generation and return it as an iterator of blocks; arguments and errors are those of `generate`.
@@ -135,7 +144,7 @@ def stream(
     Each block tells what every row gained in one step, which of it was drafted, and the tree it came from. A streamer,
     `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
-    choices = Choices(drafter, verifier, policy, seed, generator, compile)
+    choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past)
     run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
 
@@ -189,6 +198,8 @@ def _run_prepared(
         limits=row_limits(prepared, target.context),
         keeps_scores=prepared.wants_scores or prepared.wants_logits,
         fallback=reason,
+        past=choices.past,
+        keeps_past=choices.keep_past,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
 
@@ -223,6 +234,11 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     if not is_whole(seed) or not 0 <= seed < 2**63:
         raise InvalidParameter(f"seed must be an integer >= 0 and below 2^63, but is {shown(seed)}.")
     return Noise.from_seed(seed, rows)
+
+
+def _check_returned(config: Any, keeps_past: bool) -> None:
+    if keeps_past and not config.return_dict_in_generate:
+        raise InvalidParameter("keep_past needs return_dict_in_generate=True here: a tensor has no past.")
 
 
 @contextmanager
@@ -261,4 +277,5 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         tuple(run.finish),
         in_steps(scores) if prepared.wants_scores else None,
         in_steps(logits) if prepared.wants_logits else None,
+        run.past,
     )

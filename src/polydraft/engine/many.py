@@ -203,7 +203,8 @@ class ManyRun:
     def _note(self, last: Round) -> None:
         """Count a step, once however often this is called before it is through."""
         if self.statistics.steps < last.number:
-            self.statistics.add(last.block)
+            begun = (request for slot, request in last.requests.items() if last.steps[slot] == 1)
+            self.statistics.add(last.block, prompt_read=sum(len(request.tokens) for request in begun))
         for slot, gained in last.block.rows.items():
             gains = self._gains.setdefault(last.requests[slot].name, [])
             gains[last.steps[slot] - 1 :] = [gained]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Text
 from polydraft.engine.block import Block, Statistics
+from polydraft.engine.calls.past import Past, check_past, committed, state_of
 from polydraft.engine.decode import Rows, begin, capacity_for, check_drafting, check_room, step
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
@@ -30,6 +31,8 @@ class Setup:
         limits: per row, when it ends.
         keeps_scores: whether blocks hold the target's logits and scores.
         fallback: why nothing is drafted whatever was asked for; else empty.
+        past: what the models know already of how the only prompt begins.
+        keeps_past: whether the run keeps its own past when it is over.
     """
 
     target: LanguageModel
@@ -41,6 +44,8 @@ class Setup:
     limits: tuple[Limits, ...]
     keeps_scores: bool = False
     fallback: str = ""
+    past: Past | None = None
+    keeps_past: bool = False
 
 
 class Run:
@@ -53,6 +58,7 @@ class Run:
     """
 
     def __init__(self, setup: Setup, noise: Noise) -> None:
+        check_past(setup.past, setup.target, len(setup.prompt.lengths), keeps=setup.keeps_past)
         check_room(setup.prompt, setup.limits)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
@@ -67,13 +73,31 @@ class Run:
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
         left = max(limit.max_length - length for limit, length in zip(setup.limits, lengths, strict=True))
-        self._watched.opens(max(lengths), left, len(lengths), setup.laws[0].params.temperature > 0)
+        self._weights = state_of(setup.target) if setup.keeps_past else None
+        self._known = setup.past.known(setup.prompt) if setup.past else 0
+        self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0].params.temperature > 0)
 
     @property
     def over(self) -> bool:
         """Whether every row has ended and the last block was handed over."""
         taken = self._taken
-        return taken is not None and taken.rows is None and taken.number == self._handed
+        if taken is None or (taken.rows is not None and taken.rows.going):
+            return False
+        return taken.number == self._handed
+
+    @property
+    def past(self) -> Past | None:
+        """What the models know of the text so far, for a run whose prompt begins like it.
+
+        None unless the run was begun with keep_past; before its first step, the past that it was begun with.
+        """
+        taken = self._taken
+        if not self.setup.keeps_past:
+            return None
+        if taken is None or taken.rows is None:
+            return self.setup.past
+        text, target = committed(taken.rows.text), self.setup.target
+        return Past(target, text, taken.rows.cache, taken.rows.drafts, self._weights)
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -111,17 +135,19 @@ class Run:
         setup, method = self.setup, self._watched.method
         if last is None or last.rows is None:
             capacity = capacity_for(method, setup.limits)
-            rows = begin(method, setup.prompt, setup.laws, setup.limits, self._noise, capacity)
+            rows = begin(method, setup.prompt, setup.laws, setup.limits, self._noise, capacity, setup.past)
         else:
             rows = last.rows
         known, number = tuple(map(len, self.new_tokens)), last.number if last else 0
         rows, block = step(method, rows)
-        return _Taken(number + 1, block, known, rows if rows.going else None)
+        return _Taken(number + 1, block, known, rows if rows.going or setup.keeps_past else None)
 
     def _note(self, taken: "_Taken") -> None:
         """Count a step, once however often this is called."""
         if self.statistics.steps < taken.number:
-            self.statistics.add(taken.block)
+            first, known = taken.number == 1, self._known
+            read = int(self.setup.prompt.lengths.sum()) - known
+            self.statistics.add(taken.block, read if first else 0, known if first else 0)
         for row, gained in taken.block.rows.items():
             self.new_tokens[row][taken.known[row] :] = gained.tokens
             self.finish[row] = gained.finish
@@ -138,7 +164,7 @@ class _Taken:
         number: how many steps that makes.
         block: what it brought.
         known: per row, the new tokens before it.
-        rows: the batch after it; None if every row has ended, so that the caches are free.
+        rows: the batch after it; None if every row has ended and nothing is to be kept, so that the caches are free.
     """
 
     number: int

@@ -29,7 +29,7 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
-from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.hugging_face import HuggingFaceModel, same_model, weights_of
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -41,7 +41,15 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
-from polydraft.models.text import Message, StreamDecoder, conversation_ids, text_of
+from polydraft.models.text import (
+    Conversation,
+    Message,
+    StreamDecoder,
+    asked_within,
+    check_template,
+    conversation_ids,
+    text_of,
+)
 
 __all__ = [
     "BUILT_IN",
@@ -50,6 +58,7 @@ __all__ = [
     "OF_ONE_CALL",
     "Cache",
     "CompiledModel",
+    "Conversation",
     "Forward",
     "FusedModel",
     "HuggingFaceModel",
@@ -62,6 +71,7 @@ __all__ = [
     "Serial",
     "StreamDecoder",
     "TreeCache",
+    "asked_within",
     "cache_bytes",
     "check_arguments",
     "check_config",
@@ -73,6 +83,7 @@ __all__ = [
     "check_same_source",
     "check_same_tokens",
     "check_supported",
+    "check_template",
     "conversation_ids",
     "copied_criterion",
     "draft_model",
@@ -88,7 +99,9 @@ __all__ = [
     "prompts_by_name",
     "prompts_of",
     "require_count",
+    "same_model",
     "take_apart",
     "text_of",
     "warn_of_serial",
+    "weights_of",
 ]

@@ -95,21 +95,22 @@ class TreeCache(TransformersCache):
             rows = torch.arange(len(base), device=path.device).unsqueeze(-1)
             self.store[:, rows, :, goal] = self.store[:, rows, :, source]
 
-    def join(self, row: int, other: "TreeCache") -> None:
-        """Copy the slots in use of the only row of another cache over a row's.
+    def join(self, row: int, other: "TreeCache", length: int | None = None) -> None:
+        """Copy the slots in use of the only row of another cache, or the first `length`, over a row's.
 
         Raises:
             UnsupportedModel: they do not fit.
         """
         if other.store is None:  # nothing was scored yet: the prompt is a single token
             return
-        if other.used > self.shape[2]:
-            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {other.used} are needed.")
+        used = other.used if length is None else length
+        if used > self.shape[2]:
+            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
         if self.store is None:
             layers, batch, capacity = self.shape
             heads, width = other.store.shape[2], other.store.shape[4]
             self.store = other.store.new_zeros(2 * layers, batch, heads, capacity, width)
-        self.store[:, row, :, : other.used] = other.store[:, 0, :, : other.used]
+        self.store[:, row, :, :used] = other.store[:, 0, :, :used]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use, the new ones not counted."""

@@ -127,7 +127,8 @@ class CompiledModel(HuggingFaceModel):
         """Score tokens under the mask; see `LanguageModel.forward`."""
         width = tokens.shape[1]
         short = isinstance(cache, TreeCache) and cache.store is not None and width <= MOST_TOKENS
-        if not short or hidden_layers:
+        reads = logits_to_keep and not self.widths  # what is new in a prompt, of a length that will not come again
+        if not short or reads or hidden_layers:
             options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
             return super().forward(tokens, positions, mask, cache, starts, **options)
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.derived import Int8Linear, int8_product
-from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.hugging_face import HuggingFaceModel, weights_of
 from polydraft.models.packing import LARGE, can_pack, packed_product
 from polydraft.models.protocol import Forward
 
@@ -107,7 +107,7 @@ class Joined:
 
     def __init__(self, model: PreTrainedModel) -> None:
         body = cast(Any, model).model
-        self.origin = _origin(model)
+        self.origin = weights_of(model)
         self.layers = [FusedLayer(layer) for layer in body.layers]
         self.norm, self.head = _norm(body.norm), _product(cast(Any, model).lm_head)
         self.embedding: Tensor = body.embed_tokens.weight.detach()
@@ -182,16 +182,12 @@ def _joined(plain: HuggingFaceModel) -> Joined:
     """Return the layers kept with a model, made anew and tried if its weights are not those they were made of."""
     model = plain.model
     kept = model.__dict__.get(PLACE)
-    if kept is None or kept.origin != _origin(model):
+    if kept is None or kept.origin != weights_of(model):
         _check_anatomy(plain)
         kept = Joined(model)
         _check_trial(plain, kept)
         model.__dict__[PLACE] = kept
     return kept
-
-
-def _origin(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
 
 
 def _check_anatomy(plain: HuggingFaceModel) -> None:

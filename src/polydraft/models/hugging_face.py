@@ -4,12 +4,12 @@ import inspect
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.cache import TreeCache
 from polydraft.models.checks import check_model, check_trial, evaluating
-from polydraft.models.protocol import Cache, Forward
+from polydraft.models.protocol import Cache, Forward, LanguageModel
 
 
 class HuggingFaceModel:
@@ -100,6 +100,19 @@ class HuggingFaceModel:
         """Return the mask as numbers to be added to the attention's scores; torch would else convert it every layer."""
         open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
         return open_everywhere.masked_fill_(~mask, torch.finfo(self.model.dtype).min).unsqueeze(1)
+
+
+def same_model(one: LanguageModel, other: LanguageModel) -> bool:
+    """Tell whether two are one model, whichever way each runs it."""
+    if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel):
+        return one.model is other.model
+    return one is other
+
+
+def weights_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Return what changes when a model's weights are changed or moved: their places in memory and their versions."""
+    versions = ((one, 0 if one.is_inference() else one._version) for one in model.parameters())
+    return tuple((one.data_ptr(), version) for one, version in versions)
 
 
 def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:

@@ -32,8 +32,8 @@ class Cache(Protocol):
         """
         ...
 
-    def join(self, row: int, other: Any) -> None:
-        """Put the only row of another cache of the same model in place of a row."""
+    def join(self, row: int, other: Any, length: int | None = None) -> None:
+        """Put the only row of another cache of the same model in place of a row, or only its first `length` slots."""
         ...
 
 

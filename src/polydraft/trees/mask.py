@@ -27,13 +27,13 @@ def tree_mask(ancestors: Bool[Tensor, "b f n"], lengths: Int[Tensor, "b"], slots
     return (ancestors.gather(-1, place) & inside) | (node < 0).unsqueeze(1)
 
 
-def causal_mask(lengths: Int[Tensor, "b"], width: int) -> Bool[Tensor, "b t m"]:
-    """Let each of `width` prompt tokens see itself and those before it; slots past a row's length are never seen.
+def causal_mask(lengths: Int[Tensor, "b"], width: int, first: int = 0) -> Bool[Tensor, "b t m"]:
+    """Let each prompt token from `first` to `width` see itself and those before; none sees slots past a row's length.
 
     Rows are right-padded; a padding token sees the row's tokens, and in an empty row
     the first slot, so that its attention is defined.
     """
     order = torch.arange(width, device=lengths.device)
-    causal = order.unsqueeze(0) <= order.unsqueeze(1)
+    causal = order.unsqueeze(0) <= order[first:].unsqueeze(1)
     inside = order < lengths.clamp_min(1).unsqueeze(-1)
     return causal.unsqueeze(0) & inside.unsqueeze(1)

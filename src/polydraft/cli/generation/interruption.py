@@ -8,8 +8,14 @@ from types import FrameType
 
 @contextmanager
 def noted_interruption() -> Iterator[Callable[[], bool]]:
-    """Give a function that tells whether Ctrl-C was pressed; pressed again, it interrupts at once."""
+    """Give a function that tells whether Ctrl-C was pressed; pressed again, it interrupts at once.
+
+    Where Ctrl-C is ignored on purpose, as by nohup, it stays so.
+    """
     pressed: list[int] = []
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
 
     def note(number: int, _: FrameType | None) -> None:
         if pressed:

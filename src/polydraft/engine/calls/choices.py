@@ -28,7 +28,7 @@ class Choices:
     """polydraft's own arguments of a call, as they were given.
 
     Raises:
-        InvalidParameter: `compile` is neither True nor False.
+        InvalidParameter: `compile` or `keep_past` is neither True nor False.
     """
 
     drafter: object = None
@@ -37,10 +37,13 @@ class Choices:
     seed: int | None = None
     generator: Generator | None = None
     compile: bool = False
+    past: Any = None
+    keep_past: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.compile, bool):
-            raise InvalidParameter(f"compile must be True or False, but is {_described(self.compile)}.")
+        for name, value in {"compile": self.compile, "keep_past": self.keep_past}.items():
+            if not isinstance(value, bool):
+                raise InvalidParameter(f"{name} must be True or False, but is {_described(value)}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.engine.block import Block, Statistics
+from polydraft.engine.calls.past import Past
 from polydraft.engine.target_law import TargetLaw
 from polydraft.probs import filtered_scores
 
@@ -26,6 +27,7 @@ class GenerationOutput:
         scores: with output_scores, for each new token the scores that it was chosen by, after all processors and
             filters; zeros in rows that had ended. Else None.
         logits: with output_logits, likewise the target's own logits.
+        past: with keep_past, what the models know of the text, for a call whose prompt begins like it. Else None.
     """
 
     sequences: Int[Tensor, "b s"]
@@ -33,6 +35,7 @@ class GenerationOutput:
     finish: tuple[str, ...]
     scores: Rows | None = None
     logits: Rows | None = None
+    past: Past | None = None
 
     def __getitem__(self, name: str | int) -> Any:
         """Return a field by its name, or by its place among those that are there."""

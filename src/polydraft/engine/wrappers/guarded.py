@@ -1,10 +1,12 @@
 """A drafter that may fail without hurting anyone: after an error the rest is decoded plainly."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from polydraft.drafters import Drafter, NoDraft, Session, Text, is_sound
+from polydraft.drafters import Drafter, NoDraft, Session, Text, is_sound, resumed
 from polydraft.engine.wrappers.door import checked
 from polydraft.errors import UnpairedScheme, VocabularyMismatch
 from polydraft.probs import Noise
@@ -49,11 +51,20 @@ class Guarded:
 
     def start(self, text: Text, session: Session) -> Any:
         """Start the drafter, or note its failure."""
+        return self._begun(session, partial(self.drafter.start, text, session))
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
+        """Resume the drafter, or start it anew if it had failed."""
+        if isinstance(state, Failed):
+            return self.start(text, session)
+        return self._begun(session, partial(resumed, self.drafter, state, before, text, known, session))
+
+    def _begun(self, session: Session, begin: Callable[[], Any]) -> Any:
         self._vocab_size = session.vocab_size
         if self.failure:
             return Failed(self.failure)
         try:
-            return self.drafter.start(text, session)
+            return begin()
         except MENDABLE:
             raise
         except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text

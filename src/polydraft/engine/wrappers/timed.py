@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters import Drafter, Session, Text
+from polydraft.drafters import Drafter, Session, Text, resumed
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme
@@ -81,6 +81,11 @@ class TimedDrafter:
         """Start against the clock."""
         with self.watch.charge("prefill"):
             return self.drafter.start(text, session)
+
+    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
+        """Resume against the clock."""
+        with self.watch.charge("prefill"):
+            return resumed(self.drafter, state, before, text, known, session)
 
     def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
         """Draft against the clock."""

@@ -28,7 +28,18 @@ HONOURED = frozenset(
 )
 """What is set by these names means what it means to Hugging Face."""
 
-OURS = ("drafter", "verifier", "policy", "seed", "generator", "compile", "batch_size", "per_prompt")
+OURS = (
+    "drafter",
+    "verifier",
+    "policy",
+    "seed",
+    "generator",
+    "compile",
+    "past",
+    "keep_past",
+    "batch_size",
+    "per_prompt",
+)
 """polydraft's own arguments beside Hugging Face's."""
 PASSIVE = (None, False)
 
@@ -129,6 +140,8 @@ OF_ONE_CALL: Mapping[str, Refusal] = {
     "output_scores": Refusal("scores of many prompts are not kept; call polydraft.generate"),
     "output_logits": Refusal("logits of many prompts are not kept; call polydraft.generate"),
     "assistant_model": Refusal("pass it as drafter=", (None,)),
+    "past": Refusal("a past is of one text; call polydraft.generate", (None,)),
+    "keep_past": Refusal("a past is of one text; call polydraft.generate"),
 }
 """What `generate_many` refuses beside: it belongs to one call with one tensor of prompts."""
 

@@ -2,5 +2,14 @@
 
 from polydraft.models.text.conversation import Message, conversation_ids
 from polydraft.models.text.stream_decoder import StreamDecoder, text_of
+from polydraft.models.text.turns import Conversation, asked_within, check_template
 
-__all__ = ["Message", "StreamDecoder", "conversation_ids", "text_of"]
+__all__ = [
+    "Conversation",
+    "Message",
+    "StreamDecoder",
+    "asked_within",
+    "check_template",
+    "conversation_ids",
+    "text_of",
+]

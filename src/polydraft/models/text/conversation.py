@@ -41,7 +41,11 @@ def conversation_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mess
     told = [{"role": one.role, "content": one.content} for one in messages]
     try:
         ids = tokenizer.apply_chat_template(
-            told, add_generation_prompt=not continued, continue_final_message=continued, return_dict=False
+            told,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+            return_dict=False,
+            tokenizer_kwargs={"verbose": False},  # whoever asks knows how long a text may be
         )
     except Exception as error:  # the template is a program of the model's maker: whatever it raises is its refusal
         raise InvalidParameter(

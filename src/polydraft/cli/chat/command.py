@@ -1,0 +1,130 @@
+"""`polydraft chat`: what the options mean, and which kind of conversation it is."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.chat.messages import piped_messages, read_messages
+from polydraft.cli.chat.session import Answer, Chat
+from polydraft.cli.chat.speaking import attempted, speak
+from polydraft.cli.chat.telling import as_json, dropping
+from polydraft.cli.chat.terminal import Terminal, typed, with_editing
+from polydraft.cli.generate import (
+    Request,
+    check_request,
+    drafter_name,
+    drafter_of,
+    load_models,
+    warnings_as_sentences,
+)
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import on_one_line
+from polydraft.cli.process import FAILED, INTERRUPTED
+
+TARGET = "smollm2"
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One call of `polydraft chat`.
+
+    Args:
+        request: the options that it shares with `polydraft generate`.
+        system: the system message.
+        source: the file of messages.
+        as_json: whether answers are printed as JSON.
+        quiet: whether nothing but answers is printed.
+    """
+
+    request: Request
+    system: str | None = None
+    source: Path | None = None
+    as_json: bool = False
+    quiet: bool = False
+
+
+def run_chat(call: ChatRequest) -> int:
+    """Hold the conversation; return the exit code: 0, 1 if a message of a file could not be answered, 130.
+
+    Raises:
+        InvalidParameter: options that do not go together, or a model without a chat template.
+        PromptFileError: the file of messages cannot be used.
+        CheckpointError: the model cannot be loaded.
+    """
+    request = replace(call.request, target=call.request.target or TARGET)
+    drafter = drafter_name(request)
+    options = check_request(request, drafter)
+    empty = call.system is not None and not call.system.strip()
+    refuse_clashes(
+        both_outputs(call.as_json, call.quiet),
+        idle_filters(request.sampling),
+        (empty, '--system "" says nothing: leave it out, so that the template\'s own is used.'),
+    )
+    rows = read_messages(call.source) if call.source is not None else None
+    notes = new_console(errors=True, quiet=call.as_json or call.quiet)
+    with notes.status("Loading the models ..."):
+        pair = load_models(request)
+        options["drafter"] = drafter_of(drafter, pair)
+        chat = Chat(pair, options, request.seed, call.system)
+    with warnings_as_sentences():
+        if rows is None and not call.as_json and sys.stdin.isatty():
+            return _talked(chat, str(request.target), quiet=call.quiet)
+        return _answered(chat, piped_messages(sys.stdin.buffer.readline) if rows is None else rows, call)
+
+
+def _talked(chat: Chat, target: str, *, quiet: bool) -> int:
+    """Talk with somebody at a terminal."""
+    console = new_console()
+    notes = console if console.is_terminal else new_console(errors=True)
+    with_editing()
+    if not quiet:
+        drafter: Any = chat.options["drafter"]
+        notes.print(f"{target}, a context of {chat.context} tokens; drafter: {drafter.name}.", soft_wrap=True)
+        notes.print("/help shows the commands, Ctrl-C ends an answer, Ctrl-D leaves.", soft_wrap=True)
+    Terminal(chat, console, notes, typed, quiet=quiet).run()
+    return 0
+
+
+def _answered(chat: Chat, messages: Iterable[str], call: ChatRequest) -> int:
+    """Answer messages one after the other, with nothing between the answers; what cannot be answered is said."""
+    failed = False
+    for message in messages:
+        answers: list[Answer] = []
+        error = attempted(partial(_answer, chat, message, answers, call))
+        failed = failed or bool(error)
+        if error:
+            _refuse(error, call)
+        elif answers[0].finish == "interrupted":
+            return INTERRUPTED
+    return FAILED if failed else 0
+
+
+def _answer(chat: Chat, message: str, into: list[Answer], call: ChatRequest) -> None:
+    answer = chat.ask(message)
+    into.append(answer)
+    _note(dropping(answer, chat.context), call)
+    speak(new_console(quiet=call.as_json), answer)
+    chat.keep(answer)
+    if call.as_json:
+        sys.stdout.write(json.dumps(as_json(answer)) + "\n")
+        sys.stdout.flush()
+
+
+def _refuse(error: str, call: ChatRequest) -> None:
+    """Say why a message was not answered, as JSON in its place if that is asked for."""
+    if call.as_json:
+        row = {"role": "assistant", "content": "", "finish": "refused", "error": error}
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    else:
+        sys.stderr.write(f"polydraft: {on_one_line(error)}\n")
+
+
+def _note(sentence: str, call: ChatRequest) -> None:
+    if sentence and not (call.as_json or call.quiet):
+        sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")

@@ -1,0 +1,99 @@
+"""Messages from outside the keyboard: a file of them, a pipe, and one file that is one message."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.files import check_regular, home_expanded
+from polydraft.bench.prompts import has_json_lines, read_text
+from polydraft.errors import PromptFileError
+
+MOST_BYTES = 2**20
+"""A message of a file is no larger; it is read whole before its tokens are counted."""
+
+
+def read_messages(source: str | Path) -> list[str]:
+    """Read a file of messages: JSON lines if its name says so, else one a line; blank lines do not count.
+
+    Raises:
+        PromptFileError: the file cannot be read, has no message, or a line is none.
+    """
+    path, text = read_text(source)
+    lines = enumerate(text.split("\n"), start=1)
+    rows = [(number, line.removesuffix("\r")) for number, line in lines if line.strip()]
+    if not rows:
+        raise PromptFileError(f"{path}: the file has no message in it.")
+    if not has_json_lines(path):
+        return [line for _, line in rows]
+    found: list[str] = []
+    for number, line in rows:
+        try:
+            found.append(_content(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise PromptFileError(f"{path}, line {number}: {reason.removesuffix('.')}.") from error
+    return found
+
+
+def piped_messages(readline: Callable[[int], bytes]) -> Iterator[str]:
+    """Yield the lines of standard input as they come; blank ones do not count.
+
+    Args:
+        readline: returns the next line, or so many bytes of it; nothing at the end.
+
+    Raises:
+        PromptFileError: a line is not UTF-8, or too long.
+    """
+    for number, line in enumerate(iter(lambda: readline(MOST_BYTES + 1), b""), start=1):
+        if len(line) > MOST_BYTES:
+            raise PromptFileError(f"Standard input, line {number}: the line has more than {MOST_BYTES} bytes.")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise PromptFileError(f"Standard input, line {number}: the text is not UTF-8: {error.reason}.") from error
+        if text.strip():
+            yield text
+
+
+def read_message(name: str) -> str:
+    """Return the text of a file that is one message.
+
+    Raises:
+        PromptFileError: the file cannot be read, is too large, blank or not UTF-8.
+    """
+    path = home_expanded(name)
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PromptFileError(f"{name}: the file cannot be read: {reason}.") from error
+    if len(content) > MOST_BYTES:
+        raise PromptFileError(f"{name}: the file has more than {MOST_BYTES // 2**20} MiB; send a part of it.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptFileError(f"{name}: the text is not UTF-8: {error.reason}.") from error
+    if not text.strip():
+        raise PromptFileError(f"{name}: there is no text in the file.")
+    return text
+
+
+def _content(row: Any) -> str:
+    """Return the message of a row of JSON; a ValueError says what is wrong."""
+    if isinstance(row, dict):
+        strange = next((name for name in row if name not in ("role", "content")), None)
+        if strange is not None:
+            raise ValueError(f"{strange!r} is not known: a row is a text, or an object with content")
+        if row.get("role", "user") != "user":
+            raise ValueError(f"the role is {row['role']!r}, but only the user's messages are read")
+        row = row.get("content")
+    if not isinstance(row, str):
+        raise ValueError("the row is neither a text nor an object with content that is one")
+    if not row.strip():
+        raise ValueError("the message is empty")
+    if any("\ud800" <= letter <= "\udfff" for letter in row):
+        raise ValueError("the message has half of a surrogate pair in it, which is no character")
+    return row

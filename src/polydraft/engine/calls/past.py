@@ -1,0 +1,72 @@
+"""What models know of a text that was read and written, so that of the next one only what is new is read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polydraft.drafters import Text
+from polydraft.errors import InvalidParameter, shown
+from polydraft.models import Cache, HuggingFaceModel, LanguageModel, same_model, weights_of
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A run's text, and what its models remember of it: the target's keys and values, and the drafter's state.
+
+    It stays as it is, however many runs go on from it, and as large: two tensors per layer and model.
+
+    Args:
+        target: the model that read the text.
+        text: one row, the prompt and what was written.
+        cache: the target's keys and values of all tokens but the last.
+        drafts: the drafter's state.
+        weights: what the target's weights were when it began to read (`state_of`).
+    """
+
+    target: LanguageModel
+    text: Text
+    cache: Cache
+    drafts: Any
+    weights: object
+
+    def known(self, prompt: Text) -> int:
+        """Return how many tokens of a prompt need not be read: those with which both begin, but for either's last."""
+        ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
+        common = min(len(ours), len(theirs))
+        differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
+        return int(differ[0]) if len(differ) else common
+
+
+def check_past(past: object, target: LanguageModel, rows: int, *, keeps: bool = False) -> None:
+    """Check that a run can go on from a past, and keep one if it is to.
+
+    Raises:
+        InvalidParameter: there are several rows, this is no past, or one of another model or of other weights.
+    """
+    if past is None and not keeps:
+        return
+    name = "keep_past" if past is None else "past"
+    if rows != 1:
+        raise InvalidParameter(f"{name} is for one text, but there are {rows} rows; leave it out.")
+    if past is None:
+        return
+    if not isinstance(past, Past):
+        raise InvalidParameter(f"past must be what a run with keep_past=True has as its past, but is {shown(past)}.")
+    if not same_model(past.target, target):
+        raise InvalidParameter("past is of another model than this one; leave it out, so that the prompt is read.")
+    if past.weights != state_of(target):
+        raise InvalidParameter(
+            "past is of other weights than the model has now; leave it out, so that the prompt is read."
+        )
+
+
+@torch.inference_mode()
+def committed(text: Text) -> Text:
+    """Return a copy of a text without the room behind it, which stays as it is when the text goes on."""
+    return Text(text.tokens[:, : int(text.lengths.max())].clone(), text.lengths.clone())
+
+
+def state_of(target: LanguageModel) -> object:
+    """Return what changes when a model's weights do, as far as one can look into it."""
+    return weights_of(target.model) if isinstance(target, HuggingFaceModel) else None
