@@ -51,6 +51,23 @@ def test_at_temperature_0_all_arms_give_the_same_tokens(arms: list[Arm], prompts
     assert 0 in texts[0][0]  # the token that other code might take for padding
 
 
+@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, SHORT]])
+def test_texts_may_end_where_the_model_ends_them(
+    arms: list[Arm], target: PreTrainedModel, prompts: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = [arm for arm in arms if arm.most_rows is None or len(prompts) <= arm.most_rows]
+    whole = part[0].run(Batch.of(prompts), 0.0, TOKENS, 3).tokens
+    end = whole[0][4]
+    monkeypatch.setattr(target.generation_config, "eos_token_id", [end])
+    expected = tuple(row[: row.index(end) + 1] if end in row else row for row in whole)
+    assert len(expected[0]) <= 5
+    for arm in part:
+        assert arm.run(Batch.of(prompts, until_end=True), 0.0, TOKENS, 3).tokens == expected, arm.name
+        assert arm.run(Batch.of(prompts), 0.0, TOKENS, 3).tokens == whole, arm.name
+        for row in arm.run(Batch.of(prompts, until_end=True), 1.0, TOKENS, 3).tokens:
+            assert end not in row[:-1] and (len(row) == TOKENS or row[-1] == end), arm.name
+
+
 def test_sampled_text_follows_the_seed_and_leaves_torch_alone(arms: list[Arm]) -> None:
     before, batch = torch.get_rng_state(), Batch.of([PROMPT])
     for arm in arms:

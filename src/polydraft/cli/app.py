@@ -66,6 +66,7 @@ from polydraft.cli.arguments.measuring import (
     TreeEveryOption,
     TunedTokensOption,
     TuneHeatsOption,
+    UntilEndOption,
     WorkOption,
 )
 from polydraft.cli.arguments.options import (
@@ -367,6 +368,7 @@ def bench(
     batch_size: BatchSizesOption = None,
     repeats: RepeatsOption = 1,
     max_new_tokens: BenchTokensOption = 64,
+    until_end: UntilEndOption = False,
     excerpt_tokens: ExcerptOption = None,
     seed: FixedSeedOption = 0,
     out: RunsOption = None,
@@ -387,6 +389,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         excerpt_tokens=excerpt_tokens or SpeedPlan.excerpt_tokens,
         seed=seed,
+        until_end=until_end,
     )
     chosen = tuple(prompts) if prompts else BenchRequest.prompts
     cut = excerpt_tokens is not None

@@ -1,6 +1,6 @@
 """Speed: arms that continue the same prompts in turn, their speed-ups with intervals, and what bounds them."""
 
-from polydraft.bench.speed.arms import PLAIN, Arm, Batch, Generated, drafting_arm, plain_arm
+from polydraft.bench.speed.arms import PLAIN, Arm, Batch, Generated, drafting_arm, plain_arm, rounded_arm
 from polydraft.bench.speed.closed_form import Bound, bound_of
 from polydraft.bench.speed.equality import Difference, compare_texts, first_difference, logit_margin
 from polydraft.bench.speed.hugging_face import LOOKUP_TOKENS, assisted_arm, hugging_face_arm, lookup_arm
@@ -58,6 +58,7 @@ __all__ = [
     "plain_arm",
     "prompts_that_fit",
     "read_speed_results",
+    "rounded_arm",
     "rounds",
     "speed_conditions",
     "speed_table",

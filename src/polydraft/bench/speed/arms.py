@@ -1,7 +1,8 @@
 """Arms: ways of continuing prompts that are measured against each other; those of polydraft's own engine."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,20 +20,27 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts as every arm gets them: left-padded rows, and a mask that is 0 on the padding."""
+    """Prompts as every arm gets them: left-padded rows, a mask that is 0 on the padding, and whether texts end.
+
+    Args:
+        input_ids: the rows.
+        attention_mask: the mask.
+        until_end: whether a text ends where the model ends it; else it goes on for all its tokens.
+    """
 
     input_ids: Int[Tensor, "b t"]
     attention_mask: Int[Tensor, "b t"]
+    until_end: bool = False
 
     @classmethod
-    def of(cls, prompts: Sequence[Int[Tensor, "1 _"]]) -> "Batch":
+    def of(cls, prompts: Sequence[Int[Tensor, "1 _"]], until_end: bool = False) -> "Batch":
         """Return the batch of single prompts."""
         longest = max(one.shape[1] for one in prompts)
         short = [longest - one.shape[1] for one in prompts]
         pad = nn.functional.pad
         ids = [pad(one, (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
         masks = [pad(torch.ones_like(one), (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
-        return cls(torch.cat(ids), torch.cat(masks))
+        return cls(torch.cat(ids), torch.cat(masks), until_end)
 
     def row(self, number: int) -> Int[Tensor, " t"]:
         """Return one prompt without its padding."""
@@ -55,7 +63,7 @@ class Generated:
 
 
 Continue = Callable[[Batch, float, int, int], Generated]
-"""Continues every prompt at a temperature by so many tokens, no more and no less; the last argument is the seed."""
+"""Continues every prompt at a temperature by so many tokens, by fewer where texts end; the last number is the seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,23 +107,37 @@ def plain_arm(model: nn.Module) -> Arm:
     return drafting_arm(PLAIN, model, NoDraft())
 
 
+def rounded_arm(model: nn.Module) -> Arm:
+    """Return plain decoding with weights rounded to bfloat16: another law, and so not lossless, for comparison."""
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    return replace(plain_arm(rounded), name="bfloat16", lossless=False)
+
+
 def generation_options(model: Any, batch: Batch, temperature: float, max_new_tokens: int) -> dict[str, Any]:
     """Return Hugging Face's generation arguments, the same for every arm.
 
-    The ids of end-of-text and padding are set to one that no token has: every arm gives as many tokens as asked for,
-    none spends time on forbidding the end, and Hugging Face's assistant does not take a token of the text for padding
-    and hide it from itself. Sampling is from the whole distribution; Hugging Face's default would cut it to 50 tokens.
+    The id of padding is set to one that no token has, so that Hugging Face's assistant does not take a token of the
+    text for padding and hide it from itself; in batches, where rows that have ended are padded, it is the end's. Unless
+    texts end, so is the id of the end: every arm gives as many tokens as asked for, and none spends time on forbidding
+    the end. Sampling is from the whole distribution; Hugging Face's default would cut it to 50 tokens.
     """
     nothing = model.config.get_text_config().vocab_size
+    ends = end_ids(model) if batch.until_end else []
     options: dict[str, Any] = {
         "input_ids": batch.input_ids,
         "attention_mask": batch.attention_mask,
         "max_new_tokens": max_new_tokens,
-        "eos_token_id": nothing,
-        "pad_token_id": nothing,
+        "eos_token_id": ends or nothing,
+        "pad_token_id": ends[0] if ends and len(batch.input_ids) > 1 else nothing,
         "do_sample": temperature > 0,
     }
     return options | {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else options
+
+
+def end_ids(model: Any) -> list[int]:
+    """Return the tokens with which the model ends a text; none if it names none."""
+    named = model.generation_config.eos_token_id
+    return [] if named is None else [int(one) for one in (named if isinstance(named, list | tuple) else [named])]
 
 
 def setup_in_words(run: Run) -> dict[str, str]:

@@ -93,9 +93,16 @@ def _generated(model: Any, draft: nn.Module | None, options: dict[str, Any], see
             with observed(draft) as drafted:
                 sequences = model.generate(**options)
     total = _now(model.device) - begin
-    new = sequences[:, prompt.shape[1] :].tolist()
+    ends = {*options["eos_token_id"]} if isinstance(options["eos_token_id"], list) else set[int]()
+    new = [_until_end(row, ends) for row in sequences[:, prompt.shape[1] :].tolist()]
     statistics = statistics_of(target, drafted, prompt.shape[1], [len(row) for row in new], total)
     return Generated(tuple(map(tuple, new)), statistics)
+
+
+def _until_end(row: list[int], ends: set[int]) -> list[int]:
+    """Return a row up to its first end; what comes behind is padding."""
+    place = next((place for place, token in enumerate(row) if token in ends), len(row))
+    return row[: place + 1]
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def measure_speed(
         if one.key in done:
             continue
         part = taking_part(arms, len(one.prompts))
-        batch = Batch.of([encode(pair, prompt, plan.excerpt_tokens) for prompt in one.prompts])
+        batch = Batch.of([encode(pair, prompt, plan.excerpt_tokens) for prompt in one.prompts], plan.until_end)
         if (one.temperature, len(one.prompts)) not in warm:
             warm.add((one.temperature, len(one.prompts)))
             for arm in part:

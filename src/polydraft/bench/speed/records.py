@@ -163,6 +163,7 @@ class SpeedConditions:
     machine: MachineConditions
     versions: dict[str, str]
     chat_template: bool | None = None
+    until_end: bool = False
 
 
 def speed_conditions(

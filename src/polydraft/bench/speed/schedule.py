@@ -23,10 +23,11 @@ class SpeedPlan:
         temperatures: of sampling; 0 is greedy decoding.
         batch_sizes: prompts that are continued together.
         repeats: how often every batch is measured; repeats differ in their random numbers.
-        max_new_tokens: how many tokens every arm gives per prompt, no more and no less.
+        max_new_tokens: how many tokens every arm gives per prompt, no more and, unless texts end, no less.
         excerpt_tokens: how many tokens of a plain text's passage are the prompt.
         warm_up_tokens: how many tokens every arm gives before it is measured at a temperature and batch size.
         seed: fixes sampled texts and the order of the arms.
+        until_end: whether a text ends where the model ends it.
 
     Raises:
         InvalidParameter: a value outside its range.
@@ -39,6 +40,7 @@ class SpeedPlan:
     excerpt_tokens: int = 64
     warm_up_tokens: int = 8
     seed: int = 0
+    until_end: bool = False
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
@@ -56,7 +58,8 @@ class SpeedPlan:
     def conditions(self) -> dict[str, object]:
         """Return what runs must agree in to belong together; temperature, batch and repeat are in each of them."""
         names = ("max_new_tokens", "excerpt_tokens", "warm_up_tokens", "seed")
-        return {name: getattr(self, name) for name in names}
+        ends: dict[str, object] = {"until_end": True} if self.until_end else {}
+        return {name: getattr(self, name) for name in names} | ends
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,14 @@ BenchTokensOption = Annotated[
     int,
     typer.Option(min=1, callback=count, help="Tokens per prompt, the same for all arms.", rich_help_panel=MEASURING),
 ]
+UntilEndOption = Annotated[
+    bool,
+    typer.Option(
+        "--until-end",
+        help="Let the model end a text before it has all its tokens, as users see it.",
+        rich_help_panel=MEASURING,
+    ),
+]
 BenchQuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print the results and nothing else.", rich_help_panel=OUTPUT),

@@ -15,6 +15,7 @@ from polydraft.bench.speed import (
     hugging_face_arm,
     lookup_arm,
     plain_arm,
+    rounded_arm,
 )
 from polydraft.drafters import LookupFirst, NgramDrafter
 from polydraft.engine import as_drafter
@@ -31,6 +32,7 @@ KEYS = {
     "hf": (),
     "hf-assisted": tuple(ASSISTED),
     "hf-lookup": ("tokens",),
+    "bfloat16": (),
     "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
 DRAFTERS = ("model", "ngram", "lookup-first")
@@ -84,7 +86,7 @@ def spell_arm(text: str) -> ArmSpelling:
 
 def _known(kind: str) -> str:
     keys = ", ".join(key if key in FLAGS else f"{key}=..." for key in (*KEYS[kind], "name"))
-    return f"{kind} takes {keys}" if kind else f"an arm is one of {', '.join(DEFAULT_ARMS)}, or made of {keys}"
+    return f"{kind} takes {keys}" if kind else f"an arm is one of {', '.join(filter(None, KEYS))}, or made of {keys}"
 
 
 def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
@@ -150,6 +152,8 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     target, draft, numbers = pair.target, pair.draft, _numbers(one.text, one.settings)
     if one.kind == PLAIN:
         return plain_arm(target)
+    if one.kind == "bfloat16":
+        return rounded_arm(target)
     if one.kind == "hf":
         return hugging_face_arm(target)
     if one.kind == "hf-lookup":

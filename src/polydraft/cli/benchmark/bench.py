@@ -177,7 +177,8 @@ def _print_kinds(console: Console, results: Sequence[ArmResult]) -> None:
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
     """Return the conditions that nobody may overlook, in two sentences."""
     prompts = len({(one.task, name) for one in records for name in one.prompts})
+    new = f"{'at most ' if conditions.get('until_end') else ''}{conditions['max_new_tokens']} new tokens each"
     return (
-        f"{prompts} prompts, {conditions['max_new_tokens']} new tokens each, {len(records)} runs. Speed-up: all tokens "
-        f"over all seconds, over the same of {PLAIN}; bootstrap over prompts."
+        f"{prompts} prompts, {new}, {len(records)} runs. Speed-up: all tokens over all "
+        f"seconds, over the same of {PLAIN}; bootstrap over prompts."
     )
