@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.fetched import place
+from polydraft.models import Conversation, text_of
 from polydraft.models.derived import derived
 
 pytestmark = pytest.mark.smollm2
@@ -66,3 +67,21 @@ def test_whole_layers_carry_more_than_eight_bits(pair: polydraft.Pair) -> None:
         return float(output.statistics.acceptance_rate or 0)
 
     assert rate(derived(pair.target, "self:skip=20-23")) < 0.5 < rate(derived(pair.target, "self:int8"))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_every_turn_reads_only_what_is_new_and_writes_the_text_of_a_fresh_call(
+    pair: polydraft.Pair, temperature: int
+) -> None:
+    conversation, past = Conversation(), None
+    for turn, message in enumerate(["Name three colours.", "Repeat them, please.", "Which is the warmest?"]):
+        question = conversation.asked(pair.tokenizer, message)
+        ids = torch.tensor([question.ids])
+        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        options = {"seed": turn, "temperature": temperature, "max_new_tokens": NEW, "drafter": "ngram"}
+        run = polydraft.stream(pair.target, prompt, past=past, keep_past=True, **options).exhaust()
+        assert run.new_tokens == polydraft.stream(pair.target, prompt, **options).exhaust().new_tokens
+        assert run.statistics.prompt_read < 40 and bool(run.statistics.prompt_known) == bool(turn)
+        tokens, past = run.new_tokens[0], run.past
+        content = text_of(pair.tokenizer, tokens)
+        conversation = question.answered(content, tokens, ended=run.finish[0] == "eos")
