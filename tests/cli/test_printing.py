@@ -100,8 +100,8 @@ def test_an_escape_over_several_tokens_is_written_out_on_a_terminal_and_kept_in_
         ids = tokenizer(text)["input_ids"]
         assert len(ids) > 10
         for token in ids:
-            generating._write(shown, decoder.add(token), "bold")
-        generating._write(shown, decoder.rest(), "bold")
+            generating.write_text(shown, decoder.add(token), "bold")
+        generating.write_text(shown, decoder.rest(), "bold")
         assert page.getvalue().replace("        ", "\t") == expected.replace("        ", "\t")
 
 

@@ -187,7 +187,7 @@ class Dropped:
 
 def command():
     Dropped()
-    time.sleep(30)
+    time.sleep(60)
 
 sys.exit(exit_code_of(command))
 """
@@ -195,5 +195,5 @@ sys.exit(exit_code_of(command))
 
 def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
     """Python prints and drops an exception that a `__del__` raises."""
-    ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], cwd=tmp_path, capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], cwd=tmp_path, capture_output=True, timeout=50)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")

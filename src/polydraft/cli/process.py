@@ -72,7 +72,7 @@ def _not_lost_in_finalizers() -> Iterator[None]:
     def send_again(lost: "sys.UnraisableHookArgs") -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             return hook(lost)
-        again.append(threading.Timer(0.01, _thread.interrupt_main))
+        again.append(threading.Timer(0.01, _interrupt))
         again[-1].daemon = True
         again[-1].start()
 
@@ -83,6 +83,15 @@ def _not_lost_in_finalizers() -> Iterator[None]:
         sys.unraisablehook = hook
         for timer in again:
             timer.cancel()
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread, also while it waits for something, where the system can."""
+    to_thread, main = getattr(signal, "pthread_kill", None), threading.main_thread().ident
+    if to_thread is None or main is None:
+        _thread.interrupt_main()
+    else:
+        to_thread(main, signal.SIGINT)
 
 
 @contextmanager
