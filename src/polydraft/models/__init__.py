@@ -38,6 +38,7 @@ from polydraft.models.loading import (
     load,
     load_draft,
     load_pair,
+    save,
 )
 from polydraft.models.memory import cache_bytes, check_memory
 from polydraft.models.protocol import Cache, Forward, LanguageModel
@@ -100,6 +101,7 @@ __all__ = [
     "prompts_of",
     "require_count",
     "same_model",
+    "save",
     "take_apart",
     "text_of",
     "warn_of_serial",

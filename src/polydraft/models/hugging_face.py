@@ -121,7 +121,11 @@ def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
 
 
 def _context(config: object) -> int:
+    """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there."""
     longest = getattr(config, "max_position_embeddings", None) or 2**31 - 1
+    rotation = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":
+        longest = min(longest, rotation.get("original_max_position_embeddings") or longest)
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ("sliding_attention",))
     return min(longest, window) if window and slides else longest

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -95,6 +96,20 @@ def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pai
     """Load the model pair that ships with the package: small Python-code models for demos, tests and first steps."""
     folder = Path(str(files("polydraft") / "data" / "pair"))
     return load(folder / "target", folder / "draft", dtype=dtype, device=device)
+
+
+def save(pair: Pair, folder: Path) -> None:
+    """Save a target and its tokenizer as a model folder.
+
+    Raises:
+        CheckpointError: the files cannot be written; why.
+    """
+    try:
+        with held_back():
+            pair.target.save_pretrained(folder)
+            pair.tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"The model cannot be saved in {folder}: {reason(error)}.") from error
 
 
 def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:

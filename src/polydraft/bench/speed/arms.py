@@ -109,7 +109,9 @@ def plain_arm(model: nn.Module) -> Arm:
 
 def rounded_arm(model: nn.Module) -> Arm:
     """Return plain decoding with weights rounded to bfloat16: another law, and so not lossless, for comparison."""
-    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    rounded = copy.deepcopy(model)
+    for weight in rounded.parameters():  # buffers, the frequencies of rotations among them, stay as they are
+        weight.data = weight.data.to(torch.bfloat16)
     return replace(plain_arm(rounded), name="bfloat16", lossless=False)
 
 

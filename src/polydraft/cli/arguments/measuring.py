@@ -84,7 +84,12 @@ RepeatsOption = Annotated[
 ]
 BenchTokensOption = Annotated[
     int,
-    typer.Option(min=1, callback=count, help="Tokens per prompt, the same for all arms.", rich_help_panel=MEASURING),
+    typer.Option(
+        min=1,
+        callback=count,
+        help="Tokens per prompt, for all arms; fewer only with --until-end.",
+        rich_help_panel=MEASURING,
+    ),
 ]
 UntilEndOption = Annotated[
     bool,

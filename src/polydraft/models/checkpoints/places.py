@@ -62,7 +62,7 @@ def find(name: object) -> Source:
     shown = quoted(text)
     if not text.strip():
         raise CheckpointError(f"The name of the model is empty: {shown}; give a folder or a hub name.")
-    if text in MODELS:
+    if isinstance(name, str) and text in MODELS:
         return _fetched(text, shown)
     folder = _expanded(text)
     if folder is not None and _answers(Path.is_dir, folder, shown):
@@ -89,7 +89,7 @@ def _fetched(word: str, shown: str) -> Source:
     Raises:
         CheckpointError: it was not.
     """
-    if not place(word).is_dir():
+    if not _answers(Path.is_dir, place(word), shown):
         raise CheckpointError(f"The model {shown} is not on this machine yet: `polydraft fetch {word}` brings it.")
     return Source(shown, str(place(word)), is_local=True)
 

@@ -40,9 +40,10 @@ class Int8Linear(nn.Linear):
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Int[Tensor, "o i"], Float[Tensor, " o"]]:
-    """Return the nearest multiples of each row's step, and the steps."""
-    scales = (weight.abs().amax(dim=1) / STEPS).clamp_min(torch.finfo(torch.float32).tiny)
-    return (weight / scales.unsqueeze(1)).round().to(torch.int8), scales
+    """Return the nearest multiples of each row's step, and the steps in single precision, which no step falls below."""
+    whole = weight.float()
+    scales = (whole.abs().amax(dim=1) / STEPS).clamp_min(torch.finfo(torch.float32).tiny)
+    return (whole / scales.unsqueeze(1)).round().clamp(-STEPS, STEPS).to(torch.int8), scales
 
 
 def int8_product(
@@ -75,6 +76,6 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
         raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)
     for name, module in list(made.named_modules()):
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear):
             made.set_submodule(name, Int8Linear(module))
     return made
