@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import TREE_KINDS, perturbed, tiny_model
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import polydraft
 from polydraft import (
@@ -168,3 +168,25 @@ def test_eager_attention() -> None:
         model, ids, drafter=drafter_named("model"), policy=Fixed(EAGLE_25), temperature=0, max_new_tokens=NEW
     )
     assert output.sequences[0, ids.shape[1] :].tolist() == plain("llama", tuple(PROMPTS[0]))
+
+
+def test_rotations_that_switch_by_the_longest_position_are_followed_up_to_there() -> None:
+    """A tree that crosses the place would be scored with the frequencies of longer texts."""
+    rotation = {"rope_type": "longrope", "long_factor": [4.0] * 2, "short_factor": [1.0] * 2, "factor": 4.0}
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.6,
+        rope_parameters={**rotation, "original_max_position_embeddings": 16, "rope_theta": 1e4},
+    )
+    torch.manual_seed(0)
+    model, prompt = LlamaForCausalLM(config).double().eval(), torch.tensor([[1, 2, 3, 4]])
+    plain = polydraft.generate(model, prompt, drafter="none", max_new_tokens=40, eos_token_id=31)
+    drafted = polydraft.generate(model, prompt, drafter="self:skip=1", policy=4, max_new_tokens=40, eos_token_id=31)
+    assert plain.sequences.shape[1] == 16 and plain.finish == ("context",)
+    assert torch.equal(plain.sequences, drafted.sequences)
