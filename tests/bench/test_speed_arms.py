@@ -129,6 +129,12 @@ def test_rows_of_a_batch_are_counted_each(target: PreTrainedModel) -> None:
     assert counts.seconds["target"] > 0
 
 
+def test_rows_that_ended_take_no_passes(target: PreTrainedModel) -> None:
+    seconds = Passes(before=[4, 4, 5], scored=[4, 1, 1], seconds=[0.1, 0.1, 0.1])
+    statistics = statistics_of(seconds, Passes(), 4, [1, 3], 0.5)
+    assert statistics.target_calls == statistics.new_tokens == 4
+
+
 def test_the_assistant_and_the_logger_are_left_as_they_were(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     kept, level = draft.generation_config, logging.getLogger("transformers").level
     before = kept.to_dict()

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from chatml import START
 from transformers import AutoTokenizer
 
 from polydraft.cli import main
-from polydraft.cli.chat import session
+from polydraft.cli.chat import session, speaking
 from polydraft.models import Conversation, conversation_ids
 
 
@@ -208,6 +210,21 @@ def test_ctrl_c_in_a_pipe_ends_it_with_what_was_written(call: Call, monkeypatch:
     assert ended.code == 130
     (row,) = ended.rows
     assert row["finish"] == "interrupted" and row["tokens"] == 3
+
+
+def test_ctrl_c_as_the_last_words_are_printed_ends_it_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = speaking.write_text
+
+    def interrupting(console: Any, text: str, style: str) -> None:
+        original(console, text, style)
+        monkeypatch.setattr(speaking, "write_text", original)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(speaking, "write_text", interrupting)
+    ended = call("--json", "--drafter", "none", "--max-new-tokens", "1", piped=TWO)
+    assert ended.code == 130
+    (row,) = ended.rows
+    assert row["finish"] == "length" and row["tokens"] == 1
 
 
 BAD: dict[str, tuple[Sequence[str], bytes, str]] = {

@@ -1,6 +1,7 @@
 """Draft models made of the target: they share its weights, leave it as it was, and cost no exactness."""
 
 import re
+import threading
 
 import pytest
 import torch
@@ -142,6 +143,27 @@ def test_a_model_without_linear_layers_is_refused() -> None:
         in_int8(tiny_model("gpt2", 96))
     draft = without_layers(tiny_model("gpt2", 96, dtype=torch.float32), [0])
     assert draft.config.num_hidden_layers == 1 and logits(draft).isfinite().all()
+
+
+def test_a_model_that_is_named_twice_is_made_once_for_the_same_weights() -> None:
+    model = deep()
+    first = derived(model, "self:int8")
+    assert derived(model, "self:int8") is first and derived(model, "self:skip=1") is not first
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    second = derived(model, "self:int8")
+    assert second is not first and second is derived(model, "self:int8")
+    plain = polydraft.generate(model, IDS, drafter="self:int8", policy=2, max_new_tokens=6, keep_past=True)
+    longer = torch.cat([plain.sequences, torch.tensor([[7]])], dim=1)
+    after = polydraft.generate(model, longer, drafter="self:int8", policy=2, max_new_tokens=6, past=plain.past)
+    assert after.statistics.prompt_known > IDS.shape[1]
+
+
+def test_a_model_with_something_on_it_that_cannot_be_copied_is_refused() -> None:
+    model = deep()
+    model.model.held = threading.Lock()
+    with pytest.raises(UnsupportedModel, match=r"cannot be copied: TypeError: cannot pickle"):
+        in_int8(model)
 
 
 def test_words_say_what_they_mean() -> None:

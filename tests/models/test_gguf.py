@@ -132,6 +132,29 @@ def test_a_missing_tensor_is_one_sentence(written: tuple[Path, LlamaForCausalLM]
     assert "\n" not in str(caught.value)
 
 
+def test_layers_that_are_not_there_are_one_sentence(written: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    content, odd = written[0].read_bytes(), tmp_path / "odd.gguf"
+    place = content.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    assert struct.unpack_from("<I", content, place) == (2,)
+    odd.write_bytes(content[:place] + struct.pack("<I", 100_000) + content[place + 4 :])
+    assert "its head says 100000 layers, but it holds 2" in refusal(odd, CheckpointError)
+
+
+def test_what_lies_beside_a_file_does_not_count(written: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(written[0].read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Odd", "chat_template": "no"}')
+    (tmp_path / "chat_template.jinja").write_text("no")
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    beside, alone = polydraft.load(path), polydraft.load(written[0])
+    assert beside.tokenizer.get_vocab() == alone.tokenizer.get_vocab()
+    assert beside.tokenizer.chat_template == alone.tokenizer.chat_template
+    assert beside.target.generation_config.to_dict() == alone.target.generation_config.to_dict()
+    assert beside.target.name_or_path == str(path) and beside.tokenizer.name_or_path == str(tmp_path)
+
+
 def test_without_the_package_one_sentence_says_what_to_install(
     written: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

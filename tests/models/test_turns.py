@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from chatml import CHATML, END, chat_model, chat_tokenizer
+from tokenizers import pre_tokenizers
 
 import polydraft
 from polydraft.errors import ContextOverflow, InvalidParameter
@@ -109,6 +110,25 @@ def test_spaces_that_a_template_trims_stay_where_the_model_wrote_them() -> None:
     )
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"])
+def test_an_empty_answer_that_a_template_trims_is_what_the_template_makes_of_it(blank: str) -> None:
+    chat = chat_tokenizer(TRIMMING)
+    first = Conversation().asked(chat, "How many?")
+    second = first.answered(blank, chat(blank)["input_ids"], ended=False).asked(chat, "Sure?")
+    assert list(second.ids) == conversation_ids(chat, second.messages)
+
+
+def test_a_tokenizer_that_puts_a_space_before_all_texts_gives_the_templates_tokens() -> None:
+    chat = chat_tokenizer("{% for message in messages %}{{ message['content'] + ';;' }}{% endfor %}")
+    chat.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert text_of(chat("one")["input_ids"]) == " one"
+    asked = Conversation().asked(chat, "How many?")
+    for answer, question in (("Three.", "Sure?"), ("Yes.", "Why?")):
+        written = chat.encode("a" + answer)[len(chat.encode("a")) :]
+        asked = asked.answered(answer, written, ended=False).asked(chat, question)
+    assert text_of(asked.ids) == " How many?;;Three.;;Sure?;;Yes.;;Why?;;"
+
+
 def long_talk(exchanges: int, system: bool = True) -> Conversation:
     conversation = Conversation((Message("system", "Be short."),) if system else ())
     for number in range(exchanges):
@@ -152,3 +172,7 @@ def test_templates_that_cannot_be_used_are_refused_at_once() -> None:
     check_template(chat_tokenizer(ALTERNATING))
     with pytest.raises(InvalidParameter, match="System role not supported"):
         check_template(chat_tokenizer(ALTERNATING), "Be short.")
+    silent = chat_tokenizer("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}")
+    check_template(silent)
+    with pytest.raises(InvalidParameter, match="leaves system messages out"):
+        check_template(silent, "Be short.")

@@ -11,7 +11,7 @@ from rich.table import Table
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.fetched import place
+from polydraft.fetched import is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
 
 STEPS = {
@@ -71,14 +71,13 @@ def _listed(as_json: bool) -> int:
 
 
 def _row(one: Fetchable) -> dict[str, object]:
-    there = place(one.word)
     return {
         "word": one.word,
         "title": one.title,
         "licence": one.licence,
         "download": one.remote.size,
-        "path": str(there),
-        "here": there.exists(),
+        "path": str(place(one.word)),
+        "here": is_there(one.word),
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from polydraft.errors import FetchError, InvalidParameter, shown
-from polydraft.fetched import PLACE, place
+from polydraft.fetched import PLACE, is_there, place
 from polydraft.fetching.catalogue import FETCHABLE, Fetchable
 from polydraft.fetching.downloading import by_address, by_pip, hash_of, is_as_known
 
@@ -38,8 +38,12 @@ def fetch(what: str | Fetchable, source: str | Path | None = None, report: Repor
     tell = report or _tell_nobody
     goal = place(one.word)
     try:
-        if goal.exists():
+        if is_there(one.word):
+            if source is not None:  # what is given is looked at, whether or not it is needed
+                _given(one, Path(source), tell)
             return goal
+        if goal.exists():
+            raise FetchError(f"{one.word} cannot be kept as {goal}: something else lies there; move it away.")
         goal.parent.mkdir(parents=True, exist_ok=True)
         with _alone(goal, tell):
             if not goal.exists():

@@ -70,6 +70,11 @@ def by_address(url: str, goal: Path, size: int, progress: Progress) -> Path:
         FetchError: it cannot be reached, or breaks off; what came is kept.
     """
     there = goal.stat().st_size if goal.exists() else 0
+    if there == size:
+        return goal
+    if there > size:
+        goal.unlink()
+        there = 0
     request = Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     try:
         with urlopen(request, timeout=SECONDS) as answer:

@@ -30,7 +30,7 @@ from polydraft.models.checkpoints import (
 )
 from polydraft.models.checks import check_architecture
 from polydraft.models.derived import check_word, derived, is_derived
-from polydraft.models.gguf import check_gguf, unpacked
+from polydraft.models.gguf import alone, check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import pack_linear_layers
 
@@ -222,7 +222,8 @@ def _checked(name: object) -> Source:
     else:
         read_config(source)
     try:
-        config = AutoConfig.from_pretrained(source.path, **source.arguments)
+        with alone(source.path, source.gguf) as path:
+            config = AutoConfig.from_pretrained(path, **source.arguments)
         built = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     except Exception as error:
         place = source.name if source.gguf else f"config.json in {source.name}"
@@ -243,7 +244,8 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
     if not source.gguf:
         check_tokenizer_files(source)
     try:
-        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
+        with alone(source.path, source.gguf) as path:
+            found = AutoTokenizer.from_pretrained(path, **source.arguments)
     except Exception as error:
         if FOREIGN_CODE in str(error):
             raise UnsupportedModel(
@@ -251,14 +253,18 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
                 "polydraft runs no code from a model folder."
             ) from error
         raise CheckpointError(f"No tokenizer can be loaded from {source.name}: {reason(error)}.") from error
+    found.name_or_path = source.path
+    return found
 
 
 def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
     config, name = cast(PreTrainedModel, model).config, Path(str(cast(PreTrainedModel, model).name_or_path))
-    place, file = (str(name.parent), {"gguf_file": name.name}) if is_gguf(name) else (str(name), {})
+    place, file = (str(name.parent), name.name) if is_gguf(name) else (str(name), "")
+    told = {"gguf_file": file} if file else {}
     try:
-        found = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True, **file)
+        with alone(place, file) as path:
+            found = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True, **told)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError):
         return None
     return found if len(found) <= config.get_text_config().vocab_size + MOST_PADDING else None
@@ -266,14 +272,15 @@ def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
 
 def _model(source: Source, precision: torch.dtype | str, device: torch.device) -> PreTrainedModel:
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            dtype=precision,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **source.arguments,
-            **(unpacked() if source.gguf else {}),
-        )
+        with alone(source.path, source.gguf) as path:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=precision,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **source.arguments,
+                **(unpacked() if source.gguf else {}),
+            )
     except Exception as error:
         raise CheckpointError(f"No model can be loaded from {source.name}: {reason(error)}.") from error
     model, report = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)

@@ -14,7 +14,7 @@ from polydraft.bench.prompts.prompt import Prompt, as_asked
 from polydraft.bench.prompts.rows import LONGEST, prompt_from_row
 from polydraft.errors import PromptFileError
 from polydraft.fetched import PROMPTS as FETCHED
-from polydraft.fetched import place
+from polydraft.fetched import is_there, place
 
 USUAL = ("gsm8k", "humaneval", "python")
 """The shipped sets of raw texts, which any model can continue."""
@@ -115,13 +115,12 @@ def _fetched(name: str) -> Path:
     Raises:
         PromptFileError: it has not.
     """
-    path = place(name)
-    if not path.is_file():
+    if not is_there(name):
         raise PromptFileError(
             f"The prompts of {name} are not on this machine: run `polydraft fetch {name}` once, give the name of your "
             f"own copy of the file, or take {name}-mini, which comes with the package."
         )
-    return path
+    return place(name)
 
 
 def _content(path: Path) -> bytes:

@@ -145,7 +145,8 @@ def statistics_of(target: Passes, draft: Passes, prompt: int, new: list[int], to
     """
     rows, longest = len(new), max(new)
     known = [prompt, *(before + 1 for before in target.before[1:]), prompt + longest]
-    result = Statistics(new_tokens=sum(new), steps=len(target.scored) - 1, target_calls=rows * len(target.scored))
+    calls = len(target.scored) if rows == 1 else sum(new)  # rows take a pass for each token, and none when they ended
+    result = Statistics(new_tokens=sum(new), steps=len(target.scored) - 1, target_calls=calls)
     for place, (before, scored) in enumerate(zip(target.before, target.scored, strict=True)):
         drafts, kept = before + scored - known[place], known[place + 1] - known[place] - 1
         result.drafted += rows * drafts

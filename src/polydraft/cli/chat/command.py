@@ -10,7 +10,7 @@ from typing import Any
 
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.chat.messages import piped_messages, read_messages
-from polydraft.cli.chat.session import Answer, Chat
+from polydraft.cli.chat.session import Chat
 from polydraft.cli.chat.speaking import attempted, speak
 from polydraft.cli.chat.telling import as_json, dropping
 from polydraft.cli.chat.terminal import Terminal, typed, with_editing
@@ -94,21 +94,20 @@ def _answered(chat: Chat, messages: Iterable[str], call: ChatRequest) -> int:
     """Answer messages one after the other, with nothing between the answers; what cannot be answered is said."""
     failed = False
     for message in messages:
-        answers: list[Answer] = []
-        error = attempted(partial(_answer, chat, message, answers, call))
+        left: list[bool] = []
+        error = attempted(partial(_answer, chat, message, left, call))
         failed = failed or bool(error)
         if error:
             _refuse(error, call)
-        elif answers[0].finish == "interrupted":
+        elif left[0]:
             return INTERRUPTED
     return FAILED if failed else 0
 
 
-def _answer(chat: Chat, message: str, into: list[Answer], call: ChatRequest) -> None:
+def _answer(chat: Chat, message: str, left: list[bool], call: ChatRequest) -> None:
     answer = chat.ask(message)
-    into.append(answer)
     _note(dropping(answer, chat.context), call)
-    speak(new_console(quiet=call.as_json), answer)
+    left.append(speak(new_console(quiet=call.as_json), answer))
     chat.keep(answer)
     if call.as_json:
         sys.stdout.write(json.dumps(as_json(answer)) + "\n")

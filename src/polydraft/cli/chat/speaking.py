@@ -15,24 +15,31 @@ from polydraft.errors import PolydraftError
 from polydraft.models import StreamDecoder
 
 
-def speak(console: Console, answer: Answer) -> None:
-    """Print an answer as it comes, to its end or to Ctrl-C; all that it has then is printed, and once."""
-    decoder, shown = StreamDecoder(answer.tokenizer), 0
+def speak(console: Console, answer: Answer) -> bool:
+    """Print an answer as it comes, to its end or to Ctrl-C; all that it has then is printed, and once.
+
+    Returns:
+        whether Ctrl-C was pressed, which may be as the last words were printed.
+    """
+    decoder, shown, left = StreamDecoder(answer.tokenizer), 0, False
     try:
         for gained in answer:
             with noted_interruption() as pressed:  # Ctrl-C ends a pass of the model at once, but no printing
                 for place, token in enumerate(gained.tokens):
                     write_text(console, decoder.add(token), DRAFTED if place < gained.accepted else OWN)
                 shown += len(gained.tokens)
-            if pressed():
+            left = pressed()
+            if left:
                 break
     except KeyboardInterrupt:
+        left = True
         for token in answer.tokens[shown:]:  # of a step that was complete, but not handed over yet
             write_text(console, decoder.add(token), OWN)
     finally:
         write_text(console, decoder.rest() + "\n", OWN)
         if not console.quiet:
             console.file.flush()
+    return left
 
 
 def attempted(turn: Callable[[], None]) -> str:

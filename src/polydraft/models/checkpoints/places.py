@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from polydraft.errors import CheckpointError
-from polydraft.fetched import MODELS, place
+from polydraft.fetched import MODELS, is_there, place
 
 LONGEST = 200
 """Longer names are cut in messages."""
@@ -89,7 +89,7 @@ def _fetched(word: str, shown: str) -> Source:
     Raises:
         CheckpointError: it was not.
     """
-    if not _answers(Path.is_dir, place(word), shown):
+    if not _answers(lambda _: is_there(word), place(word), shown):
         raise CheckpointError(f"The model {shown} is not on this machine yet: `polydraft fetch {word}` brings it.")
     return Source(shown, str(place(word)), is_local=True)
 

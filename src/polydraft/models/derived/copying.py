@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from polydraft.errors import UnsupportedModel
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -13,10 +15,19 @@ def sharing_copy(model: Model) -> Model:
 
     So layers may be left out of the copy, renumbered or replaced, and no memory is spent on weights. What polydraft has
     found out about the model stays with the model.
+
+    Raises:
+        UnsupportedModel: something on the model cannot be copied.
     """
     parts = [one for one in model.modules() if not any(True for _ in one.children())]
     shared = {id(one): one for one in [*parts, *model.parameters(), *model.buffers()]}
-    made = copy.deepcopy(model, memo=shared)
+    try:
+        made = copy.deepcopy(model, memo=shared)
+    except Exception as error:  # what users hang onto a model may refuse to be copied in any way
+        raise UnsupportedModel(
+            f"No draft can be made of this {type(model).__name__}, since something that hangs on it, such as a hook, "
+            f"cannot be copied: {type(error).__name__}: {error}."
+        ) from error
     for name in [name for name in vars(made) if name.startswith("polydraft_")]:
         delattr(made, name)
     return made

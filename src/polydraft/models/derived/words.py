@@ -1,15 +1,19 @@
 """How a draft model that is made of the target is named: "self:int8", "self:skip=12-19", "self:int8,skip=20"."""
 
 import re
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.derived.int8 import in_int8
 from polydraft.models.derived.layers import without_layers
+from polydraft.models.hugging_face import weights_of
 
 BEGINNING = "self:"
 INT8 = "int8"
+MADE = WeakKeyDictionary[PreTrainedModel, dict[str, tuple[object, PreTrainedModel]]]()
+"""What was made of a target, by name, and of which weights: a model that is named at every call is made once."""
 SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
 
 
@@ -38,12 +42,16 @@ def check_word(name: str) -> tuple[bool, frozenset[int]]:
 
 
 def derived(target: PreTrainedModel, name: str) -> PreTrainedModel:
-    """Return the draft model that a name means, made of the target.
+    """Return the draft model that a name means, made of the target; the same one as long as its weights are.
 
     Raises:
         InvalidParameter: the name says something else, or skips layers that are not there.
         UnsupportedModel: it cannot be made of this target.
     """
     short, skipped = check_word(name)
-    made = without_layers(target, skipped) if skipped else target
-    return in_int8(made) if short else made
+    weights, (known, made) = weights_of(target), MADE.get(target, {}).get(name, (None, target))
+    if known != weights:
+        made = without_layers(target, skipped) if skipped else target
+        made = in_int8(made) if short else made
+        MADE.setdefault(target, {})[name] = (weights, made)
+    return made

@@ -1,7 +1,8 @@
 """GGUF files: what is in one, whether it is whole, and how transformers is asked to read it."""
 
+from polydraft.models.gguf.alone import alone
 from polydraft.models.gguf.checking import check_gguf
 from polydraft.models.gguf.contents import Contents, read_contents
 from polydraft.models.gguf.unpacking import unpacked
 
-__all__ = ["Contents", "check_gguf", "read_contents", "unpacked"]
+__all__ = ["Contents", "alone", "check_gguf", "read_contents", "unpacked"]

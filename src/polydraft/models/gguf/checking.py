@@ -16,7 +16,7 @@ def check_gguf(path: Path) -> Contents:
     """Check that a GGUF file is whole, and of a kind that transformers reads.
 
     Raises:
-        CheckpointError: it is no GGUF file, or it is cut short.
+        CheckpointError: it is no GGUF file, it is cut short, or it lacks layers.
         MissingExtra: the packages that read such files are not installed.
         UnsupportedModel: its architecture is not read, or the quantisation of one of its tensors.
     """
@@ -34,6 +34,7 @@ def check_gguf(path: Path) -> Contents:
                 f"{path} holds {name} in the quantisation {_word(constants, kind)}, which the installed gguf cannot "
                 "read; take a file in another one, such as Q8_0 or Q4_K_M."
             )
+    _check_layers(path, contents)
     whole = contents.end(sizes)
     if contents.size < whole:
         raise CheckpointError(f"{path} is cut short: it has {contents.size} bytes of {whole}; fetch it again.")
@@ -49,6 +50,18 @@ def _packages() -> tuple[Any, Any]:
         raise MissingExtra(
             f'Reading a GGUF file needs {absent}, which is not installed: pip install "polydraft[gguf]".'
         ) from error
+
+
+def _check_layers(path: Path, contents: Contents) -> None:
+    """Check that there are as many layers as the head says: transformers would look for the others for minutes.
+
+    Raises:
+        CheckpointError: there are not.
+    """
+    said = contents.fields.get(f"{contents.architecture}.block_count")
+    layers = {name.split(".")[1] for name in contents.tensors if name.startswith("blk.")}
+    if isinstance(said, int) and layers and said != len(layers):
+        raise CheckpointError(f"{path} is damaged: its head says {said} layers, but it holds {len(layers)}.")
 
 
 def _is_known(architecture: str) -> bool:

@@ -18,7 +18,8 @@ MOST_CONTEXT, MOST_WAITING = 8, 16
 class StreamDecoder:
     """Turn tokens into text piece by piece, without broken characters.
 
-    The pieces and the rest together are `tokenizer.decode` of all tokens. Bytes of an unfinished character wait for the
+    The pieces and the rest together are `tokenizer.decode` of all tokens, without special ones unless they are asked
+    for. Bytes of an unfinished character wait for the
     others; bytes that can be no character are given as U+FFFD, like `decode` does. Only tokenizers with tokens such as
     `<0xE2>` for single bytes are an exception: once a character of theirs was given, it is not taken back when an
     invalid byte follows it.

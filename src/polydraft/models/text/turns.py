@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models.text.conversation import Message, conversation_ids
 
+LETTER, OTHER = "a", "?"
 SLACK = 0.25
 """The share of the context that is free once something was dropped, so that the next turns are not read anew too."""
 
@@ -46,10 +47,10 @@ class Conversation:
         """
         messages = (*self.messages, Message("user", content))
         new = _new_text(tokenizer, self.messages, messages) if self.ids else None
-        if new is None:
+        tokens = None if new is None else _tokens_behind(tokenizer, new)
+        if tokens is None:
             return Conversation(messages, tuple(conversation_ids(tokenizer, messages)))
-        tokens = tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
-        return Conversation(messages, (*self.ids, *cast(Sequence[int], tokens)))
+        return Conversation(messages, (*self.ids, *tokens))
 
     def answered(self, content: str, tokens: Sequence[int], *, ended: bool) -> "Conversation":
         """Add the model's answer.
@@ -111,18 +112,40 @@ def check_template(tokenizer: PreTrainedTokenizerBase, system: str | None = None
     """
     if not tokenizer.chat_template:
         raise InvalidParameter("This model's tokenizer has no chat template: take a chat model, such as smollm2.")
-    opening = () if system is None else (Message("system", system),)
-    conversation_ids(tokenizer, (*opening, Message("user", "?")))
+    question = Message("user", "?")
+    if system is None:
+        conversation_ids(tokenizer, (question,))
+        return
+    two = [conversation_ids(tokenizer, (Message("system", said), question)) for said in (system, OTHER + system)]
+    if two[0] == two[1]:
+        raise InvalidParameter("This model's chat template leaves system messages out: say it in a message of yours.")
 
 
 def _new_text(tokenizer: PreTrainedTokenizerBase, before: Sequence[Message], messages: Sequence[Message]) -> str | None:
-    """Return what the last message adds to the template's text; None if that is not all that changes."""
+    """Return what the last message adds to the template's text; None if that is not all that changes.
+
+    Templates that trim answers also trim what is behind an empty one; such an answer is made anew.
+    """
+    if not before[-1].content.strip():
+        return None
     try:
         known = _rendered(tokenizer, before, continue_final_message=True)
         whole = _rendered(tokenizer, messages, add_generation_prompt=True)
     except Exception:  # noqa: BLE001  a template that refuses is asked again for the whole, and what it says is said
         return None
     return whole[len(known) :] if whole.startswith(known) else None
+
+
+def _tokens_behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int] | None:
+    """Return the tokens of a text that stands behind another; None where the two cannot be told apart.
+
+    Some tokenizers put a space before whatever they are given. So the text is given behind a letter.
+    """
+    letter, both = (
+        cast(list[int], tokenizer(one, add_special_tokens=False, verbose=False)["input_ids"])
+        for one in (LETTER, LETTER + text)
+    )
+    return both[len(letter) :] if both[: len(letter)] == letter else None
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **how: Any) -> str:
