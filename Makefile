@@ -27,7 +27,7 @@ test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(MARKED))" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: env
-	$(BIN)/python -m pytest -m "slow and not gpu and not grammars and not smollm2"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu and not grammars and not smollm2" -n logical --maxprocesses 4 --dist loadfile
 
 # The real processors of grammar libraries, in a folder of their own: nothing else needs them.
 test-grammars: env
