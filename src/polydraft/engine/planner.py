@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft
+from polydraft.drafters import Drafter
 from polydraft.engine.block import Block
 from polydraft.engine.wrappers.witness import Outlook
 from polydraft.errors import InvalidParameter
@@ -270,12 +270,10 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     A draft model that is not small pushes the target's weights out of the processor's caches, so that half of its size
     is charged once more. Of a drafter that cannot be looked into a quarter is expected.
     """
-    if isinstance(drafter, NgramDrafter | NoDraft):
+    models = drafter.models()
+    if models == ():
         return 0.0
-    models: list[LanguageModel] = [drafter.model] if isinstance(drafter, ModelDrafter) else []
-    if isinstance(drafter, EnsembleDrafter):
-        models = [*{id(model): model for model, _ in drafter.members}.values()]
-    sizes, whole = [_weight_bytes(model) for model in models], _weight_bytes(target)
+    sizes, whole = [_weight_bytes(model) for model in models or ()], _weight_bytes(target)
     size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
     return size * (1 + size / 2)
 

@@ -29,7 +29,7 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
-from polydraft.models.hugging_face import HuggingFaceModel, same_model, weights_of
+from polydraft.models.hugging_face import HuggingFaceModel, same_model
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -41,7 +41,7 @@ from polydraft.models.loading import (
     save,
 )
 from polydraft.models.memory import cache_bytes, check_memory
-from polydraft.models.protocol import Cache, Forward, LanguageModel
+from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.text import (
     Conversation,
     Message,
@@ -51,6 +51,7 @@ from polydraft.models.text import (
     conversation_ids,
     text_of,
 )
+from polydraft.models.weights import weights_of
 
 __all__ = [
     "BUILT_IN",
@@ -64,6 +65,7 @@ __all__ = [
     "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
+    "Layer",
     "Message",
     "Pair",
     "Prepared",

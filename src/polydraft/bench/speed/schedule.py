@@ -15,6 +15,9 @@ RoundKey = tuple[str, tuple[str, ...], float, int, int]
 """Task, names of the prompts, temperature, batch size and repeat."""
 
 
+COLDEST = 1e-30
+
+
 @dataclass(frozen=True)
 class SpeedPlan:
     """How the arms are measured.
@@ -45,6 +48,11 @@ class SpeedPlan:
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature)
+            if 0 < temperature < COLDEST:
+                raise InvalidParameter(
+                    f"A temperature is 0 or at least {COLDEST}, since Hugging Face overflows below it, but is "
+                    f"{temperature}."
+                )
         least = {"repeats": 1, "max_new_tokens": 1, "excerpt_tokens": 1, "warm_up_tokens": 1, "seed": 0}
         values = [(name, getattr(self, name), bound) for name, bound in least.items()]
         for name, value, bound in [*values, *(("batch_sizes", size, 1) for size in self.batch_sizes)]:
