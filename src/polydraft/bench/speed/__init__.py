@@ -16,9 +16,9 @@ from polydraft.bench.speed.pages import (
     verdicts,
     write_report,
 )
-from polydraft.bench.speed.ratios import Pair, SpeedUp, speed_up
+from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.records import SpeedRecord, SpeedResults, read_speed_results, speed_conditions
-from polydraft.bench.speed.schedule import Round, SpeedPlan, left_out, rounds
+from polydraft.bench.speed.schedule import Round, SpeedSettings, left_out, rounds
 from polydraft.bench.speed.summary import ArmResult, Found, differences_in, summarise_speed, typical_load
 
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
     "Difference",
     "Found",
     "Generated",
-    "Pair",
+    "PairedRuns",
     "Round",
-    "SpeedPlan",
     "SpeedRecord",
     "SpeedResults",
+    "SpeedSettings",
     "SpeedUp",
     "assisted_arm",
     "bound_of",
