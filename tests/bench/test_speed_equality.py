@@ -8,18 +8,8 @@ from doubles import tiny_tokenizer
 from transformers import PreTrainedModel
 
 from polydraft.bench import Prompt
-from polydraft.bench.speed import (
-    Arm,
-    Batch,
-    Generated,
-    SpeedSettings,
-    compare_texts,
-    first_difference,
-    hugging_face_arm,
-    logit_margin,
-    measure_speed,
-    plain_arm,
-)
+from polydraft.bench.speed import Arm, Batch, Generated, SpeedSettings, hugging_face_arm, measure_speed, plain_arm
+from polydraft.bench.speed.equality import compare_texts, first_difference, logit_margin
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.models.tiny import tiny_target
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polydraft.bench.bootstrap import widening_for_few
-from polydraft.bench.speed import PairedRuns, speed_up
+from polydraft.bench.speed.ratios import PairedRuns, speed_up
 
 
 def pair(seconds: float, plain_seconds: float, tokens: int = 64, plain_tokens: int = 64) -> PairedRuns:
