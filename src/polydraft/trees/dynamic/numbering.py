@@ -1,4 +1,4 @@
-"""From levels as they were drawn to numbered trees: what is kept, in order, without gaps, padded at the end."""
+"""Number the nodes of a drawn tree: drop some, keep the order, leave no gaps, and pad each row at its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
