@@ -1,14 +1,12 @@
 """Measurements on real text: prompt sets, how far every rule is from the optimum, and speed (`bench.speed`)."""
 
-from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.limits import (
     NODE_CASES,
     TREE_CASES,
-    TREE_SHAPES,
+    LimitsSettings,
     Models,
     NodeCase,
     NodeResult,
-    Plan,
     Record,
     Results,
     TreeCase,
@@ -32,13 +30,11 @@ __all__ = [
     "NODE_CASES",
     "SHIPPED",
     "TREE_CASES",
-    "TREE_SHAPES",
     "USUAL",
-    "Estimate",
+    "LimitsSettings",
     "Models",
     "NodeCase",
     "NodeResult",
-    "Plan",
     "Prompt",
     "Record",
     "Results",

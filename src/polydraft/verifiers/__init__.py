@@ -19,7 +19,7 @@ from polydraft.verifiers.trees.law import PathLaw, PathVerifier, expected_accept
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.top_down import TopDown
 from polydraft.verifiers.trees.traversal import TraversalVerification
-from polydraft.verifiers.words import scheme_by_name, verifier_by_name
+from polydraft.verifiers.words import verifier_by_name
 
 __all__ = [
     "BlockVerification",
@@ -49,6 +49,5 @@ __all__ = [
     "TypicalAcceptance",
     "check_rows",
     "expected_accepted",
-    "scheme_by_name",
     "verifier_by_name",
 ]

@@ -19,7 +19,7 @@ COLDEST = 1e-30
 
 
 @dataclass(frozen=True)
-class SpeedPlan:
+class SpeedSettings:
     """How the arms are measured.
 
     Args:
@@ -95,13 +95,13 @@ class Round:
         return np.random.default_rng([seed, crc32(repr(self.key).encode())]).permutation(arms).tolist()
 
 
-def rounds(prompts: Sequence[Prompt], plan: SpeedPlan) -> list[Round]:
+def rounds(prompts: Sequence[Prompt], settings: SpeedSettings) -> list[Round]:
     """Return all rounds; repeats come last and tasks take turns, so that a slow drift of the machine hits all alike."""
     return [
         Round(batch, temperature, repeat)
-        for repeat in range(plan.repeats)
-        for batch in _in_turn([list(batches(prompts, size)) for size in plan.batch_sizes])
-        for temperature in plan.temperatures
+        for repeat in range(settings.repeats)
+        for batch in _in_turn([list(batches(prompts, size)) for size in settings.batch_sizes])
+        for temperature in settings.temperatures
     ]
 
 
@@ -118,9 +118,9 @@ def batches(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]
     yield from _in_turn(found)
 
 
-def left_out(prompts: Sequence[Prompt], plan: SpeedPlan) -> dict[int, int]:
+def left_out(prompts: Sequence[Prompt], settings: SpeedSettings) -> dict[int, int]:
     """Return for each batch size how many prompts fill no batch."""
-    used = {size: sum(map(len, batches(prompts, size))) for size in plan.batch_sizes}
+    used = {size: sum(map(len, batches(prompts, size))) for size in settings.batch_sizes}
     return {size: len(prompts) - count for size, count in used.items() if count < len(prompts)}
 
 
