@@ -7,10 +7,12 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.checks import check_model, check_trial, evaluating
+from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
@@ -47,7 +49,6 @@ class HuggingFaceModel:
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
         self.cuts_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        self._parts: dict[range, HuggingFaceModel] = {}
         check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
 
     @property
@@ -141,7 +142,8 @@ class HuggingFaceModel:
             InvalidParameter: fewer than one layer, or not fewer than all.
             UnsupportedModel: the model cannot be cut.
         """
-        return self._cut(count, range(count, self.layers))
+        dropped = range(self._cut_at(count), self.layers)
+        return HuggingFaceModel(kept(self.model, dropped, lambda: without_layers(self.model, dropped)))
 
     def last_layers(self, count: int) -> "HuggingFaceModel":
         """Return the model of all but the first `count` layers, which takes their output as embeddings.
@@ -150,34 +152,29 @@ class HuggingFaceModel:
             InvalidParameter: fewer than one layer, or not fewer than all.
             UnsupportedModel: the model cannot be cut, or does more to embeddings than to hand them to its first layer.
         """
-        known = range(count) in self._parts
-        rest = self._cut(count, range(count))
-        if not known:
-            self._check_cut(rest, count)
-        return rest
+        dropped = range(self._cut_at(count))
+        return HuggingFaceModel(kept(self.model, dropped, lambda: self._rest(dropped)))
 
-    def _cut(self, count: int, dropped: range) -> "HuggingFaceModel":
+    def _cut_at(self, count: int) -> int:
         if not 0 < count < self.layers:
             raise InvalidParameter(f"{self.layers} layers are cut behind 1 to {self.layers - 1}, not {count}.")
-        if dropped not in self._parts:
-            self._parts[dropped] = HuggingFaceModel(without_layers(self.model, dropped))
-        return self._parts[dropped]
+        return count
 
-    def _check_cut(self, rest: "HuggingFaceModel", count: int) -> None:
-        """Check on a few tokens that both parts together are the model.
+    def _rest(self, dropped: range) -> PreTrainedModel:
+        """Leave the first layers out, and check on a few tokens that both parts together are the model.
 
         Raises:
             UnsupportedModel: they are not.
         """
+        made, count = without_layers(self.model, dropped), len(dropped)
+        rest = HuggingFaceModel(made)
         tokens = torch.arange(TRIED, device=self.device).unsqueeze(0) % self.vocab_size
         mask, start = torch.ones(1, TRIED, TRIED, dtype=torch.bool, device=self.device).tril_(), tokens[:, 0] * 0
         whole = self.forward(tokens, tokens, mask, self.new_cache(1, TRIED), start, hidden_layers=(count,))
         cut = rest.forward(tokens, tokens, mask, rest.new_cache(1, TRIED), start, embeddings=whole.hidden[count])
-        if not torch.allclose(
-            cut.logits, whole.logits, rtol=TOLERANCE, atol=TOLERANCE * float(whole.logits.abs().max())
-        ):
-            del self._parts[range(count)]
+        if float((cut.logits - whole.logits).abs().max()) > TOLERANCE * float(whole.logits.abs().max()):
             raise UnsupportedModel(f"{type(self.model).__name__} cannot go on from the states of its first layers.")
+        return made
 
     def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Float[Tensor, "b 1 n m"]:
         """Return the mask as numbers to be added to the attention's scores; torch would else convert it every layer."""

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.errors import UnsupportedModel
+
 Layer = int | Literal["final"]
 """Which hidden states: the output of so many layers, 0 being the embedding; or "final", behind the last norm."""
 
@@ -42,20 +44,24 @@ class Cache(Protocol):
 
     def extended(self) -> "Cache":
         """Return a cache with the same slots and an empty row behind the last."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} has a fixed number of rows.")
 
     def of_layers(self, first: int, stop: int | None) -> "Cache":
         """Return a view of the keys of some layers: what is written there is written here."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of layers apart.")
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} cannot be copied in part.")
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """A causal language model that can score any set of tokens under any attention mask."""
+    """A causal language model that can score any set of tokens under any attention mask.
+
+    It must have `vocab_size`, `context`, `device`, `new_cache` and `forward`. A class that is derived from this one has
+    an answer for everything else, a refusal by name.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -111,16 +117,16 @@ class LanguageModel(Protocol):
 
     def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:
         """Return the tokens' input embeddings; an id V + i names row i of the table."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} does not give its embeddings away.")
 
     def unembedded(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n V"]:
         """Return the logits of final hidden states, by the output head."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
 
     def first_layers(self, count: int) -> "LanguageModel":
         """Return the model of the first layers, with the last norm and the head behind them."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")
 
     def last_layers(self, count: int) -> "LanguageModel":
         """Return the model of all but the first `count` layers, which takes their output as embeddings."""
-        ...
+        raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")

@@ -1,19 +1,16 @@
 """How a draft model that is made of the target is named: "self:int8", "self:skip=12-19", "self:int8,skip=20"."""
 
 import re
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.derived.int8 import in_int8
+from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
-from polydraft.models.weights import weights_of
 
 BEGINNING = "self:"
 INT8 = "int8"
-MADE = WeakKeyDictionary[PreTrainedModel, dict[str, tuple[object, PreTrainedModel]]]()
-"""What was made of a target, by name, and of which weights: a model that is named at every call is made once."""
 SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
 
 
@@ -49,9 +46,9 @@ def derived(target: PreTrainedModel, name: str) -> PreTrainedModel:
         UnsupportedModel: it cannot be made of this target.
     """
     short, skipped = check_word(name)
-    weights, (known, made) = weights_of(target), MADE.get(target, {}).get(name, (None, target))
-    if known != weights:
+
+    def make() -> PreTrainedModel:
         made = without_layers(target, skipped) if skipped else target
-        made = in_int8(made) if short else made
-        MADE.setdefault(target, {})[name] = (weights, made)
-    return made
+        return in_int8(made) if short else made
+
+    return kept(target, name, make)

@@ -1,0 +1,68 @@
+"""Drafters that run the target's first layers over the target's own keys; verification may go on from their states."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import polydraft
+from polydraft.drafters import Drafter, Session
+from polydraft.probs import Noise, SamplingParams, whole_row
+from polydraft.reading import Reader, Step, Text
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Frontier, Resume, TreePolicy, grow
+
+LAYERS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyExit(Drafter):
+    """Drafts with the first layers and the target's own head."""
+
+    resumes: bool
+    name = "early exit"
+
+    def check(self, scheme: Scheme) -> None: ...
+
+    def start(self, text: Text, session: Session) -> Reader:
+        assert session.target is not None
+        return replace(session.target.first_layers(LAYERS), layers=(LAYERS,))
+
+    def draft(
+        self, state: Reader, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft, Reader]:
+        view = state.at(text)
+
+        def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            return whole_row(view.grow(text, frontier), SamplingParams())
+
+        draft = grow(text.last(), policy, scheme, propose, noise)
+        if self.resumes:
+            scored, _ = view.score(text, draft.tree)
+            draft = replace(draft, resume=Resume(LAYERS, scored.nodes[LAYERS]))
+        return draft, state
+
+    def commit(self, state: Reader, step: Step) -> Reader:
+        return state
+
+    def join(self, state: Reader, row: int, other: Any) -> Reader:
+        return state
+
+
+@pytest.mark.parametrize("policy", [4, "2,2,1"])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_the_targets_own_keys_serve_its_first_layers(
+    resumes: bool, policy: object, target: PreTrainedModel, beside: Any
+) -> None:
+    assert beside(EarlyExit(resumes), policy).statistics.accepted > 0
+    passes: list[int] = []
+    first = target.model.layers[0]
+    first.register_forward_hook(lambda one, *_: passes.append(1) if one is first else None)  # cut models have copies
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    steps = polydraft.generate(
+        target, ids, drafter=EarlyExit(resumes), policy=policy, max_new_tokens=16
+    ).statistics.steps
+    assert len(passes) == 1 + (0 if resumes else steps), "after the prompt, verification runs the last layers alone"

@@ -1,0 +1,58 @@
+"""A drafter whose riders are scored beside its tree, and whose next draft comes from their logits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.drafters import Drafter, Session, given_chain
+from polydraft.probs import Noise
+from polydraft.reading import Step, Text
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Riders, TreePolicy
+
+COUNT = 3
+
+
+@dataclass(eq=False)
+class Guessing(Drafter):
+    """Rides guesses behind the text, each as a learnt embedding that is a token's own; drafts what they lead to."""
+
+    target: PreTrainedModel
+    name = "guessing"
+    riders = COUNT
+
+    def check(self, scheme: Scheme) -> None: ...
+
+    def start(self, text: Text, session: Session) -> Tensor:
+        return torch.arange(COUNT).repeat(len(text.counts), 1)
+
+    def draft(
+        self, state: Tensor, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft, Tensor]:
+        draft = given_chain(text, [row.numpy() for row in state])
+        batch, nodes = draft.tree.tokens.shape
+        sees = torch.zeros(batch, COUNT, nodes + COUNT, dtype=torch.bool)
+        sees[..., 0] = True
+        sees[..., nodes:] = torch.ones(COUNT, COUNT).tril().bool()
+        places = torch.arange(1, COUNT + 1).repeat(batch, 1)
+        table = self.target.get_input_embeddings().weight.detach()
+        riders = Riders(state + self.target.config.vocab_size, places, sees, torch.ones_like(state).bool())
+        return Draft(**{**vars(draft), "riders": riders, "embeddings": table}), state
+
+    def commit(self, state: Tensor, step: Step) -> Tensor:
+        assert step.scored.riders is not None
+        for row, count in enumerate(step.text.counts):
+            tokens = torch.cat([step.text.tokens[row, :count], state[row]])
+            plain = self.target(tokens.unsqueeze(0)).logits[0, count:]
+            torch.testing.assert_close(step.scored.riders[row], plain)
+        return step.scored.riders.argmax(dim=-1)
+
+    def join(self, state: Tensor, row: int, other: Any) -> Tensor:
+        return torch.cat([state[:row], other, state[row + 1 :]])
+
+
+def test_riders_are_scored_as_text_and_change_nothing(target: PreTrainedModel, beside: Any) -> None:
+    beside(Guessing(target), COUNT)

@@ -1,0 +1,78 @@
+"""An encoder-decoder: a decoder whose cache holds its source, here a toy whose laws depend on source and whole text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydraft import Chain, ModelDrafter, NaiveMatch, NoDraft, SamplingParams, TopDown, Widths
+from polydraft.drafters import Drafter
+from polydraft.engine import Limits, Method, TargetLaw
+from polydraft.engine.decode import begin, capacity_for, joined, opened, read_on, step
+from polydraft.models import Cache, Forward, LanguageModel
+from polydraft.probs import Noise
+from polydraft.reading import Text
+
+VOCAB, GREEDY = 7, SamplingParams(temperature=0)
+SOURCES, PROMPTS = [1, 5, 3], [[2, 4, 4], [1], [3, 6]]
+
+
+class Memory(Cache):
+    """Per row a source, and the token and place in every slot."""
+
+    def __init__(self, sources: Sequence[int], capacity: int) -> None:
+        self.sources, self.slots = torch.tensor(sources), torch.zeros(len(sources), capacity, dtype=torch.int64)
+
+    def keep(self, base: Tensor, path: Tensor) -> None:
+        kept = self.slots.clone()
+        for row, nodes in enumerate(path.tolist()):
+            for depth, node in enumerate(nodes):
+                if node >= 0:
+                    kept[row, base[row] + 1 + depth] = self.slots[row, base[row] + node]
+        self.slots = kept
+
+    def join(self, row: int, other: "Memory", length: int) -> None:
+        self.slots[row, :length], self.sources[row] = other.slots[0, :length], other.sources[0]
+
+
+class Toy(LanguageModel):
+    """Scores a token by a hash of the source and of all that it sees, each with its place."""
+
+    vocab_size, context, device = VOCAB, 64, torch.device("cpu")  # type: ignore[assignment]
+
+    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Memory:
+        return Memory([0] * batch if sources is None else sources, capacity)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Memory, starts: Tensor, **_: Any
+    ) -> Forward:
+        table = torch.randn(VOCAB * 64, VOCAB, generator=torch.Generator().manual_seed(0))
+        slots = (starts.unsqueeze(-1) + torch.arange(tokens.shape[1])).clamp_min(0)
+        cache.slots.scatter_(1, slots, tokens + VOCAB * positions)
+        seen = mask.float() @ table[cache.slots[:, : mask.shape[-1]]]
+        return Forward((5 * (seen * (1 + cache.sources.view(-1, 1, 1)))).sin() * 5, {})
+
+
+def texts(drafter: Drafter, policy: Any, rows: Sequence[int]) -> list[list[int]]:
+    method = Method(Toy(), drafter, TopDown(NaiveMatch()), policy)
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(PROMPTS[row]) for row in rows], batch_first=True)
+    prompt = Text(tokens, torch.tensor([len(PROMPTS[row]) for row in rows]))
+    laws, limits = [TargetLaw(GREEDY)] * len(rows), [Limits(max_length=20)] * len(rows)
+    sources, room = [SOURCES[row] for row in rows], capacity_for(method, limits)
+    batch = begin(method, prompt, laws, limits, Noise.from_seed(0, len(rows)), room, sources=sources)
+    if len(rows) > 1:  # the last row's text is another's, which joins
+        own = Text(tokens[-1:, : len(PROMPTS[rows[-1]])], prompt.lengths[-1:])
+        alone = opened(method, own, laws[:1], limits[:1], Noise.from_seed(0, 1), room, sources=sources[-1:])
+        batch = joined(batch, len(rows) - 1, read_on(alone))
+    while batch.going:
+        batch, _ = step(method, batch)
+    return [batch.text.tokens[row, :20].tolist() for row in range(len(rows))]
+
+
+def test_rows_with_sources_write_what_they_write_plainly() -> None:
+    plain = [texts(NoDraft(), Chain(1), [row])[0] for row in range(3)]
+    assert len({tuple(text[-12:]) for text in plain}) == 3
+    for policy in (Chain(3), Widths((2, 2))):
+        assert texts(ModelDrafter(Toy()), policy, [0, 1, 2]) == plain
+        assert [texts(ModelDrafter(Toy()), policy, [row])[0] for row in range(3)] == plain
