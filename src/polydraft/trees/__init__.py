@@ -1,5 +1,14 @@
 """Token trees: the value, its masks, shapes, shape search and policies, growth and drawings."""
 
+from polydraft.trees.composition import (
+    Branches,
+    Piece,
+    Pieces,
+    branched,
+    in_pieces,
+    stacked_riders,
+    stacked_tree,
+)
 from polydraft.trees.drawing import draw_svg, draw_text
 from polydraft.trees.dynamic import (
     AdaptiveThreshold,
@@ -35,7 +44,6 @@ from polydraft.trees.policies import (
 from polydraft.trees.riders import Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.shape import EAGLE_25, MEDUSA_63, Topology, TreeShape, topology
-from polydraft.trees.stacked import Piece, Pieces, by_row, in_pieces, stacked_riders, stacked_tree
 from polydraft.trees.tree import Draft, Resume, TokenTree, Verdict
 
 __all__ = [
@@ -44,6 +52,7 @@ __all__ = [
     "Acceptance",
     "AdaptiveThreshold",
     "BestFirst",
+    "Branches",
     "Chain",
     "ChoosingPolicy",
     "Classifier",
@@ -70,7 +79,7 @@ __all__ = [
     "Verdict",
     "Widths",
     "best_shape",
-    "by_row",
+    "branched",
     "causal_mask",
     "check_policy",
     "draw_svg",
