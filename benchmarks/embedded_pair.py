@@ -19,7 +19,7 @@ from rich.table import Table
 import polydraft
 from polydraft.cli.demo import demo_prompts, describe_machine
 from polydraft.engine import compare
-from polydraft.trees import parse_policy
+from polydraft.catalogue import parse_policy
 
 CONSOLE = Console(highlight=False)
 

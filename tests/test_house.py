@@ -20,10 +20,11 @@ FLOORS = [
     ["theory", "trees"],
     ["verifiers", "models"],
     ["drafters", "fetching"],
+    ["catalogue"],
     ["engine", "training"],
     ["bench", "conformance"],
 ]
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 7, "cli": 8}
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 8, "cli": 9}
 NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors", "fetched"},

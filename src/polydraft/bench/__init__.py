@@ -2,8 +2,6 @@
 
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.limits import (
-    NODE_CASES,
-    TREE_CASES,
     TREE_SHAPES,
     Models,
     NodeCase,
@@ -22,16 +20,16 @@ from polydraft.bench.limits import (
     footnotes,
     keys_of,
     measure,
+    node_cases,
     summarise,
+    tree_cases,
 )
 from polydraft.bench.prompts import SHIPPED, USUAL, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.style import require_matplotlib
 from polydraft.bench.table import Table
 
 __all__ = [
-    "NODE_CASES",
     "SHIPPED",
-    "TREE_CASES",
     "TREE_SHAPES",
     "USUAL",
     "Estimate",
@@ -54,8 +52,10 @@ __all__ = [
     "footnotes",
     "keys_of",
     "measure",
+    "node_cases",
     "read_prompt_sets",
     "read_prompts",
     "require_matplotlib",
     "summarise",
+    "tree_cases",
 ]
