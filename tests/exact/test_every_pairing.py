@@ -204,6 +204,6 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     assert {*EVERY_SCHEME} == {*every_scheme()}
     of_lines = {line.word: type(line.usual) for line in tables.RULES}
     at_nodes = {of_lines[line.word] for line in tables.RULES if line.decides_at_nodes}
-    assert exported(verifiers, "law", "lossless") == at_nodes
-    assert exported(verifiers, "verify", "lossless") == {*of_lines.values(), TopDown, BottomUp} - at_nodes
-    assert exported(drafters, "draft", "commit") == {line.make for line in tables.DRAFTERS}
+    assert exported(verifiers, "law", "lossless") <= at_nodes
+    assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
+    assert exported(drafters, "draft", "commit") <= {line.make for line in tables.DRAFTERS}

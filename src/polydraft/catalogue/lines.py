@@ -50,8 +50,8 @@ class RuleLine:
 
     Args:
         word: its name on the command line and wherever rules are named by text.
-        make: the rule's class, called with a scheme or without; or a function that does the same.
-        schemes: all that it can be made for, the usual one first; empty for a rule that has one scheme of its own.
+        make: the rule's class, called with a scheme, or without for its usual one; or a function that does the same.
+        schemes: all that it can be made for; empty for a rule that has one scheme of its own.
         on_trees: the schemes that `polydraft conformance` proves on whole trees, besides the usual one.
         variants: the rule with other parameters, which are proved too.
         measured: how it is measured on real text.
@@ -67,12 +67,13 @@ class RuleLine:
     @property
     def usual(self) -> Rule:
         """The rule with its usual scheme."""
-        return self.make(*self.schemes[:1])
+        return self.make()
 
     @property
     def known(self) -> tuple[Scheme, ...]:
         """All schemes that the rule can be made for, the usual one first."""
-        return self.schemes or (self.usual.scheme,)
+        usual = self.usual.scheme
+        return usual, *(scheme for scheme in self.schemes if scheme != usual)
 
     @property
     def decides_at_nodes(self) -> bool:

@@ -67,8 +67,8 @@ _EVERY = tuple(line.scheme for line in SCHEMES)
 _DRAWN = (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenSample(), SpecHub(), Product())
 _INDEPENDENT = (IID(), TopThenSample(), SpecHub(), TopThenIID(1), Product(), TopK(), Given())
 _LISTED = (
-    WithoutReplacement(),
     IID(),
+    WithoutReplacement(),
     ConditionalPoisson(),
     TopThenSample(),
     SpecHub(),
@@ -81,7 +81,7 @@ RULES: tuple[RuleLine, ...] = (
     RuleLine(
         "naive",
         NaiveMatch,
-        (TopK(), *(one for one in _EVERY if one != TopK())),
+        _EVERY,
         measured=Measured(nodes=(IID(), WithoutReplacement(), TopK()), short="naive", chains="top-down naive"),
     ),
     RuleLine("speculative", SpeculativeSampling, measured=Measured(nodes=(), trees=(), chains="token by token")),
@@ -95,7 +95,7 @@ RULES: tuple[RuleLine, ...] = (
     RuleLine(
         "traversal",
         TraversalVerification,
-        (WithoutReplacement(), IID()),
+        (IID(), WithoutReplacement()),
         on_trees=(IID(),),
         measured=Measured("traversal", trees=(IID(), WithoutReplacement())),
     ),
@@ -130,12 +130,10 @@ RULES: tuple[RuleLine, ...] = (
         ),
     ),
     RuleLine("by-shape", ByShape, measured=Measured(trees=())),
-    RuleLine(
-        "shared-noise", SharedNoise, (Coupled(), *(one for one in _EVERY if one != Coupled())), on_trees=(Given(),)
-    ),
-    RuleLine("typical", TypicalAcceptance, (TopK(), *(one for one in _EVERY if one != TopK()))),
+    RuleLine("shared-noise", SharedNoise, _EVERY, on_trees=(Given(),)),
+    RuleLine("typical", TypicalAcceptance, _EVERY),
     RuleLine("lenient", Lenient),
-    RuleLine("top-beta", TopBeta, (TopK(), *(one for one in _EVERY if one != TopK()))),
+    RuleLine("top-beta", TopBeta, _EVERY),
 )
 
 POLICIES: tuple[PolicyLine, ...] = (
