@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from polydraft.bench import Plan
+from polydraft.bench import LimitsSettings
 from polydraft.bench.limits.three_tokens import draw_three_tokens
 from polydraft.bench.style import save
 from polydraft.cli.limits import LimitsRequest, parse_numbers, run_limits
@@ -69,14 +69,14 @@ def main() -> int:
     parser.add_argument("--records", type=Path, default=ROOT / "runs" / "limits")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "theory" / "limits")
     given = parser.parse_args()
-    plan = Plan(
+    settings = LimitsSettings(
         temperatures=tuple(given.temperatures),
         drafts=parse_numbers(given.k),
         max_tokens=given.max_tokens,
         tree_every=given.tree_every,
         shortlist=given.shortlist,
     )
-    code = run_limits(LimitsRequest(plan, limit=given.limit, out=given.records, figures=True), as_json=False)
+    code = run_limits(LimitsRequest(settings, limit=given.limit, out=given.records, figures=True), as_json=False)
     if code == 0:
         given.out.mkdir(parents=True, exist_ok=True)
         for path in given.records.glob("*.svg"):

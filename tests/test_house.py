@@ -19,16 +19,18 @@ FLOORS = [
     ["schemes"],
     ["theory", "trees"],
     ["verifiers", "models"],
+    ["reading"],
     ["drafters", "fetching"],
     ["catalogue"],
     ["engine", "training"],
     ["bench", "conformance"],
 ]
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 8, "cli": 9}
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 9, "cli": 10}
 NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors", "fetched"},
-    "drafters": {"models", "trees", "schemes", "probs", "errors"},
+    "reading": {"models", "trees", "probs", "errors"},
+    "drafters": {"reading", "models", "trees", "schemes", "probs", "errors"},
 }
 DOORS = {"transformers", "tokenizers", "safetensors"}
 NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}

@@ -301,6 +301,20 @@ class Noise:
         generators[row] = other.generators[0]
         return Noise(tuple(generators))
 
+    def of(self, rows: Sequence[int]) -> "Noise":
+        """Return the streams of some rows, in the state that they are in; of -1 some other."""
+        own = self._own_seeds()
+        lengths = None if self.lengths is None else self.lengths[[max(row, 0) for row in rows]]
+        generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
+        return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths)
+
+    def fork(self, level: int) -> "Noise":
+        """Return streams of their own for a decoder inside a decoder, which depend on these streams' seeds."""
+        mixed = (
+            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators
+        )
+        return Noise(tuple(mixed))
+
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
@@ -325,6 +339,11 @@ class Noise:
         return self.seeds or tuple(one.initial_seed() for one in self.generators)
 
 
+def _unused(like: Generator) -> Generator:
+    return Generator(like.device).manual_seed(0)
+
+
+_FORK = 0xD1B54A32D192ED03
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

@@ -1,7 +1,7 @@
 import pytest
 from doubles import perturbed, tiny_model, tiny_tokenizer
 
-from polydraft.bench import Models, Plan, Prompt, Record, measure
+from polydraft.bench import LimitsSettings, Models, Prompt, Record, measure
 from polydraft.models import Pair
 
 VOCABULARY = 101
@@ -21,12 +21,14 @@ def prompts() -> list[Prompt]:
 
 
 @pytest.fixture(scope="session")
-def plan() -> Plan:
-    """A small plan."""
-    return Plan((0.0, 0.8), drafts=(1, 2, 3), max_tokens=7, shortlist=8, tree_every=3, shapes=("chain:2", "2,1"))
+def settings() -> LimitsSettings:
+    """Small settings."""
+    return LimitsSettings(
+        (0.0, 0.8), drafts=(1, 2, 3), max_tokens=7, shortlist=8, tree_every=3, shapes=("chain:2", "2,1")
+    )
 
 
 @pytest.fixture(scope="session")
-def records(models: Models, prompts: list[Prompt], plan: Plan) -> list[Record]:
-    """All records of the plan, in order."""
-    return list(measure(models, prompts, plan))
+def records(models: Models, prompts: list[Prompt], settings: LimitsSettings) -> list[Record]:
+    """All records, in order."""
+    return list(measure(models, prompts, settings))

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from bad_calls import changed, damaged
 
-from polydraft.bench import Models, Plan, Prompt, Record, all_tables, conditions_of, footnotes, measure, summarise
+from polydraft.bench import (
+    LimitsSettings,
+    Models,
+    Prompt,
+    Record,
+    all_tables,
+    conditions_of,
+    footnotes,
+    measure,
+    summarise,
+)
 from polydraft.bench.files import check_regular, odd_kind
 from polydraft.bench.limits import Results, node_cases
 from polydraft.bench.limits.cases import TOO_DEAR, UNDEFINED
@@ -132,9 +142,9 @@ def test_any_damage_is_a_report_or_a_sentence(tmp_path: Path, monkeypatch: pytes
 
 
 def test_any_damage_to_limits_is_a_summary_or_a_sentence(
-    models: Models, plan: Plan, records: list[Record], tmp_path: Path
+    models: Models, settings: LimitsSettings, records: list[Record], tmp_path: Path
 ) -> None:
-    conditions = json.loads(json.dumps(conditions_of(models, plan, ("t", "d"))))
+    conditions = json.loads(json.dumps(conditions_of(models, settings, ("t", "d"))))
     draw, refused, good = random.Random(7), 0, [asdict(one) for one in records]
     for _ in range(120):
         rows = [*good]
@@ -142,7 +152,7 @@ def test_any_damage_to_limits_is_a_summary_or_a_sentence(
         lines = [{"conditions": conditions}, *rows]
         (tmp_path / "limits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
         try:
-            kept = Results(conditions, tmp_path, plan)
+            kept = Results(conditions, tmp_path, settings)
             all_tables(*summarise([*kept.records.values()]), brief=True)
         except ResultsError as error:
             refused += 1
@@ -175,8 +185,8 @@ def test_recursive_rejection_of_four_drafts_is_what_its_definition_says(models: 
 
 
 def test_a_cell_without_a_number_says_why(models: Models, prompts: list[Prompt]) -> None:
-    plan = Plan((0.7,), drafts=(1, 2, 6), max_tokens=3, shortlist=32, tree_every=0)
-    nodes, trees = summarise(list(measure(models, prompts[:1], plan)))
+    settings = LimitsSettings((0.7,), drafts=(1, 2, 6), max_tokens=3, shortlist=32, tree_every=0)
+    nodes, trees = summarise(list(measure(models, prompts[:1], settings)))
     tables = [one for one in all_tables(nodes, trees, brief=True) if "number of drafts" in one.title]
     rows = {}
     for row in tables[0].rows:

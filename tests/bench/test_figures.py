@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from polydraft.bench import Models, Plan, Record, all_tables, as_document, conditions_of, draw_figures, summarise
+from polydraft.bench import (
+    LimitsSettings,
+    Models,
+    Record,
+    all_tables,
+    as_document,
+    conditions_of,
+    draw_figures,
+    summarise,
+)
 from polydraft.bench.limits.figures import without_naive
 from polydraft.bench.limits.summary import NodeResult, TreeResult
 from polydraft.bench.limits.three_tokens import acceptance_of_rules, draw_three_tokens, family
@@ -101,8 +110,10 @@ def test_a_wide_table_is_split(results: Results) -> None:
     assert table.split(200) == [table]
 
 
-def test_the_document_has_conditions_tables_and_figures(models: Models, plan: Plan, results: Results) -> None:
-    conditions = conditions_of(models, plan, ("the-target", "the-draft"))
+def test_the_document_has_conditions_tables_and_figures(
+    models: Models, settings: LimitsSettings, results: Results
+) -> None:
+    conditions = conditions_of(models, settings, ("the-target", "the-draft"))
     tables = all_tables(*results, brief=False)
     page = as_document(conditions, {"code": 2, "tale": 1}, tables, ["gap_by_rule.svg"])
     for words in ("the-target", "the-draft", "2 of code, 1 of tale", "![gap_by_rule](gap_by_rule.svg)", "float64"):

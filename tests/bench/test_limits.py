@@ -9,7 +9,7 @@ import torch
 from doubles import tiny_model, tiny_tokenizer
 from torch import Tensor
 
-from polydraft.bench import Models, NodeCase, Plan, Prompt, Record, fitting, measure, node_cases, tree_cases
+from polydraft.bench import LimitsSettings, Models, NodeCase, Prompt, Record, fitting, measure, node_cases, tree_cases
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.limits.branching import accepted_on_trees, draw_trees, every, score_trees
 from polydraft.bench.limits.measuring import OPTIMUM, acceptance_at_nodes
@@ -28,8 +28,8 @@ def sampled(models: Models, prompt: Prompt, temperature: float, tokens: int = 7)
     return generate_sample(models, ids, temperature, tokens, seed_of(prompt, 0), room=64)
 
 
-def test_every_case_is_measured_and_none_is_above_its_optimum(records: list[Record], plan: Plan) -> None:
-    expected = {(case.scheme.name, str(k)) for case in node_cases() for k in plan.drafts if k <= case.most}
+def test_every_case_is_measured_and_none_is_above_its_optimum(records: list[Record], settings: LimitsSettings) -> None:
+    expected = {(case.scheme.name, str(k)) for case in node_cases() for k in settings.drafts if k <= case.most}
     for record in records:
         assert {(scheme, k) for scheme, by_k in record.nodes.items() for k in by_k} == expected
         for by_k in record.nodes.values():
@@ -62,10 +62,10 @@ def test_a_lossy_rule_would_be_seen_above_the_optimum(models: Models, prompts: l
     assert rules["lenient"] > rules[OPTIMUM] + 0.1
 
 
-def test_more_drafts_are_never_worse_at_the_optimum(records: list[Record], plan: Plan) -> None:
+def test_more_drafts_are_never_worse_at_the_optimum(records: list[Record], settings: LimitsSettings) -> None:
     for record in records:
         for scheme, by_k in record.nodes.items():
-            best = [by_k[str(k)][OPTIMUM] for k in plan.drafts if str(k) in by_k]
+            best = [by_k[str(k)][OPTIMUM] for k in settings.drafts if str(k) in by_k]
             assert all(more >= fewer - 1e-9 for fewer, more in pairwise(best)), scheme
 
 
@@ -80,12 +80,12 @@ def test_one_draft_of_any_random_scheme_accepts_the_overlap(models: Models, prom
 
 
 def test_temperature_zero_asks_whether_the_targets_token_is_among_the_likeliest(
-    models: Models, prompts: list[Prompt], records: list[Record], plan: Plan
+    models: Models, prompts: list[Prompt], records: list[Record], settings: LimitsSettings
 ) -> None:
     record = next(one for one in records if one.key == ("code", "1", 0.0))
     sample = sampled(models, prompts[0], 0.0)
     wanted, offered = sample.target.logits.argmax(-1), sample.draft.logits.topk(8).indices
-    for k in plan.drafts:
+    for k in settings.drafts:
         among_first = float((offered[:, :k] == wanted.unsqueeze(-1)).any(-1).sum())
         first = float((offered[:, 0] == wanted).sum())
         for scheme, by_k in record.nodes.items():
@@ -147,16 +147,18 @@ def test_the_rows_are_the_models_own(models: Models, prompts: list[Prompt]) -> N
     assert len(draft) == sample.positions == 7
 
 
-def test_a_text_depends_on_its_own_name_and_seed_only(models: Models, prompts: list[Prompt], plan: Plan) -> None:
-    alone = list(measure(models, prompts[2:], replace(plan, temperatures=(0.8,), drafts=(2,), tree_every=0)))
-    after = list(measure(models, prompts, replace(plan, temperatures=(0.8,), drafts=(2,), tree_every=0)))
+def test_a_text_depends_on_its_own_name_and_seed_only(
+    models: Models, prompts: list[Prompt], settings: LimitsSettings
+) -> None:
+    alone = list(measure(models, prompts[2:], replace(settings, temperatures=(0.8,), drafts=(2,), tree_every=0)))
+    after = list(measure(models, prompts, replace(settings, temperatures=(0.8,), drafts=(2,), tree_every=0)))
     assert alone == after[2:] and alone[0].tree_positions == 0 and alone[0].trees == {}
     texts = [sampled(models, one, 1.2).tokens[-6:].tolist() for one in (prompts[0], replace(prompts[0], name="2"))]
     assert texts[0] != texts[1]
 
 
 class TestTrees:
-    def test_every_fitting_case_is_measured(self, records: list[Record], plan: Plan) -> None:
+    def test_every_fitting_case_is_measured(self, records: list[Record], settings: LimitsSettings) -> None:
         for record in records:
             assert record.tree_positions == 3  # of 7 positions every third
             for shape, chain in (("chain:2", True), ("2,1", False)):
@@ -211,25 +213,25 @@ class TestPlansAndPrompts:
             ({"shapes": ("2,x",)}, "A tree is written as children per depth"),
         ],
     )
-    def test_values_outside_their_range(self, plan: Plan, changes: dict[str, Any], text: str) -> None:
+    def test_values_outside_their_range(self, settings: LimitsSettings, changes: dict[str, Any], text: str) -> None:
         with pytest.raises(InvalidParameter, match=text):
-            replace(plan, **changes)
+            replace(settings, **changes)
 
     def test_a_pair_without_draft_model(self) -> None:
         with pytest.raises(InvalidParameter, match="need a draft model"):
             Models.of(Pair(tiny_model(), None, tiny_tokenizer()))
 
     def test_tasks_take_turns_and_long_prompts_are_left_out(
-        self, models: Models, prompts: list[Prompt], plan: Plan
+        self, models: Models, prompts: list[Prompt], settings: LimitsSettings
     ) -> None:
         long = Prompt("9", "tale", "x" * 128)
         order = [prompts[0], prompts[2], long, prompts[1]]
-        assert fitting(models, order, plan) == [prompts[0], prompts[1], prompts[2]]
+        assert fitting(models, order, settings) == [prompts[0], prompts[1], prompts[2]]
         with pytest.raises(ContextOverflow, match="None of the 1 prompts fits into a context of 128 tokens"):
-            fitting(models, [long], plan)
+            fitting(models, [long], settings)
 
-    def test_a_text_ends_with_the_context(self, models: Models, plan: Plan) -> None:
-        (record,) = measure(models, [Prompt("1", "a", "x" * 126)], replace(plan, temperatures=(0.0,), drafts=(2,)))
+    def test_a_text_ends_with_the_context(self, models: Models, settings: LimitsSettings) -> None:
+        (record,) = measure(models, [Prompt("1", "a", "x" * 126)], replace(settings, temperatures=(0.0,), drafts=(2,)))
         assert record.positions == 2
 
     def test_only_the_beginning_of_an_excerpt_is_the_prompt(self, models: Models) -> None:

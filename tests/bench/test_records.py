@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doubles import perturbed, tiny_tokenizer
 
-from polydraft.bench import Models, Plan, Prompt, Record, Results, conditions_of, keys_of, measure
+from polydraft.bench import LimitsSettings, Models, Prompt, Record, Results, conditions_of, keys_of, measure
 from polydraft.errors import ResultsError
 from polydraft.models import Pair
 
@@ -85,24 +85,24 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         Results(CONDITIONS, tmp_path / "file")
 
 
-def test_conditions_tell_weights_and_settings_apart(models: Models, plan: Plan) -> None:
+def test_conditions_tell_weights_and_settings_apart(models: Models, settings: LimitsSettings) -> None:
     names = ("t", "d")
-    mine = conditions_of(models, plan, names)
+    mine = conditions_of(models, settings, names)
     assert json.loads(json.dumps(mine)) == mine
-    assert conditions_of(models, replace(plan, temperatures=(0.3,)), names) == mine
-    assert conditions_of(models, replace(plan, seed=1), names) != mine
+    assert conditions_of(models, replace(settings, temperatures=(0.3,)), names) == mine
+    assert conditions_of(models, replace(settings, seed=1), names) != mine
     other = Models.of(Pair(models.pair.target, perturbed(models.pair.target, 0.1, seed=1), tiny_tokenizer()))
-    assert conditions_of(other, plan, names)["draft"] != mine["draft"]
-    assert conditions_of(other, plan, names)["target"] == mine["target"]
+    assert conditions_of(other, settings, names)["draft"] != mine["draft"]
+    assert conditions_of(other, settings, names)["target"] == mine["target"]
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not(
-    models: Models, prompts: list[Prompt], plan: Plan, records: list[Record], tmp_path: Path
+    models: Models, prompts: list[Prompt], settings: LimitsSettings, records: list[Record], tmp_path: Path
 ) -> None:
-    assert [one.key for one in records] == keys_of(prompts, plan)
+    assert [one.key for one in records] == keys_of(prompts, settings)
     first = Results(CONDITIONS, tmp_path)
     for record in records[:4]:
         first.add(record)
     again = Results(CONDITIONS, tmp_path)
-    rest = list(measure(models, prompts, plan, {*again.records}))
+    rest = list(measure(models, prompts, settings, {*again.records}))
     assert [*again.records.values(), *rest] == records

@@ -8,18 +8,8 @@ from doubles import tiny_tokenizer
 from transformers import PreTrainedModel
 
 from polydraft.bench import Prompt
-from polydraft.bench.speed import (
-    Arm,
-    Batch,
-    Generated,
-    SpeedPlan,
-    compare_texts,
-    first_difference,
-    hugging_face_arm,
-    logit_margin,
-    measure_speed,
-    plain_arm,
-)
+from polydraft.bench.speed import Arm, Batch, Generated, SpeedSettings, hugging_face_arm, measure_speed, plain_arm
+from polydraft.bench.speed.equality import compare_texts, first_difference, logit_margin
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.models.tiny import tiny_target
 
@@ -81,9 +71,9 @@ def test_every_row_is_compared_and_an_early_end_has_no_margin(target: PreTrained
 def test_a_broken_arm_is_caught_with_position_and_margin(target: PreTrainedModel) -> None:
     pair = Pair(target, None, tiny_tokenizer())
     prompts = [Prompt("1", "code", "def f(a):"), Prompt("2", "code", "class A:")]
-    plan = SpeedPlan((0.0, 1.0), batch_sizes=(2,), max_new_tokens=6, warm_up_tokens=2)
+    settings = SpeedSettings((0.0, 1.0), batch_sizes=(2,), max_new_tokens=6, warm_up_tokens=2)
     arms = [plain_arm(target), broken(target, 4), hugging_face_arm(target)]
-    greedy, sampled = measure_speed(pair, arms, prompts, plan)
+    greedy, sampled = measure_speed(pair, arms, prompts, settings)
     by_name = {one.arm: one for one in greedy}
     assert by_name["hf"].same_text is True and by_name["plain"].same_text is True
     (difference,) = by_name["broken"].differences

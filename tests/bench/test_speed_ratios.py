@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from polydraft.bench.bootstrap import widening_for_few
-from polydraft.bench.speed import Pair, speed_up
+from polydraft.bench.speed.ratios import PairedRuns, speed_up
 
 
-def pair(seconds: float, plain_seconds: float, tokens: int = 64, plain_tokens: int = 64) -> Pair:
-    return Pair(tokens, seconds, plain_tokens, plain_seconds)
+def pair(seconds: float, plain_seconds: float, tokens: int = 64, plain_tokens: int = 64) -> PairedRuns:
+    return PairedRuns(tokens, seconds, plain_tokens, plain_seconds)
 
 
-def simulated(generator: np.random.Generator, prompts: int, repeats: int, ratio: float) -> list[list[Pair]]:
+def simulated(generator: np.random.Generator, prompts: int, repeats: int, ratio: float) -> list[list[PairedRuns]]:
     """Return runs whose ratios scatter by prompt and by repeat around a geometric mean."""
     by_prompt = ratio * np.exp(0.3 * generator.standard_normal(prompts))
     noise = np.exp(0.05 * generator.standard_normal((prompts, repeats)))

@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 
 from polydraft.bench import Prompt
-from polydraft.bench.speed import SpeedPlan, left_out, rounds
+from polydraft.bench.speed import SpeedSettings, left_out, rounds
 from polydraft.errors import InvalidParameter
 
 PROMPTS = [Prompt(str(number), task, "x") for number in range(5) for task in ("a", "b")][:-2]  # four of each
 
 
 def test_all_combinations_come_once_with_repeats_last_and_tasks_in_turn() -> None:
-    found = rounds(PROMPTS, SpeedPlan(temperatures=(0.0, 0.5), batch_sizes=(1, 2), repeats=2))
+    found = rounds(PROMPTS, SpeedSettings(temperatures=(0.0, 0.5), batch_sizes=(1, 2), repeats=2))
     assert len({one.key for one in found}) == len(found) == 2 * 2 * (8 + 4)
     assert [one.repeat for one in found] == [0] * 24 + [1] * 24
     assert [one.prompts[0].task for one in found if one.key[2:] == (0.0, 1, 0)] == ["a", "b"] * 4
@@ -21,16 +21,16 @@ def test_all_combinations_come_once_with_repeats_last_and_tasks_in_turn() -> Non
 
 
 def test_what_fills_no_batch_is_left_out_and_said() -> None:
-    plan = SpeedPlan(batch_sizes=(1, 3))
-    assert left_out(PROMPTS, plan) == {3: 2}
-    names = [one.key[1] for one in rounds(PROMPTS, plan) if len(one.prompts) == 3]
+    settings = SpeedSettings(batch_sizes=(1, 3))
+    assert left_out(PROMPTS, settings) == {3: 2}
+    names = [one.key[1] for one in rounds(PROMPTS, settings) if len(one.prompts) == 3]
     assert set(names) == {("0", "1", "2")}
     with pytest.raises(InvalidParameter, match="Batches of 5 need as many prompts of a task; the largest has 4"):
-        rounds(PROMPTS, SpeedPlan(batch_sizes=(5,)))
+        rounds(PROMPTS, SpeedSettings(batch_sizes=(5,)))
 
 
 def test_arms_take_turns_in_an_order_of_each_round_that_does_not_change() -> None:
-    found = rounds(PROMPTS * 1, SpeedPlan(temperatures=(0.0,), repeats=30))
+    found = rounds(PROMPTS * 1, SpeedSettings(temperatures=(0.0,), repeats=30))
     orders = [one.order(3, seed=0) for one in found]
     assert orders == [one.order(3, seed=0) for one in found]
     assert all(sorted(order) == [0, 1, 2] for order in orders)
@@ -54,4 +54,4 @@ def test_arms_take_turns_in_an_order_of_each_round_that_does_not_change() -> Non
 )
 def test_a_plan_refuses_what_cannot_be_measured(wrong: dict) -> None:
     with pytest.raises(InvalidParameter, match=r"temperature|batch_sizes|repeats|max_new_tokens|seed"):
-        SpeedPlan(**wrong)
+        SpeedSettings(**wrong)

@@ -172,7 +172,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
     monkeypatch.setattr(train, "train_pair", interrupted)
-    monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedPlan.repeats", 1)
+    monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     limit_rounds(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("TERM", "dumb")

@@ -12,7 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from polydraft.bench.speed import Difference, Found, difference_table
+from polydraft.bench.speed import difference_table
+from polydraft.bench.speed.equality import Difference
+from polydraft.bench.speed.summary import Found
 from polydraft.cli import generate as generating
 from polydraft.cli.generate import given_prompt
 from polydraft.cli.limits import as_rich

@@ -30,7 +30,7 @@ from polydraft import (
 )
 from polydraft.drafters import Drafter, Session, Text
 from polydraft.engine import Limits, Method, TargetLaw, decode
-from polydraft.engine.many import _ids
+from polydraft.engine.many.asked import _ids
 from polydraft.errors import (
     ContextOverflow,
     InvalidParameter,

@@ -21,7 +21,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Run, Widths, generate_many
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst
-from polydraft.engine import Block, Planner, Statistics, default_verifier
+from polydraft.engine import Block, Planner, Statistics
+from polydraft.engine.defaults import default_verifier
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams

@@ -39,6 +39,9 @@ def drafter() -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(perturbed(target(), 0.05)))
 
 
+CHECK = "polydraft.engine.many.call.check_memory"
+
+
 def many(
     names: list[Hashable] | None = None, per_prompt: Mapping[Hashable, Mapping[str, Any]] | None = None, **options: Any
 ) -> dict[Hashable, Completed]:
@@ -154,7 +157,7 @@ class TestMemory:
         sizes = []
         for chosen in (NoDraft(), drafter(), both):
             seen: list[HuggingFaceModel] = []
-            monkeypatch.setattr("polydraft.engine.many.check_memory", lambda models, *_, seen=seen: seen.extend(models))
+            monkeypatch.setattr(CHECK, lambda models, *_, seen=seen: seen.extend(models))
             generate_many(target(), PROMPTS, drafter=chosen, max_new_tokens=NEW)
             sizes.append(len(seen))
         assert sizes == [1, 2, 2]

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, ModelDrafter, NgramDrafter, NoDraft, Past, Run, Widths
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDraftState, Session, Text, resumed
-from polydraft.engine import Guarded, Planner
+from polydraft.engine import Planner
+from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.probs import SamplingParams

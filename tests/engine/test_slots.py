@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, Fixed, HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft, SamplingParams, TreeShape
 from polydraft.drafters import Drafter, EnsembleDrafter
-from polydraft.engine import Limits, Method, Request, Slots, TargetLaw, capacity_for, generate_many
+from polydraft.engine import Limits, Method, Request, Slots, TargetLaw, generate_many
+from polydraft.engine.decode import capacity_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import Noise
 from polydraft.verifiers import NaiveMatch, TopDown

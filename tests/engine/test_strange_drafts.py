@@ -27,7 +27,8 @@ from polydraft import (
     generate_many,
 )
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, Text, is_sound
-from polydraft.engine import Limits, Run, Setup, TargetLaw
+from polydraft.engine import Limits, Run, TargetLaw
+from polydraft.engine.run import Setup
 from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
 from polydraft.errors import UnpairedScheme
 from polydraft.models import LanguageModel

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 import polydraft
 from polydraft.errors import CheckpointError, MissingExtra, PolydraftError, UnsupportedModel
-from polydraft.models.gguf import read_contents
+from polydraft.models.gguf.contents import read_contents
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 

@@ -13,7 +13,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.training import OwnText, PairRecipe, Shape, write_own_text
 from polydraft.training.own_text import Alternating, continued
 from polydraft.training.pair import build_model
-from polydraft.training.windows import Windows
+from polydraft.training.windows import TOKEN, Windows
 
 AMOUNT = OwnText(batches=3, rows=4, given=5, written=7, seed=2)
 SIZE = AMOUNT.rows * (AMOUNT.given + AMOUNT.written)
@@ -30,14 +30,14 @@ def target() -> LlamaForCausalLM:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.u16"
-    np.arange(200, dtype=np.uint16).__mod__(24).tofile(path)
+    path = tmp_path / "corpus.u32"
+    np.arange(200, dtype=TOKEN).__mod__(24).tofile(path)
     return path
 
 
 def test_texts_begin_with_the_corpus_and_go_on(target: LlamaForCausalLM, corpus: Path, tmp_path: Path):
-    write_own_text(target, corpus, tmp_path / "own.u16", AMOUNT)
-    texts = np.fromfile(tmp_path / "own.u16", dtype=np.uint16).reshape(-1, AMOUNT.given + AMOUNT.written)
+    write_own_text(target, corpus, tmp_path / "own.u32", AMOUNT)
+    texts = np.fromfile(tmp_path / "own.u32", dtype=TOKEN).reshape(-1, AMOUNT.given + AMOUNT.written)
     assert len(texts) == AMOUNT.batches * AMOUNT.rows
     given = texts[:, : AMOUNT.given].astype(np.int64)
     assert ((np.diff(given, axis=1) % 24) == 1).all()  # a window of the corpus counts up
@@ -50,9 +50,9 @@ def test_texts_begin_with_the_corpus_and_go_on(target: LlamaForCausalLM, corpus:
 def test_an_interrupted_run_writes_what_one_run_writes(
     left: int, target: LlamaForCausalLM, corpus: Path, tmp_path: Path
 ):
-    whole, resumed = tmp_path / "whole.u16", tmp_path / "resumed.u16"
+    whole, resumed = tmp_path / "whole.u32", tmp_path / "resumed.u32"
     write_own_text(target, corpus, whole, AMOUNT)
-    resumed.write_bytes(whole.read_bytes()[: 2 * left])
+    resumed.write_bytes(whole.read_bytes()[: 4 * left])
     write_own_text(target, corpus, resumed, AMOUNT)
     assert resumed.read_bytes() == whole.read_bytes()
     write_own_text(target, corpus, resumed, replace(AMOUNT, batches=1))
@@ -81,7 +81,7 @@ def test_two_tokens_follow_the_targets_law(target: LlamaForCausalLM):
 
 def test_windows_alternate_until_the_longer_file_is_through(tmp_path: Path):
     for name, values in (("short", range(8)), ("long", range(100, 124))):
-        np.array(values, dtype=np.uint16).tofile(tmp_path / name)
+        np.array(values, dtype=TOKEN).tofile(tmp_path / name)
     text = Alternating(Windows(tmp_path / "short", 4), Windows(tmp_path / "long", 4))
     firsts = [int(text[index]["input_ids"][0]) for index in range(len(text))]
     assert firsts == [0, 100, 4, 104, 0, 108, 4, 112, 0, 116, 4, 120]

@@ -33,7 +33,7 @@ RECIPE = PairRecipe(
     follow=STAGE,
 )
 
-LATER = ("distil", "refine", "polish", "follow", "own.u16")
+LATER = ("distil", "refine", "polish", "follow", "own.u32")
 
 
 def files() -> tuple[list[SourceFile], list[SourceFile]]:

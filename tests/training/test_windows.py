@@ -3,8 +3,10 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from polydraft.training.windows import Windows, encode_files, train_tokenizer
+from polydraft.training.windows import END_OF_TEXT, Windows, encode_files, train_tokenizer
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(self, x):\n        self.x = x\n"] * 20
 TOKENIZER = train_tokenizer(TEXTS, vocab_size=400, context=64)
@@ -28,3 +30,11 @@ def test_windows_cut_the_token_file_in_order(tmp_path: Path) -> None:
     assert len(windows) == len(whole) // 16
     joined = np.concatenate([windows[i]["input_ids"].numpy() for i in range(len(windows))])
     assert joined.tolist() == whole[: 16 * len(windows)]
+
+
+def test_ids_of_a_large_vocabulary_are_kept(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({END_OF_TEXT: 0, "low": 1, "high": 2**16 + 1, "highest": 262_143}, "low"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END_OF_TEXT)
+    encode_files(tokenizer, ["low high highest"], tmp_path / "tokens")
+    assert Windows(tmp_path / "tokens", 4)[0]["input_ids"].tolist() == [1, 2**16 + 1, 262_143, 0]

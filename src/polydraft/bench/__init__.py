@@ -1,12 +1,10 @@
 """Measurements on real text: prompt sets, how far every rule is from the optimum, and speed (`bench.speed`)."""
 
-from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.limits import (
-    TREE_SHAPES,
+    LimitsSettings,
     Models,
     NodeCase,
     NodeResult,
-    Plan,
     Record,
     Results,
     TreeCase,
@@ -30,13 +28,11 @@ from polydraft.bench.table import Table
 
 __all__ = [
     "SHIPPED",
-    "TREE_SHAPES",
     "USUAL",
-    "Estimate",
+    "LimitsSettings",
     "Models",
     "NodeCase",
     "NodeResult",
-    "Plan",
     "Prompt",
     "Record",
     "Results",

@@ -297,13 +297,13 @@ def limits(
 ) -> None:
     """Measure on real text what every rule accepts and what the best possible rule would."""
     with importing():
-        from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, Plan, parse_numbers, run_limits
+        from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, LimitsSettings, parse_numbers, run_limits
 
-    plan = Plan(
-        temperatures=tuple(temperature) if temperature else Plan.temperatures,
+    settings = LimitsSettings(
+        temperatures=tuple(temperature) if temperature else LimitsSettings.temperatures,
         drafts=parse_numbers(k),
         max_tokens=max_tokens,
-        excerpt_tokens=excerpt_tokens or Plan.excerpt_tokens,
+        excerpt_tokens=excerpt_tokens or LimitsSettings.excerpt_tokens,
         draft_temperature=draft_temperature,
         shortlist=shortlist,
         tree_every=tree_every,
@@ -312,7 +312,7 @@ def limits(
     chosen = tuple(prompts or DEFAULT_PROMPTS)
     cut = excerpt_tokens is not None
     request = LimitsRequest(
-        plan, target, draft, chosen, limit, out, figures, dtype, device, excerpts=cut, chat_template=chat_template
+        settings, target, draft, chosen, limit, out, figures, dtype, device, excerpts=cut, chat_template=chat_template
     )
     raise typer.Exit(run_limits(request, as_json=as_json))
 
@@ -380,20 +380,22 @@ def bench(
 ) -> None:
     """Measure the speed-up over plain decoding and Hugging Face's loops, side by side on the same prompts."""
     with importing():
-        from polydraft.cli.benchmark import BenchRequest, SpeedPlan, run_bench
+        from polydraft.cli.benchmark import BenchRequest, SpeedSettings, run_bench
 
-    plan = SpeedPlan(
-        temperatures=tuple(temperature) if temperature else SpeedPlan.temperatures,
-        batch_sizes=tuple(batch_size) if batch_size else SpeedPlan.batch_sizes,
+    settings = SpeedSettings(
+        temperatures=tuple(temperature) if temperature else SpeedSettings.temperatures,
+        batch_sizes=tuple(batch_size) if batch_size else SpeedSettings.batch_sizes,
         repeats=repeats,
         max_new_tokens=max_new_tokens,
-        excerpt_tokens=excerpt_tokens or SpeedPlan.excerpt_tokens,
+        excerpt_tokens=excerpt_tokens or SpeedSettings.excerpt_tokens,
         seed=seed,
         until_end=until_end,
     )
     chosen = tuple(prompts) if prompts else BenchRequest.prompts
     cut = excerpt_tokens is not None
-    request = BenchRequest(plan, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut, chat_template)
+    request = BenchRequest(
+        settings, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut, chat_template
+    )
     raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from polydraft.bench import (
+    LimitsSettings,
     Models,
     NodeResult,
-    Plan,
     Prompt,
     Record,
     Results,
@@ -48,7 +48,7 @@ DEFAULT_PROMPTS = ("humaneval", "gsm8k")
 class LimitsRequest:
     """One call of `polydraft limits`: the options as given; `excerpts` tells whether the length of excerpts was."""
 
-    plan: Plan
+    settings: LimitsSettings
     target: str | None = None
     draft: str | None = None
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
@@ -87,13 +87,13 @@ def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
     with notes.status("Loading the models ..."):
         models = Models.of(_load(request))
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
-    chosen = fitting(models, prompts, request.plan)
-    conditions = conditions_of(models, request.plan, names, request.chat_template)
-    results = Results(conditions, request.out, request.plan)
+    chosen = fitting(models, prompts, request.settings)
+    conditions = conditions_of(models, request.settings, names, request.chat_template)
+    results = Results(conditions, request.out, request.settings)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
-    interrupted = measure_all(models, chosen, request.plan, results, notes)
-    records = [results.records[key] for key in keys_of(chosen, request.plan) if key in results.records]
+    interrupted = measure_all(models, chosen, request.settings, results, notes)
+    records = [results.records[key] for key in keys_of(chosen, request.settings) if key in results.records]
     nodes, trees = summarise(records)
     if request.out is not None and records:
         write_report(request.out, results.conditions, records, nodes, trees, figures=request.figures)
@@ -130,13 +130,15 @@ def _load(request: LimitsRequest) -> Pair:
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
-def measure_all(models: Models, prompts: Sequence[Prompt], plan: Plan, results: Results, notes: Console) -> bool:
+def measure_all(
+    models: Models, prompts: Sequence[Prompt], settings: LimitsSettings, results: Results, notes: Console
+) -> bool:
     """Measure what is missing, with a progress bar; return whether the user interrupted it."""
-    keys = keys_of(prompts, plan)
+    keys = keys_of(prompts, settings)
     with progress_bar(notes) as progress:
         task = progress.add_task("texts", total=len(keys), completed=sum(key in results.records for key in keys))
         try:
-            for record in measure(models, prompts, plan, {*results.records}):
+            for record in measure(models, prompts, settings, {*results.records}):
                 results.add(record)
                 progress.advance(task)
         except KeyboardInterrupt:

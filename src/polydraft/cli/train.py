@@ -9,7 +9,7 @@ from polydraft.cli.process import INTERRUPTED
 from polydraft.errors import MissingExtra, ResultsError
 from polydraft.training import PairRecipe, export_pair, train_pair
 
-PARTS = ("tokenizer", "train.u16", "held_out.jsonl")
+PARTS = ("tokenizer", "train.u32", "held_out.jsonl")
 """What lies beside corpus.json, which is written last."""
 
 

@@ -1,8 +1,8 @@
 """Proof that anyone can run: rules by enumeration, generation functions by a sequential test."""
 
-from polydraft.conformance.check import LawReport, Outcome, PromptReport, check
+from polydraft.conformance.check import LawReport, check
 from polydraft.conformance.joint_law import joint_law
-from polydraft.conformance.node_rules import EXACT, Deviation, RuleReport, check_rule, matrix
+from polydraft.conformance.node_rules import EXACT, RuleReport, check_rule, matrix
 from polydraft.conformance.rows import Case, cases
 from polydraft.conformance.tree_rules import TreeReport, check_tree_rule, tree_matrix
 from polydraft.models.tiny import tiny_draft, tiny_target
@@ -10,10 +10,7 @@ from polydraft.models.tiny import tiny_draft, tiny_target
 __all__ = [
     "EXACT",
     "Case",
-    "Deviation",
     "LawReport",
-    "Outcome",
-    "PromptReport",
     "RuleReport",
     "TreeReport",
     "cases",

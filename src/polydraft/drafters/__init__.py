@@ -2,13 +2,14 @@
 
 from polydraft.drafters.ensemble import EnsembleDrafter, EnsembleState
 from polydraft.drafters.lookup_first import LookupFirst
-from polydraft.drafters.model import ModelDrafter, ModelDraftState
+from polydraft.drafters.model import ModelDrafter, ModelDraftState, model_defaults
 from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
 from polydraft.drafters.none import NoDraft
-from polydraft.drafters.protocol import Drafter, ResumingDrafter, Session, SoundDrafter, Text, is_sound, resumed
-from polydraft.drafters.scorer import TreeScorer
+from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
 
 __all__ = [
+    "Decoder",
+    "Defaults",
     "Drafter",
     "EnsembleDrafter",
     "EnsembleState",
@@ -17,13 +18,11 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
-    "ResumingDrafter",
     "Session",
     "SoundDrafter",
-    "Text",
-    "TreeScorer",
     "continuation",
     "given_chain",
     "is_sound",
+    "model_defaults",
     "resumed",
 ]

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters.protocol import Session, Text
-from polydraft.drafters.scorer import TreeScorer
+from polydraft.drafters.model import CHAIN, GREEDY
+from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel, same_model
+from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import Noise, SamplingParams, to_probs
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Product, Scheme, require_scheme
-from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow
+from polydraft.trees import Draft, Frontier, TreePolicy, grow
 
 Member = tuple[LanguageModel, SamplingParams | None]
 """A draft model and its own temperature and filters; None for the target's."""
@@ -22,17 +22,15 @@ Member = tuple[LanguageModel, SamplingParams | None]
 
 @dataclass(frozen=True, eq=False)
 class EnsembleState:
-    """One cache per model, one setting per member, and the number of steps since the last that drafted."""
+    """One reader per model, one setting per member, and the target's number of tokens."""
 
-    models: tuple[LanguageModel, ...]
-    caches: tuple[Cache, ...]
+    readers: tuple[Reader, ...]
     params: tuple[SamplingParams, ...]
     vocab_size: int
-    behind: int = 0
 
 
 @dataclass(frozen=True, eq=False)
-class EnsembleDrafter:
+class EnsembleDrafter(Drafter):
     """Drafts under `Product`: child j of every node is a draw from the row of member j mod J, whatever the others drew.
 
     Different models err differently, and a second temperature hedges the first: two drafts from different rows can
@@ -55,80 +53,75 @@ class EnsembleDrafter:
     members: tuple[Member, ...]
     shortlist_size: int = 64
     name = "ensemble"
-    reads_hidden: tuple[int, ...] = ()
     sound = True
 
     def __post_init__(self) -> None:
         if not self.members:
             raise InvalidParameter("An ensemble needs at least one draft model, but has none.")
-        if self.shortlist_size < len(self._scorers()):
+        if self.shortlist_size < len(self.models()):
             raise InvalidParameter(
-                f"shortlist_size must be at least the number of models, {len(self._scorers())}, "
+                f"shortlist_size must be at least the number of models, {len(self.models())}, "
                 f"but is {self.shortlist_size}."
             )
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draw from every member's row, on the trees that suit a draft model."""
+        return Defaults(Product(), CHAIN if params.temperature else GREEDY)
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless the scheme is `Product`."""
         require_scheme(scheme, (Product,), "An ensemble of draft models")
 
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Return the models, in the order of their first members."""
+        return tuple({id(model): model for model, _ in self.members}.values())
+
     def start(self, text: Text, session: Session) -> EnsembleState:
-        """Score the prompts but for their last two tokens, once per model."""
-        return self._state([scorer.start(text, session) for scorer in self._scorers()], text, session)
+        """Return readers that have read nothing, one per model."""
+        for model in self.models():
+            check_same_size(session.vocab_size, model.vocab_size)
+        readers = tuple(Reader.new(model, len(text.lengths), session.capacity) for model in self.models())
+        params = tuple(own or session.params for _, own in self.members)
+        return EnsembleState(readers, params, session.vocab_size)
 
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> EnsembleState:
-        """Score what is new in a text, but for its last two tokens, once per model."""
-        scorers = self._scorers()
-        if not isinstance(state, EnsembleState) or len(state.models) != len(scorers):
-            return self.start(text, session)
-        if not all(same_model(one.model, model) for one, model in zip(scorers, state.models, strict=True)):
-            return self.start(text, session)
-        held = TreeScorer.held(before, state.behind, text, known)
-        caches = [scorer.start(text, session, cache, held) for scorer, cache in zip(scorers, state.caches, strict=True)]
-        return self._state(caches, text, session, held)
+    def read(self, state: EnsembleState, text: Text, features: Features | None) -> EnsembleState:
+        """Read the prompts but for their last tokens, once per model."""
+        return replace(state, readers=tuple(one.catch_up(text)[0] for one in state.readers))
 
-    def draft(self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(
+        self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft, EnsembleState]:
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
+        if not policy.shape.counts:
+            return Draft.nothing(text.last()), state
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise)
-        if draft.failure is None:  # else nothing will be drafted from these keys again
-            for scorer, cache in zip(self._scorers(), state.caches, strict=True):
-                scorer.settle(cache, text, draft)
-        return draft
+        return draft, replace(state, readers=tuple(one.grown(text, draft) for one in state.readers))
 
-    def commit(self, state: EnsembleState, text: Text, verdict: Verdict) -> EnsembleState:
-        """Keep the accepted nodes' keys in every cache; after a step without drafts there are none."""
-        if verdict.path.shape[-1] == 0:
-            return replace(state, behind=state.behind + 1)
-        for scorer, cache in zip(self._scorers(), state.caches, strict=True):
-            scorer.commit(cache, text, verdict)
-        return replace(state, behind=0) if state.behind else state
+    def commit(self, state: EnsembleState, step: Step) -> EnsembleState:
+        """Keep the accepted nodes' keys in every cache."""
+        return replace(state, readers=tuple(one.keep(step.text, step.verdict, grown=True) for one in state.readers))
 
     def join(self, state: EnsembleState, row: int, other: EnsembleState) -> EnsembleState:
         """Take over the newcomer's keys in every cache."""
-        for cache, fresh in zip(state.caches, other.caches, strict=True):
-            cache.join(row, fresh)
-        return replace(state, behind=max(state.behind, other.behind))
+        both = zip(state.readers, other.readers, strict=True)
+        return replace(state, readers=tuple(one.join(row, fresh) for one, fresh in both))
 
-    def _state(self, caches: list[Cache], text: Text, session: Session, held: int = 0) -> EnsembleState:
-        models = tuple(scorer.model for scorer in self._scorers())
-        params = tuple(own or session.params for _, own in self.members)
-        behind = TreeScorer.behind(text, session, held)
-        return EnsembleState(models, tuple(caches), params, session.vocab_size, behind)
+    def rewind(self, state: EnsembleState, row: int, length: int) -> EnsembleState:
+        """Forget keys."""
+        return replace(state, readers=tuple(one.rewind(row, length) for one in state.readers))
 
-    def _scorers(self) -> list[TreeScorer]:
-        """Return one scorer per model, in the order of their first members."""
-        models = {id(model): model for model, _ in self.members}
-        return [TreeScorer(model) for model in models.values()]
+    def continues(self, state: object) -> bool:
+        """Tell whether a state is one of these models."""
+        if not isinstance(state, EnsembleState) or len(state.readers) != len(self.models()):
+            return False
+        return all(same_model(one.model, model) for one, model in zip(state.readers, self.models(), strict=True))
 
     def _propose(
         self, state: EnsembleState, text: Text, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f J K"]]:
-        scorers = self._scorers()
-        logits = [
-            scorer.score(cache, text, frontier, state.behind)[..., : state.vocab_size]
-            for scorer, cache in zip(scorers, state.caches, strict=True)
-        ]
+        logits = [one.grow(text, frontier)[..., : state.vocab_size] for one in state.readers]
         tokens = common_shortlist(logits, self.shortlist_size)
-        listed = {id(one.model): at_tokens(row, tokens) for one, row in zip(scorers, logits, strict=True)}
+        listed = {id(one): at_tokens(row, tokens) for one, row in zip(self.models(), logits, strict=True)}
         rows = [to_probs(listed[id(model)], own) for (model, _), own in zip(self.members, state.params, strict=True)]
         return tokens, torch.stack(rows, dim=-2)
 

@@ -1,16 +1,20 @@
 """Prompt lookup where the text repeats itself, another drafter elsewhere."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from polydraft.drafters.ngram import chains_found, given_chain
-from polydraft.drafters.protocol import Drafter, Session, Text, is_sound, resumed
+from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.errors import InvalidParameter
-from polydraft.probs import Noise
+from polydraft.models import LanguageModel, Layer
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -18,20 +22,21 @@ LEAST = 2
 
 @dataclass(frozen=True, eq=False)
 class LookupState:
-    """The other drafter's state, and the target's number of tokens."""
+    """The other drafter's state, the target's number of tokens, and in which rows the other drafter drafts now."""
 
     inner: Any
     vocab_size: int
+    asked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class LookupFirst:
+class LookupFirst(Drafter):
     """Continues a text as it went on after its last few tokens before; asks another drafter where they are new.
 
     A chain that is looked up costs no pass of a draft model and is long. Its tokens are fixed, which is to say drawn
     from one-hot rows, so that it is a draft under the other drafter's scheme, and every rule is exact for it. What the
-    other drafter misses meanwhile it reads when it is asked again. A batch is looked up only if all its texts repeat
-    themselves at once, so that above temperature 0 the text that a seed gives depends on its neighbours, if not in law.
+    other drafter misses meanwhile it reads when it is asked again. Each row of a batch is looked up or not by its own
+    text alone, and verified by itself, so that a seed gives it the text that it gives it alone.
 
     Args:
         drafter: the other drafter.
@@ -47,62 +52,101 @@ class LookupFirst:
     drafter: Drafter
     trusted: int = 3
     most: int = 12
+    name: str = field(init=False)
+    reads: tuple[Layer, ...] = field(init=False)
+    riders: int = field(init=False)
 
     def __post_init__(self) -> None:
+        told = {"name": f"lookup, else {self.drafter.name}", "reads": self.drafter.reads, "riders": self.drafter.riders}
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
         if min(self.trusted, self.most) < 1:
             raise InvalidParameter(f"trusted and most must be at least 1, but are {self.trusted} and {self.most}.")
-
-    @property
-    def name(self) -> str:
-        """The other drafter's name, after what comes first."""
-        return f"lookup, else {self.drafter.name}"
-
-    @property
-    def reads_hidden(self) -> tuple[int, ...]:
-        """What the other drafter reads."""
-        return self.drafter.reads_hidden
 
     @property
     def sound(self) -> bool:
         """Whether the other drafter's drafts are sound; chains that are looked up always are."""
         return is_sound(self.drafter)
 
+    def defaults(self, params: SamplingParams) -> Defaults | None:
+        """Return what suits the other drafter."""
+        return self.drafter.defaults(params)
+
+    def models(self) -> tuple[LanguageModel, ...] | None:
+        """Return the other drafter's."""
+        return self.drafter.models()
+
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` where the other drafter does."""
         self.drafter.check(scheme)
 
     def start(self, text: Text, session: Session) -> LookupState:
-        """Let the other drafter read the prompts."""
+        """Start the other drafter."""
         return LookupState(self.drafter.start(text, session), session.vocab_size)
 
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> LookupState:
-        """Let the other drafter read what is new, or go on from a state of its own."""
-        inner = state.inner if isinstance(state, LookupState) else state
-        return LookupState(resumed(self.drafter, inner, before, text, known, session), session.vocab_size)
+    def read(self, state: LookupState, text: Text, features: Features | None) -> LookupState:
+        """Let the other drafter read the prompts."""
+        return replace(state, inner=self.drafter.read(state.inner, text, features))
 
-    def draft(self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
-        """Look all rows' continuations up, or draft with the other drafter."""
-        found = self._found(state, text) if policy.shape.counts else []
-        if not found:
-            return self.drafter.draft(state.inner, text, scheme, policy, noise)
-        draft = given_chain(text, [tokens[: policy.shape.size - 1] for tokens in found])
-        return replace(draft, probs=draft.probs.unsqueeze(-2)) if isinstance(scheme, Product) else draft
+    def draft(
+        self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, LookupState]:
+        """Look up the rows that can be, and ask the other drafter for the others."""
+        found = self._found(state, text, policy)
+        looked = tuple(row for row, tokens in enumerate(found) if len(tokens) >= LEAST)
+        others = tuple(row for row in range(len(found)) if row not in looked)
+        if not others:
+            return _looked_up(text, found, scheme, policy), replace(state, asked=())
+        # its draws for looked-up rows are nobody's, so that these rows' own streams stay where they are
+        streams = noise.of([row if row in others else -1 for row in range(len(found))]) if looked else noise
+        draft, inner = self.drafter.draft(state.inner, text, scheme, policy, streams)
+        after = replace(state, inner=inner, asked=others)
+        if not looked:
+            return draft, after
+        own = Piece(looked, _looked_up(text.of(looked), [found[row] for row in looked], scheme, policy))
+        return Pieces((own, *_restricted(in_pieces(draft), others))), after
 
-    def commit(self, state: LookupState, text: Text, verdict: Verdict) -> LookupState:
-        """Tell the other drafter what was kept: after a lookup, so many steps without drafts."""
-        drafted = verdict.path.shape[-1] > 0
-        if not (drafted and self._found(state, text)):
-            return replace(state, inner=self.drafter.commit(state.inner, text, verdict))
-        inner, none = state.inner, replace(verdict, path=verdict.path[:, :0], length=torch.zeros_like(verdict.length))
-        for _ in range(1 + int(verdict.length.max())):
-            inner = self.drafter.commit(inner, text, none)
-        return replace(state, inner=inner)
+    def commit(self, state: LookupState, step: Step) -> LookupState:
+        """Tell the other drafter what was kept of its own drafts, if it was asked."""
+        if not state.asked:
+            return state
+        own = step if len(state.asked) == len(step.text.lengths) else step.only(state.asked)
+        return replace(state, inner=self.drafter.commit(state.inner, own), asked=())
 
     def join(self, state: LookupState, row: int, other: LookupState) -> LookupState:
         """Let the other drafter take over the newcomer."""
-        return replace(state, inner=self.drafter.join(state.inner, row, other.inner))
+        return replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
 
-    def _found(self, state: LookupState, text: Text) -> list[Any]:
-        """Return every row's continuation; nothing if one is too short."""
-        found = chains_found(text, self.trusted, self.trusted, self.most, state.vocab_size)
-        return found if all(len(tokens) >= LEAST for tokens in found) else []
+    def rewind(self, state: LookupState, row: int, length: int) -> LookupState:
+        """Let the other drafter forget."""
+        return replace(state, inner=self.drafter.rewind(state.inner, row, length))
+
+    def leave(self, state: LookupState, row: int) -> LookupState:
+        """Tell the other drafter."""
+        return replace(state, inner=self.drafter.leave(state.inner, row))
+
+    def continues(self, state: object) -> bool:
+        """Ask the other drafter, also of a state of its own."""
+        return self.drafter.continues(_inner(state))
+
+    def _found(self, state: LookupState, text: Text, policy: TreePolicy) -> list[NDArray[np.int64]]:
+        """Return every row's continuation; of no length if nothing is to be drafted."""
+        if not policy.shape.counts:
+            return [np.zeros(0, dtype=np.int64)] * len(text.lengths)
+        return chains_found(text, self.trusted, self.trusted, self.most, state.vocab_size)
+
+
+def _looked_up(text: Text, found: Sequence[NDArray[np.int64]], scheme: Scheme, policy: TreePolicy) -> Draft:
+    """Return the continuations as a draft under the scheme, no longer than there is room for."""
+    draft = given_chain(text, [tokens[: policy.shape.size - 1] for tokens in found])
+    return replace(draft, probs=draft.probs.unsqueeze(-2)) if isinstance(scheme, Product) else draft
+
+
+def _inner(state: object) -> Any:
+    return state.inner if isinstance(state, LookupState) else state
+
+
+def _restricted(pieces: Sequence[Piece], rows: Collection[int]) -> list[Piece]:
+    """Return what the pieces hold of some rows."""
+    found = [(piece, [place for place, row in enumerate(piece.rows) if row in rows]) for piece in pieces]
+    return [Piece(tuple(piece.rows[one] for one in own), piece.draft.of(own)) for piece, own in found if own]

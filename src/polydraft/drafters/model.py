@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters.protocol import Session, Text
-from polydraft.drafters.scorer import TreeScorer
+from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel, same_model
+from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import Noise, SamplingParams, shortlist, whole_row
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -25,29 +24,36 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow, is_dynamic
+from polydraft.trees import Chain, Draft, Fixed, Frontier, TreePolicy, TreeShape, grow, is_dynamic
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
+GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))))
+"""The tree that gave the embedded pair most tokens per second at temperature 0, on two CPU cores."""
+CHAIN = Chain(5)
+"""What did above it: on a CPU second drafts cost more than they are accepted for."""
 LISTED = 256
 """How many tokens nodes with several drafts draw from."""
 MOST_WHOLE = 1 << 15
 """Rows of larger vocabularies are always cut: what whole ones cost and bring there has not been measured."""
 
 
+def model_defaults(params: SamplingParams) -> Defaults:
+    """Return what suits a draft model: its likeliest tokens at temperature 0, and a drawn chain above it."""
+    return Defaults(IID(), CHAIN) if params.temperature else Defaults(TopK(), GREEDY)
+
+
 @dataclass(frozen=True, eq=False)
 class ModelDraftState:
-    """The draft model, its cache and sampling settings, and the number of steps since the last that drafted."""
+    """The draft model's reader, its sampling settings, and the target's number of tokens."""
 
-    model: LanguageModel
-    cache: Cache
+    reader: Reader
     params: SamplingParams
     vocab_size: int
-    behind: int = 0
 
 
 @dataclass(frozen=True, eq=False)
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a causal language model that shares the target's tokens.
 
     Args:
@@ -67,54 +73,61 @@ class ModelDrafter:
     shortlist_size: int | None = None
     params: SamplingParams | None = None
     name = "model"
-    reads_hidden: tuple[int, ...] = ()
     sound = True
 
     def __post_init__(self) -> None:
         if self.shortlist_size is not None and self.shortlist_size < 1:
             raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {self.shortlist_size}.")
 
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draft the likeliest tokens at temperature 0, and a drawn chain above it (docs/performance.md)."""
+        return model_defaults(params)
+
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Return the draft model."""
+        return (self.model,)
+
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A draft model")
 
     def start(self, text: Text, session: Session) -> ModelDraftState:
-        """Score the prompts but for their last two tokens."""
-        cache = TreeScorer(self.model).start(text, session)
-        behind = TreeScorer.behind(text, session)
-        return ModelDraftState(self.model, cache, self.params or session.params, session.vocab_size, behind)
+        """Return a reader that has read nothing."""
+        check_same_size(session.vocab_size, self.model.vocab_size)
+        reader = Reader.new(self.model, len(text.lengths), session.capacity)
+        return ModelDraftState(reader, self.params or session.params, session.vocab_size)
 
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> ModelDraftState:
-        """Score what is new in a text, but for its last two tokens."""
-        if not (isinstance(state, ModelDraftState) and same_model(state.model, self.model)):
-            return self.start(text, session)
-        held = TreeScorer.held(before, state.behind, text, known)
-        cache = TreeScorer(self.model).start(text, session, state.cache, held)
-        behind = TreeScorer.behind(text, session, held)
-        return ModelDraftState(self.model, cache, self.params or session.params, session.vocab_size, behind)
+    def read(self, state: ModelDraftState, text: Text, features: Features | None) -> ModelDraftState:
+        """Read the prompts but for their last tokens."""
+        return replace(state, reader=state.reader.catch_up(text)[0])
 
-    def draft(self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(
+        self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft, ModelDraftState]:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
         if not policy.shape.counts:
-            return Draft.nothing(text.last())
+            return Draft.nothing(text.last()), state
         size = self._listed(scheme, policy, state.vocab_size)
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
-        if draft.failure is None:  # else nothing will be drafted from these keys again
-            TreeScorer(self.model).settle(state.cache, text, draft)
         complete = size is None and self.model.vocab_size >= state.vocab_size
-        return replace(draft, whole=True) if complete else draft
+        draft = replace(draft, whole=True) if complete else draft
+        return draft, replace(state, reader=state.reader.grown(text, draft))
 
-    def commit(self, state: ModelDraftState, text: Text, verdict: Verdict) -> ModelDraftState:
-        """Keep the accepted nodes' keys; after a step without drafts there are none."""
-        if verdict.path.shape[-1] == 0:
-            return replace(state, behind=state.behind + 1)
-        TreeScorer(self.model).commit(state.cache, text, verdict)
-        return replace(state, behind=0) if state.behind else state
+    def commit(self, state: ModelDraftState, step: Step) -> ModelDraftState:
+        """Keep the accepted nodes' keys."""
+        return replace(state, reader=state.reader.keep(step.text, step.verdict, grown=True))
 
     def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
         """Take over the newcomer's keys."""
-        state.cache.join(row, other.cache)
-        return replace(state, behind=max(state.behind, other.behind))
+        return replace(state, reader=state.reader.join(row, other.reader))
+
+    def rewind(self, state: ModelDraftState, row: int, length: int) -> ModelDraftState:
+        """Forget keys."""
+        return replace(state, reader=state.reader.rewind(row, length))
+
+    def continues(self, state: object) -> bool:
+        """Tell whether a state is one of this model."""
+        return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)
 
     def _listed(self, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:
         """Return how many tokens of each row are drawn from; None for all."""
@@ -129,6 +142,6 @@ class ModelDrafter:
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits = TreeScorer(self.model).score(state.cache, text, frontier, state.behind)[..., : state.vocab_size]
+        logits = state.reader.grow(text, frontier)[..., : state.vocab_size]
         tokens, probs = whole_row(logits, state.params) if size is None else shortlist(logits, state.params, size)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

@@ -6,14 +6,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Session, Text
-from polydraft.probs import Noise
+from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.models import LanguageModel
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Scheme, require_scheme
-from polydraft.trees import Chain, Draft, TokenTree, TreePolicy, Verdict, topology
+from polydraft.trees import Chain, Draft, TokenTree, TreePolicy, topology
 
 
 @dataclass(frozen=True)
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Drafts the continuation of the most recent earlier occurrence of the text's longest matching suffix.
 
     The drafts form a chain as long as the policy's tree is deep, or shorter where the text ends. No match, no
@@ -29,8 +31,15 @@ class NgramDrafter:
     longest: int = 3
     shortest: int = 1
     name = "n-gram"
-    reads_hidden: tuple[int, ...] = ()
     sound = True
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give chains of eight."""
+        return Defaults(Given(), Chain(8))
+
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Return none."""
+        return ()
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless the scheme is `Given`."""
@@ -40,17 +49,21 @@ class NgramDrafter:
         """Return the target's number of tokens, beyond which nothing is drafted."""
         return session.vocab_size
 
-    def draft(self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, int]:
         """Look up every row's continuation; the batch's chain is as long as the longest of them."""
-        return given_chain(text, chains_found(text, self.longest, self.shortest, policy.shape.depth, state))
+        return given_chain(text, chains_found(text, self.longest, self.shortest, policy.shape.depth, state)), state
 
-    def commit(self, state: int, text: Text, verdict: Verdict) -> int:
+    def commit(self, state: int, step: Step) -> int:
         """Keep the state: the next draft reads the text itself."""
         return state
 
     def join(self, state: int, row: int, other: int) -> int:
         """Keep the state, for the same reason."""
         return state
+
+    def continues(self, state: object) -> bool:
+        """Say yes: there is nothing to go on from."""
+        return True
 
 
 def continuation(text: NDArray[np.int64], longest: int, shortest: int, most: int) -> NDArray[np.int64]:

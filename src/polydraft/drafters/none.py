@@ -2,19 +2,24 @@
 
 from dataclasses import dataclass
 
-from polydraft.drafters.protocol import Session, Text
+from polydraft.drafters.protocol import Drafter, Session
+from polydraft.models import LanguageModel
 from polydraft.probs import Noise
+from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, TreePolicy
 
 
 @dataclass(frozen=True)
-class NoDraft:
+class NoDraft(Drafter):
     """Proposes nothing: every step yields one token from the target. The baseline of every comparison."""
 
     name = "none"
-    reads_hidden: tuple[int, ...] = ()
     sound = True
+
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Return none."""
+        return ()
 
     def check(self, scheme: Scheme) -> None:
         """Accept every scheme: there is nothing to draw."""
@@ -22,11 +27,11 @@ class NoDraft:
     def start(self, text: Text, session: Session) -> None:
         """Return no state."""
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
         """Return the root alone."""
-        return Draft.nothing(text.last())
+        return Draft.nothing(text.last()), None
 
-    def commit(self, state: None, text: Text, verdict: Verdict) -> None:
+    def commit(self, state: None, step: Step) -> None:
         """Return no state."""
 
     def join(self, state: None, row: int, other: None) -> None:

@@ -1,32 +1,50 @@
 """What a drafter is: a few verbs and no hidden state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Int
-from torch import Tensor
-
+from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, Pieces, TreePolicy
 
 
-@dataclass(frozen=True, eq=False)
-class Text:
-    """The committed tokens of a batch: right-padded rows and their lengths.
+@runtime_checkable
+class Decoder(Protocol):
+    """A decode loop as a value, for drafters that decode with a model of their own; the engine's own loop."""
 
-    Args:
-        tokens: token ids; anything beyond a row's length.
-        lengths: committed tokens per row, at least 1.
-    """
+    def begin(
+        self, model: LanguageModel, drafter: Any, verifier: Any, policy: TreePolicy, text: Text, session: "Session"
+    ) -> Any:
+        """Return the state of a loop over a text of which nothing was read.
 
-    tokens: Int[Tensor, "b t"]
-    lengths: Int[Tensor, "b"]
+        Args:
+            model: the model whose law the loop follows, under the session's sampling settings.
+            drafter: what drafts for it.
+            verifier: what verifies these drafts.
+            policy: the shape of their trees.
+            text: the text.
+            session: sampling settings and room.
+        """
+        ...
 
-    def last(self, back: int = 1) -> Int[Tensor, "b"]:
-        """Return the last committed token of each row, or the one `back` places from the end (the first at least)."""
-        place = (self.lengths - back).clamp_min(0).unsqueeze(-1)
-        return self.tokens.gather(-1, place).squeeze(-1)
+    def on(self, state: Any, text: Text, noise: Noise) -> Any:
+        """Return the state over a text that agrees with the state's own up to what was committed, with fresh noise."""
+        ...
+
+    def step(self, state: Any) -> tuple[Any, Step]:
+        """Take a step in all rows; what it emits is `step.verdict`."""
+        ...
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        """Put the only row of another state in place of a row, or behind the last."""
+        ...
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Forget a row's text beyond its first `length` tokens."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,64 +55,123 @@ class Session:
         params: how the target's rows are made; a guide for the draft's own temperature.
         capacity: key slots that a cache needs for the longest text and one tree.
         vocab_size: the target's number of tokens; no draft may lie beyond it.
-        idle: nothing is to be drafted for now, so that prompts need not be read yet.
+        target: the reader of the target, for views of its keys (`Reader.first_layers`, `Reader.compact`), and for the
+            target's embedding and output head, which heads share (`target.model`).
+        decoder: the decode loop, for decoders inside decoders.
+        sources: per row what the target reads beside the text, such as an encoder's input.
     """
 
     params: SamplingParams
     capacity: int
     vocab_size: int
-    idle: bool = False
+    target: Reader | None = None
+    decoder: Decoder | None = None
+    sources: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What suits a drafter where the user names nothing.
+
+    Args:
+        scheme: the way of drawing drafts; the engine takes the best rule for it.
+        policy: the shape of the trees.
+    """
+
+    scheme: Scheme
+    policy: TreePolicy
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes a token tree after the committed text.
+    """Proposes a token tree after the committed text. Derive from this class, which has an answer for every other verb.
 
-    **The state** is an explicit value that the decode loop holds; the one that `commit` returns takes its place. A step
-    that is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more with the
-    state of before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
-    values only into slots that the next draft writes again, or that belong to the row which is joined. Random numbers
-    come from `noise` alone.
+    A drafter must have a `name`, and the verbs `check`, `start`, `draft`, `commit` and `join`.
 
-    **A drafter that fails** loses nothing: the rest is decoded without drafts. A proposal is checked (`SoundDrafter`
-    names the exception). Drafts that the target has no token for are verified with the rest of their tree, as drafts
-    that it gives no probability, and below a row that is no distribution no draft counts. If nothing can be verified,
-    or if the drafter raises, the whole proposal is dropped.
+    **The state** is an explicit value that the decode loop holds; what `draft` and `commit` return takes its place. A
+    step that is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more
+    with the state of before, and must do once more what it did. So whatever else changes goes into a new state, and
+    keys and values only into slots that the next draft writes again, or that belong to the row which is joined. Random
+    numbers come from `noise` alone.
+
+    **A drafter that fails** loses nothing: its rows are decoded without drafts to the end of their texts. A proposal is
+    checked (`SoundDrafter` names the exception). Drafts that the target has no token for are verified with the rest of
+    their tree, as drafts that it gives no probability, and below a row that is no distribution no draft counts. If
+    nothing can be verified, or if the drafter raises, the whole proposal is dropped.
 
     **What stays exact.** To drop drafts because of what they are changes the law of the text. A failure before the
     first draw does no harm, nor one that has nothing to do with the tokens drawn. So draw with `grow`, which keeps what
     was drawn before an error in `propose` (`Draft.failure`), or raise nothing after the first draw.
+
+    Attributes:
+        name: its name in tables.
+        reads: which of the target's hidden states it reads; () for none.
+        riders: the most riders that its drafts bring; the target's cache must have room for them.
     """
 
-    @property
-    def name(self) -> str:
-        """The drafter's name in tables."""
-        ...
+    name: str
+    reads: tuple[Layer, ...] = ()
+    riders: int = 0
 
-    @property
-    def reads_hidden(self) -> tuple[int, ...]:
-        """Which of the target's layers the drafter reads; () for none."""
-        ...
+    def defaults(self, params: SamplingParams) -> Defaults | None:
+        """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""
+        return None
+
+    def models(self) -> tuple[LanguageModel, ...] | None:
+        """Return the models whose passes it runs, each once; None where they are not known."""
+        return None
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` if the drafter cannot draft under this scheme."""
         ...
 
     def start(self, text: Text, session: Session) -> Any:
-        """Read the prompts and return the first state."""
+        """Return the first state for these texts, of which nothing was read."""
         ...
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
-        """Propose a tree below the last committed token of every row, its children drawn under `scheme`."""
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        """Read prompts, or the next chunk of them; not called while nothing is to be drafted.
+
+        Args:
+            state: the state of before.
+            text: what may be read so far: the prompts, or their beginnings.
+            features: the target's hidden states of what it read of them since the last call, if `reads` asks for any.
+        """
+        return state
+
+    def draft(
+        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Any]:
+        """Propose a tree below the last committed token of every row, its children drawn under `scheme`.
+
+        Returns:
+            the draft, or drafts by row; and the state with which the step goes on.
+        """
         ...
 
-    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
-        """Take note of what was kept; `text` is the text that the tree was drafted for, before the commit."""
+    def commit(self, state: Any, step: Step) -> Any:
+        """Learn what a step kept and found out; `step.text` is the text before it."""
         ...
 
     def join(self, state: Any, row: int, other: Any) -> Any:
-        """Put the only row of another state of this drafter in place of a row, when a new text takes its slot."""
+        """Put the only row of another state of this drafter in place of a row, or behind the last row."""
         ...
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Forget what a row's text was beyond its first `length` tokens."""
+        return state
+
+    def leave(self, state: Any, row: int) -> Any:
+        """Take note that a row's text is over; the row may be joined later."""
+        return self.rewind(state, row, 0)
+
+    def ended(self, state: Any) -> bool:
+        """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
+        return False
+
+    def continues(self, state: Any) -> bool:
+        """Tell whether a state, of a run that is over, is one from which this drafter can go on by `join`."""
+        return False
 
 
 @runtime_checkable
@@ -112,26 +189,17 @@ def is_sound(drafter: Drafter) -> bool:
     return "sound" in vars(type(drafter)) and isinstance(drafter, SoundDrafter) and drafter.sound
 
 
-@runtime_checkable
-class ResumingDrafter(Drafter, Protocol):
-    """A drafter that reads of a longer text only what is new."""
+def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Session) -> Any:
+    """Start a drafter on a text of one row that begins like another; the other's state stays as it is.
 
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
-        """Start on a text of one row that begins like another, and leave the other's state as it is.
-
-        Args:
-            state: what a drafter's last `commit` for the other text returned; if it is none of this drafter's, or of
-                another model, the whole text is read.
-            before: the other text.
-            text: the text.
-            known: how many tokens both begin with.
-            session: as for `start`.
-        """
-        ...
-
-
-def resumed(drafter: Drafter, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
-    """Resume a drafter that can; start any other. A class derived from one that can must say so itself."""
-    if "resume" in vars(type(drafter)) and isinstance(drafter, ResumingDrafter):
-        return drafter.resume(state, before, text, known, session)
-    return drafter.start(text, session)
+    Args:
+        drafter: the drafter.
+        state: its state for the other text, or anything else.
+        known: how many tokens both begin with.
+        text: the text.
+        session: as for `start`.
+    """
+    fresh = drafter.start(text, session)
+    if not (known and drafter.continues(state)):
+        return fresh
+    return drafter.rewind(drafter.join(fresh, 0, state), 0, known)

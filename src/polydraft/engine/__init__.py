@@ -4,16 +4,15 @@ from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
-from polydraft.engine.decode import Method, capacity_for, decode
-from polydraft.engine.defaults import as_drafter, default_policy, default_verifier
+from polydraft.engine.decode import Method, decode
+from polydraft.engine.defaults import as_drafter
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.planner import Planner
-from polydraft.engine.run import Run, Setup
+from polydraft.engine.run import Run
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
-from polydraft.engine.wrappers.guarded import Guarded
 
 __all__ = [
     "Block",
@@ -21,7 +20,6 @@ __all__ = [
     "Completed",
     "Emission",
     "GenerationOutput",
-    "Guarded",
     "Limits",
     "ManyRun",
     "Method",
@@ -29,16 +27,12 @@ __all__ = [
     "Planner",
     "Request",
     "Run",
-    "Setup",
     "Slots",
     "Statistics",
     "TargetLaw",
     "as_drafter",
-    "capacity_for",
     "compare",
     "decode",
-    "default_policy",
-    "default_verifier",
     "generate",
     "generate_many",
     "stream",

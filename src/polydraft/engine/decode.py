@@ -2,33 +2,34 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, NoDraft, Session, Text, resumed
+from polydraft.drafters import Drafter, NoDraft, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.past import Past
+from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw, target_rows
-from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.errors import ContextOverflow, UnpairedScheme
-from polydraft.models import Cache, LanguageModel
+from polydraft.models import LanguageModel
 from polydraft.probs import Noise
+from polydraft.reading import Reader, Step, Text
 from polydraft.schemes import EVERY_SCHEME, require_pairs
 from polydraft.trees import (
     TokenTree,
     TreePolicy,
     Verdict,
-    causal_mask,
     check_policy,
     largest_shape,
-    policy_after,
-    tree_mask,
+    stacked_tree,
 )
 from polydraft.verifiers import TreeVerifier
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,11 @@ class Method:
     policy: TreePolicy
     keeps_scores: bool = False
 
+    @property
+    def room(self) -> int:
+        """The key slots that one step needs beside the text's own."""
+        return largest_shape(self.policy).size + self.drafter.riders + 1
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -61,9 +67,8 @@ class Rows:
         noise: one stream of random numbers per row.
         steps: per row, the steps it has taken.
         going: the rows that have not ended.
-        cache: the target's keys and values.
-        drafts: the drafter's state.
-        policy: the policy of the next tree; another than the method's if it learns from what was accepted.
+        reader: the target, and what it has read.
+        parts: what drafts and verifies; each row belongs to one of them.
     """
 
     text: Text
@@ -72,9 +77,14 @@ class Rows:
     noise: Noise
     steps: tuple[int, ...]
     going: frozenset[int]
-    cache: Cache
-    drafts: Any
-    policy: TreePolicy
+    reader: Reader
+    parts: tuple[Part, ...]
+
+    @property
+    def unread(self) -> int:
+        """The most tokens that the target has still to read of a prompt."""
+        pairs = zip(self.text.counts, self.reader.read, strict=True)
+        return max(count - 1 - read for count, read in pairs)
 
 
 def decode(
@@ -101,11 +111,10 @@ def decode(
 
 
 def capacity_for(method: Method, limits: Sequence[Limits]) -> int:
-    """Return the key slots that the longest row and one tree need."""
-    return max(limit.max_length for limit in limits) + largest_shape(method.policy).size + 1
+    """Return the key slots that the longest row and one step need."""
+    return max(limit.max_length for limit in limits) + method.room
 
 
-@torch.inference_mode()
 def begin(
     method: Method,
     prompt: Text,
@@ -114,60 +123,87 @@ def begin(
     noise: Noise,
     capacity: int,
     past: Past | None = None,
+    sources: Sequence[Any] | None = None,
 ) -> Rows:
-    """Score the prompts and start the drafter; errors are those of `decode`.
+    """Start on prompts and read them; errors are those of `decode`."""
+    rows = opened(method, prompt, laws, limits, noise, capacity, past, sources)
+    return read_on(rows)
 
-    What the past of a single row knows already is copied and not scored again; the past stays as it is.
+
+@torch.inference_mode()
+def opened(
+    method: Method,
+    prompt: Text,
+    laws: Sequence[TargetLaw],
+    limits: Sequence[Limits],
+    noise: Noise,
+    capacity: int,
+    past: Past | None = None,
+    sources: Sequence[Any] | None = None,
+) -> Rows:
+    """Return the rows of prompts of which nothing is read yet, but for what a past of a single row knows of them.
+
+    The past stays as it is.
     """
     check_room(prompt, limits)
     method.drafter.check(method.verifier.scheme)
     text = _with_room(prompt, capacity)
     batch = len(text.lengths)
-    cache = method.target.new_cache(batch, capacity)
-    known = past.known(text) if past else 0
+    reader = Reader.new(method.target, batch, capacity, method.drafter.reads, sources)
+    known = past.known(text) if past and not method.drafter.reads else 0
     if past and known:
-        cache.join(0, past.cache, known)
-    _prefill(method.target, text, cache, known)
-    idle = not method.policy.shape.counts
-    session = Session(laws[0].params, capacity, method.target.vocab_size, idle)
-    if past:
-        drafts = resumed(method.drafter, past.drafts, past.text, text, known, session)
-    else:
-        drafts = method.drafter.start(text, session)
+        reader = reader.join(0, past.reader, known)
+    session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)
+    state = resumed(method.drafter, past.drafts if past else None, known, text, session)
+    part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), method.policy)
     going = frozenset(range(batch))
-    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, going, cache, drafts, method.policy)
+    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, going, reader, (part,))
 
 
 @torch.inference_mode()
+def read_on(rows: Rows, at_most: int | None = None) -> Rows:
+    """Read prompts but for their last tokens, which are the first trees' roots; or only so many tokens of each."""
+    reader, features = rows.reader.catch_up(rows.text, at_most)
+    seen = rows.text if at_most is None else Text(rows.text.tokens, rows.text.lengths.new_tensor(reader.read) + 1)
+    parts = tuple(part.read(seen, features) if part.policy.shape.counts else part for part in rows.parts)
+    return replace(rows, reader=reader, parts=parts)
+
+
 def step(method: Method, rows: Rows) -> tuple[Rows, Block]:
+    """Draft, score, verify and commit once, for all rows; `full_step` without what the drafters learn from."""
+    after, block, _ = full_step(method, rows)
+    return after, block
+
+
+@torch.inference_mode()
+def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     """Draft, score, verify and commit once, for all rows.
 
     A step that was interrupted may be taken again with the same rows, and is the same step: its random numbers follow
     from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
     """
-    text = rows.text
-    fresh = rows.noise.at(rows.steps, text.lengths)
-    draft = method.drafter.draft(rows.drafts, text, method.verifier.scheme, rows.policy, fresh)
-    tree, base = known_tokens(draft, method.target.vocab_size), text.lengths - 1
-    mask = tree_mask(tree.ancestors, base, int(base.max()) + tree.tokens.shape[1])
-    positions = (base.unsqueeze(-1) + tree.depth).clamp_max(method.target.context - 1)
-    logits = method.target.forward(tree.tokens, positions, mask, rows.cache, base).logits
-    target = target_rows(rows.laws, logits, tree, text, rows.going)
-    verdict = method.verifier.verify(draft, with_unknown(draft, target.probs), fresh)
-    rows.cache.keep(base, verdict.path)
-    drafts = method.drafter.commit(rows.drafts, text, verdict)
+    text, fresh = rows.text, rows.noise.at(rows.steps, rows.text.lengths)
+    drafts = [part.drafted(text, fresh) for part in rows.parts]
+    pieces = [piece for own, _ in drafts for piece in own]
+    tree = stacked_tree(scored_trees(pieces, method.target.vocab_size))
+    scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
+    target = target_rows(rows.laws, scored.logits, tree, text, rows.going)
+    verdict = joint(
+        [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
+    )
+    taken = Step(text, tree, scored, target.probs, verdict)
     gains = _emissions(tree, verdict, rows)
     after = replace(
         rows,
         text=_extended(text, gains),
         laws=target.laws_after(rows.laws, verdict),
-        steps=tuple(taken + 1 for taken in rows.steps),
+        steps=tuple(count + 1 for count in rows.steps),
         going=rows.going - {row for row, gained in gains.items() if gained.finish},
-        drafts=drafts,
-        policy=policy_after(rows.policy, tree, verdict),
+        reader=reader.keep(text, verdict),
+        parts=tuple(part.committed(taken) for _, part in drafts),
     )
-    kept = (logits, target.scores) if method.keeps_scores else ()
-    return after, Block(gains, tree, verdict, *kept)
+    kept = (scored.logits, target.scores) if method.keeps_scores else ()
+    return after, Block(gains, tree, verdict, *kept), taken
 
 
 def check_room(prompt: Text, limits: Sequence[Limits]) -> None:
@@ -216,17 +252,6 @@ def _with_room(prompt: Text, capacity: int) -> Text:
     return Text(tokens, prompt.lengths.clone())
 
 
-def _prefill(target: LanguageModel, text: Text, cache: Cache, first: int) -> None:
-    """Score every prompt but for its last token, which is the first tree's root, from the `first` on."""
-    inside = text.lengths - 1
-    width = int(inside.max())
-    if width > first:
-        positions = torch.arange(first, width, device=inside.device).expand(len(inside), width - first)
-        mask = causal_mask(inside, width, first)
-        starts = torch.full_like(inside, first)
-        target.forward(text.tokens[:, first:width], positions, mask, cache, starts, logits_to_keep=1)
-
-
 def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emission]:
     """Read the verdict back and cut each unfinished row's gain at its end."""
     tokens, kept = verdict.tokens(tree).tolist(), verdict.length.tolist()
@@ -263,3 +288,84 @@ def _extended(text: Text, rows: dict[int, Emission]) -> Text:
         text.tokens[row, first : first + len(gained.tokens)] = new
         lengths[row] = first + len(gained.tokens)
     return Text(text.tokens, lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """A decode loop as a value."""
+
+    method: Method
+    rows: Rows
+
+
+class Loop:
+    """The decode loop, for drafters that decode with a model of their own (`drafters.Decoder`)."""
+
+    def begin(
+        self,
+        model: LanguageModel,
+        drafter: Drafter,
+        verifier: TreeVerifier,
+        policy: TreePolicy,
+        text: Text,
+        session: Session,
+    ) -> Decoding:
+        """Return a loop over a text of which nothing was read."""
+        method, batch = Method(model, drafter, verifier, policy), len(text.lengths)
+        laws = (TargetLaw(session.params),) * batch
+        limits = (Limits(max_length=session.capacity),) * batch
+        room = session.capacity + method.room
+        return Decoding(method, opened(method, text, laws, limits, Noise.from_seed(0, batch), room))
+
+    def on(self, state: Decoding, text: Text, noise: Noise) -> Decoding:
+        """Return the loop over a text that agrees with its own up to what was committed, with fresh noise."""
+        batch = len(text.lengths)
+        fresh = replace(
+            state.rows,
+            text=_with_room(text, state.rows.text.tokens.shape[1]),
+            noise=noise,
+            steps=(0,) * batch,
+            going=frozenset(range(batch)),
+        )
+        return replace(state, rows=fresh)
+
+    def step(self, state: Decoding) -> tuple[Decoding, Step]:
+        """Take a step in all rows."""
+        rows, _, taken = full_step(state.method, state.rows)
+        return replace(state, rows=rows), taken
+
+    def join(self, state: Decoding, row: int, other: Decoding) -> Decoding:
+        """Put the only row of another state in place of a row, or behind the last."""
+        return replace(state, rows=joined(state.rows, row, other.rows))
+
+    def rewind(self, state: Decoding, row: int, length: int) -> Decoding:
+        """Forget a row's text beyond its first `length` tokens."""
+        rows = state.rows
+        parts = tuple(part.rewound(row, length) for part in rows.parts)
+        return replace(state, rows=replace(rows, reader=rows.reader.rewind(row, length), parts=parts))
+
+
+LOOP = Loop()
+
+
+@torch.inference_mode()
+def joined(rows: Rows, row: int, alone: Rows) -> Rows:
+    """Return a batch in which the only row of another takes the place of a row, with what drafts for it."""
+    length = alone.text.counts[0]
+    tokens, lengths = rows.text.tokens, rows.text.lengths.clone()
+    tokens[row, :length] = alone.text.tokens[0, :length]
+    lengths[row] = length
+    return Rows(
+        text=Text(tokens, lengths),
+        laws=_replaced(rows.laws, row, alone.laws[0]),
+        limits=_replaced(rows.limits, row, alone.limits[0]),
+        noise=rows.noise.joined(row, alone.noise),
+        steps=_replaced(rows.steps, row, 0),
+        going=rows.going | {row},
+        reader=rows.reader.join(row, alone.reader),
+        parts=parts_with(rows.parts, row, alone.parts[0]),
+    )
+
+
+def _replaced(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
+    return (*values[:place], value, *values[place + 1 :])

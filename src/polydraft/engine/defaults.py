@@ -1,43 +1,53 @@
-"""Choices that are right without thinking: which rule and which tree, by drafter and temperature."""
+"""Choices that are right without thinking: who drafts, which rule and which tree, in one place for every surface."""
 
 import torch
 from torch import nn
 
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter
+from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, NgramDrafter, model_defaults
 from polydraft.models import LEVELS, CompiledModel, FusedModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
-from polydraft.schemes import Given, Product, TopK
-from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape
+from polydraft.schemes import IID, Given, Product, Scheme, TopK
+from polydraft.trees import TreePolicy
 from polydraft.verifiers import ByShape, NaiveMatch, RecursiveRejection, TopDown, TreeVerifier
 
-GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))))
-SAMPLED = Chain(5)
+CERTAIN: dict[Scheme, TreeVerifier] = {
+    Given(): TopDown(NaiveMatch(Given())),
+    TopK(): TopDown(NaiveMatch(TopK())),
+    Product(): TopDown(NaiveMatch(Product())),
+}
+"""The rules of drafts that are fixed by the draft rows, which naive match verifies optimally; at any temperature for
+tokens from outside, at 0 for all others."""
+DRAWN: dict[Scheme, TreeVerifier] = {
+    Given(): TopDown(NaiveMatch(Given())),
+    TopK(): TopDown(NaiveMatch(TopK())),
+    Product(): TopDown(RecursiveRejection(Product())),
+    IID(): ByShape(),
+}
+"""The rules above temperature 0. A chain is verified as a block, which no rule beats; on trees, the top tokens and one
+sampled token have an optimal rule that costs next to nothing (docs/choosing.md)."""
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
-    """Return the rule that gives the embedded pair most tokens per second for this drafter and temperature.
-
-    Deterministic drafts (n-grams; the top tokens at temperature 0) are verified optimally by naive match. Above
-    temperature 0 a chain, the default there, is verified as a block, which no rule beats. On trees, drafting the top
-    tokens and one sampled token has an optimal rule that costs next to nothing; it was measured ahead of dearer rules
-    that accept a little more (docs/choosing.md).
-    """
-    if isinstance(drafter, NgramDrafter):
-        return TopDown(NaiveMatch(Given()))
-    if isinstance(drafter, EnsembleDrafter):
-        return TopDown(RecursiveRejection(Product()) if params.temperature else NaiveMatch(Product()))
-    return ByShape() if params.temperature else TopDown(NaiveMatch(TopK()))
+    """Return the rule for the drafts that suit this drafter at this temperature; naive match is exact for all."""
+    scheme = _usual(drafter, params).scheme
+    return (DRAWN if params.temperature else CERTAIN).get(scheme) or TopDown(NaiveMatch(scheme))
 
 
 def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
-    """Return a tree that was measured to be good for the embedded pair on two CPU cores (docs/performance.md).
+    """Return the trees that suit this drafter at this temperature.
 
-    At temperature 0 a tree, else a chain: on a CPU second drafts cost more than they are accepted for, and those of a
-    chain are drawn from the whole row. `polydraft tune` finds a better one for other models and machines.
+    `polydraft tune` finds better ones for other models and machines than those that were measured.
     """
-    if isinstance(drafter, NgramDrafter):
-        return Chain(8)
-    return SAMPLED if params.temperature else GREEDY
+    return _usual(drafter, params).policy
+
+
+def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device) -> Drafter:
+    """Return who drafts for a text if a draft model was named and no tree: at temperature 0, lookups before it.
+
+    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
+    read the text on the host, for which a GPU would have to be waited for.
+    """
+    return drafter if params.temperature or device.type != "cpu" else LookupFirst(drafter)
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:
@@ -55,15 +65,10 @@ def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) ->
     return ModelDrafter(cheapest)
 
 
-def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device) -> Drafter:
-    """Return who drafts for a text if nothing but a draft model was named: at temperature 0, lookups before it.
-
-    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
-    read the text on the host, for which a GPU would have to be waited for.
-    """
-    return drafter if params.temperature or device.type != "cpu" else LookupFirst(drafter)
-
-
 def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:
     """Return the target as the engine runs it: the model's own code, compiled if asked."""
     return CompiledModel(model) if compile else HuggingFaceModel(model)
+
+
+def _usual(drafter: Drafter, params: SamplingParams) -> Defaults:
+    return drafter.defaults(params) or model_defaults(params)

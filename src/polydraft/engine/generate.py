@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from polydraft.drafters import Drafter, NoDraft, Text
+from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine.calls.choices import Choices, chosen_parts, with_hugging_faces_words
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past
@@ -34,6 +34,7 @@ from polydraft.models import (
     warn_of_serial,
 )
 from polydraft.probs import Noise
+from polydraft.reading import Text
 from polydraft.trees import TreePolicy, TreeShape
 from polydraft.verifiers import NodeVerifier, TreeVerifier
 

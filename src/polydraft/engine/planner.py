@@ -1,9 +1,12 @@
-"""Choosing the tree of every step by what trees brought and took so far, plain decoding among them."""
+"""Choose the tree of every step: count what each tree has gained and cost so far, and take the best.
+
+Plain decoding is one of the choices. An *arm* is one choice: a tree, or plain decoding.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft
+from polydraft.drafters import Drafter
 from polydraft.engine.block import Block
 from polydraft.engine.wrappers.witness import Outlook
 from polydraft.errors import InvalidParameter
@@ -13,42 +16,43 @@ from polydraft.trees.policies import FixedShape
 
 PLAIN = TreeShape(())
 MEMORY = 0.98
-"""How much of an arm's experience is left after each further step, of whatever arm: machines and texts drift."""
+"""Every step multiplies all older experience by this, because machines and texts change."""
 HOPE = 0.55
-"""How likely a level of drafts has an accepted one, before any was seen; counts as much as one level."""
+"""The chance that a level of drafts has an accepted one. It is assumed at first, with the weight of one level."""
 TRUST = 5.0
-"""How many of an arm's own steps count as much as what is hoped of it."""
+"""The weight of an arm's expected tokens, in steps of the arm."""
 STAKE = 0.02
-"""The share of a text's plain steps that a first trial may lose."""
+"""What the first trial may lose, as a share of the time that the text would take without drafts."""
 BUDGET = 0.008
-"""The share of all time that may be lost to later trials of arms that are not the best."""
+"""What later trials may lose, as a share of all time."""
 HICCUP = 1.5
-"""A step counts as at most so many times as long as expected, since a machine is busy now and then, and a tree's first
-as long as expected if it took longer, since a new shape is slow."""
+"""A step counts as at most so many times its expected time, because a machine is busy now and then.
+
+The first step of a tree counts as at most its expected time, because a new shape is slow once."""
 UNFORESEEN = 1.75
-"""How many times as long as its size suggests the very first step may count, which nothing was timed before."""
+"""The very first step counts as at most so many times what its size suggests."""
 PAUSE = 8
-"""The least number of steps between two such trials."""
+"""The least number of steps between two trials."""
 READING = 1 / 40
-"""What reading a token with others takes, in passes over one token."""
+"""The cost of one token in a pass over many, in passes over one token."""
 WIDENING = 1 / 64
-"""What another row or node adds to a pass, in passes over one token, before any was timed."""
+"""What a further row or node adds to a pass, in passes over one token. It is assumed until a pass was timed."""
 BESIDES = 0.1
-"""What a tree costs beside its levels and nodes, in passes over one token, when it is compared with another."""
+"""The fixed cost of a tree beside its levels and nodes, in passes over one token."""
 ARMS: tuple[TreePolicy, ...] = tuple(map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2))))
 """The trees to choose from at temperature 0."""
 SAMPLED_ARMS: tuple[TreePolicy, ...] = tuple(map(Chain, (5, 7, 1)))
-"""Those above it, where chains drawn from whole rows and verified as blocks were ahead of trees."""
+"""The trees to choose from above temperature 0. Chains verified as blocks were faster there than trees."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What steps with one tree brought and took; the last ones count most.
+    """What the steps with one arm gained and cost. Recent steps count most.
 
     Args:
         steps: how many there were.
-        tokens: tokens per row that they brought.
-        seconds: what they took.
+        tokens: the tokens that they gave, per row.
+        seconds: the time that they took.
         last: the number of the last of them.
     """
 
@@ -64,29 +68,35 @@ class Experience:
 
 
 class Planner(FixedShape):
-    """A tree policy that learns as it goes: before each step it takes the tree with the most tokens per second.
+    """A tree policy that learns while it runs: before each step it takes the tree with the most tokens per second.
 
-    Problem: arms with unknown, drifting rewards, where also trying costs: lose little on what turns out slow.
-    Rule: if the size of the draft model lets expect that a step with the first tree loses little of the text's time,
-    the first step takes that tree and the second drafts nothing. After that the arm of the best rate
+    Problem: it must find the fastest tree without losing much time on slow ones.
 
-        (tokens + 5 hoped) / (steps + 5) / mean seconds
+    First step: the planner estimates the cost of the first tree from the size of the draft model. If a trial is cheap,
+    the first step takes that tree and the second step drafts nothing. Else the first step drafts nothing.
 
-    is taken; plain decoding with its one token is an arm. Hoped for are 1 + p + ... + p^depth tokens, p being the share
-    of levels won in all trees so far; of chains drawn by sampling, where both laws are known at every node, the mean
-    chance of winning (`Outlook`), from which one step tells as much as from many results. While a tree is best,
-    untried ones are taken on what is hoped of them and what trees of their size should take. Any other arm is tried
-    only if what this is expected to lose, with all that trials lost before, stays below 0.8 % of the time spent. Plain
-    steps cost nothing but themselves: the draft model is not run, not even over the prompt, and reads what it missed
-    when it is asked again, which counts as part of the risk.
-    Exactness: the tree of a step depends on steps that are over, so every output law is the target's; with sampling,
-    which text is written depends on the times measured, so that a seed alone does not fix it.
+    Every later step takes the arm with the highest rate. Plain decoding is an arm too; it gives one token a step:
 
-    A planner may be shared by one generation after another of the same models, settings and batch size, and then need
-    not learn anew; not by two at once.
+        rate = (tokens + 5 expected) / (steps + 5) / mean seconds
+        expected = 1 + p + ... + p^depth
+
+    Here p is the share of levels that had an accepted draft, over all trees so far. For sampled chains p is the mean
+    chance of acceptance (`Outlook`), which is known at every node, so that one step tells as much as many results.
+
+    Trials: while a tree is the best arm, an untried tree is taken if its expected rate is higher. Any other arm is
+    tried only if all trials together are expected to lose less than 0.8 % of the time.
+
+    A plain step does not run the draft model, not even over the prompt. The draft model reads what it missed when a
+    tree is chosen again. The planner counts this reading as part of a trial's cost.
+
+    Exactness: the tree of a step depends only on earlier steps, so every text follows the target's law. But the choice
+    depends on measured times, so a seed does not fix a sampled text.
+
+    One planner may serve several generations, one after the other, of the same models, settings and batch size; it
+    then learns once. Two generations must not use it at the same time.
 
     Args:
-        trees: policies to choose from; the first is the first guess. None for those that suit the temperature.
+        trees: the policies to choose from, the first guess first. None takes those that suit the temperature.
 
     Raises:
         InvalidParameter: there is none, or one of them drafts nothing.
@@ -112,7 +122,7 @@ class Planner(FixedShape):
 
     @property
     def largest(self) -> TreeShape:
-        """The largest of the shapes, for any temperature if they are still to be chosen by it."""
+        """The largest shape, of the trees for any temperature before the first step, as it is unknown then."""
         others = [tree.shape for tree in SAMPLED_ARMS] if self._suited and not self.steps else []
         return max([*self.shapes, *others], key=lambda shape: shape.size)
 
@@ -121,13 +131,13 @@ class Planner(FixedShape):
         self.known = [Experience() for _ in self.shapes]
 
     def opens(self, length: int, left: int, rows: int, relative: float, sampled: bool) -> None:
-        """Learn that texts begin, before their prompts are read, and choose their first tree.
+        """Choose the first tree of new texts, before their prompts are read.
 
         Args:
-            length: the tokens of the longest prompt, which a drafter that is asked later must read then.
-            left: the most tokens that are to come.
-            rows: the texts of a batch.
-            relative: what a pass of the drafter should cost beside one of the target.
+            length: the tokens of the longest prompt; a drafter that is asked later must read them then.
+            left: the most tokens that are still to be written.
+            rows: the number of texts in the batch.
+            relative: the expected cost of a pass of the drafter, in passes of the target.
             sampled: whether the temperature is above 0.
         """
         if self._suited and not self.steps:
@@ -184,9 +194,10 @@ class Planner(FixedShape):
         return tokens * found.steps / found.seconds
 
     def _settled(self, plain: float) -> float:
-        """Return what the first plain step should count, and correct the trees before it: each may be a hiccup.
+        """Return the time that the first plain step counts as, and correct the times of the trees before it.
 
-        No tree takes less than plain decoding with its size added, nor, as far as is known, much more.
+        Each of these times may be a hiccup, so each bounds the others: a tree takes no less than a plain step and the
+        cost of its size, and not many times as much.
         """
         sizes = {arm: 1 + self._extra(arm) for arm in self._tried_arms()}
         plain = min([plain, *(self._seconds(arm) / size for arm, size in sizes.items())])
@@ -196,14 +207,14 @@ class Planner(FixedShape):
         return plain
 
     def _next(self, best: int) -> int:
-        """Return an untried tree that should beat the best, if that is a tree; else what `_trial` says."""
+        """Return an untried tree if it promises more than the best arm and this is a tree; else ask `_trial`."""
         untried = [arm for arm, found in enumerate(self.known) if not found.steps] if best else []
         promises = {arm: self._hoped(arm) / self._seconds(arm) for arm in untried}
         arm = max(promises, key=lambda one: promises[one], default=best)
         return arm if promises.get(arm, 0.0) > self.rate(best) else self._trial(best)
 
     def _hoped(self, arm: int) -> float:
-        """Return the tokens that an arm is expected to bring by what levels of any tree brought."""
+        """Return the expected tokens of an arm, from the levels of all trees so far."""
         win = self._won / self._faced
         return sum(win**depth for depth in range(self.shapes[arm].depth + 1))
 
@@ -211,9 +222,9 @@ class Planner(FixedShape):
         return [arm for arm, found in enumerate(self.known) if found.steps]
 
     def _trial(self, best: int) -> int:
-        """Return the arm to try if one is due and affordable, by risk and the time since; else the best.
+        """Return an arm to try if a trial is due and affordable; else the best arm.
 
-        Of arms without risk it is the one of which most is hoped.
+        The arm with the least risk per step since its last trial goes first; among equals the one that promises most.
         """
         if self.steps - self._tried < PAUSE:
             return best
@@ -234,9 +245,9 @@ class Planner(FixedShape):
         return reading + max(0.0, self._seconds(arm) - self._hoped(arm) / self.rate(best))
 
     def _seconds(self, arm: int) -> float:
-        """Return what a step takes, or should take.
+        """Return the time of a step with an arm: measured, or expected for an untried one.
 
-        An untried tree costs as much beside plain decoding, for its size, as the cheapest that was tried.
+        For its size, an untried tree is expected to cost as much as the cheapest tree that was tried.
         """
         found = self.known[arm]
         if found.steps:
@@ -249,33 +260,31 @@ class Planner(FixedShape):
         return plain + max(0.0, unit) * (BESIDES + self._extra(arm))
 
     def _extra(self, arm: int) -> float:
-        """Return what a tree should cost, in plain steps, by its size and that of the drafter."""
+        """Return the expected cost of a tree beside the plain step, in plain steps, by its size and the drafter's."""
         shape = self.shapes[arm]
         return self._relative * shape.depth + WIDENING * self._rows * (shape.size - 1)
 
     def _first_cost(self, length: int) -> float:
-        """Return what a first step with a tree may lose, in plain steps, with the drafter's reading of the prompts."""
+        """Return what the first step with a tree may lose, in plain steps. The drafter must read the prompts first."""
         return self._extra(1) + READING * self._relative * length * self._rows
 
     def _reading(self) -> float:
-        """Return the seconds that the drafter should take for what it has not read, before any was timed nothing."""
+        """Return the expected seconds in which the drafter reads what it missed; 0 before the first plain step."""
         plain = self.known[0]
         unread = max(0, self._unread - 2)
         return READING * self._relative * unread * self._rows * plain.seconds / plain.steps if plain.steps else 0.0
 
 
 def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
-    """Return what a pass of the drafter should cost beside one of the target, by the bytes of their weights.
+    """Return the expected cost of a pass of the drafter, in passes of the target, from the bytes of their weights.
 
-    A draft model that is not small pushes the target's weights out of the processor's caches, so that half of its size
-    is charged once more. Of a drafter that cannot be looked into a quarter is expected.
+    A large draft model pushes the target's weights out of the processor's caches, so its cost grows faster than its
+    size. A drafter whose weights are unknown counts as a quarter of the target.
     """
-    if isinstance(drafter, NgramDrafter | NoDraft):
+    models = drafter.models()
+    if models == ():
         return 0.0
-    models: list[LanguageModel] = [drafter.model] if isinstance(drafter, ModelDrafter) else []
-    if isinstance(drafter, EnsembleDrafter):
-        models = [*{id(model): model for model, _ in drafter.members}.values()]
-    sizes, whole = [_weight_bytes(model) for model in models], _weight_bytes(target)
+    sizes, whole = [_weight_bytes(model) for model in models or ()], _weight_bytes(target)
     size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
     return size * (1 + size / 2)
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Text
+from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
 from polydraft.engine.decode import Rows, begin, capacity_for, check_drafting, check_room, step
@@ -16,6 +16,7 @@ from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
+from polydraft.reading import Text
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
@@ -97,7 +98,7 @@ class Run:
         if taken is None or taken.rows is None:
             return self.setup.past
         text, target = committed(taken.rows.text), self.setup.target
-        return Past(target, text, taken.rows.cache, taken.rows.drafts, self._weights)
+        return Past(target, text, taken.rows.reader, taken.rows.parts[0].state, self._weights)
 
     def __iter__(self) -> Iterator[Block]:
         return self

@@ -1,23 +1,20 @@
 """A running batch with a fixed number of slots: texts join when a slot is free, and leave when they end."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Text
 from polydraft.engine.block import Block
-from polydraft.engine.decode import Method, Rows, begin, step
+from polydraft.engine.decode import Method, Rows, begin, joined, opened, read_on, step
 from polydraft.engine.stopping import Limits
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise, SamplingParams
-from polydraft.trees import largest_shape, policy_joined
-
-Value = TypeVar("Value")
+from polydraft.reading import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +27,8 @@ class Request:
         law: how the target's logits become distributions.
         limits: when it ends.
         noise: one stream of random numbers, which fixes the text whatever runs beside it.
+        method: what drafts and verifies, with the batch's target; None for what the batch has.
+        source: what the target reads beside the text; None for nothing.
     """
 
     name: Hashable
@@ -37,6 +36,8 @@ class Request:
     law: TargetLaw
     limits: Limits
     noise: Noise
+    method: Method | None = None
+    source: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +66,14 @@ class _Standing:
         requests: whose the slots are.
         joined: how many texts have joined.
         last: the last step; None before the first.
+        reading: the rows of texts whose prompts are being read, by the slot that waits for them.
     """
 
     rows: Rows
     requests: dict[int, Request]
     joined: int = 0
     last: Round | None = None
+    reading: Mapping[int, tuple[Request, Rows]] = field(default_factory=dict)
 
 
 class Slots:
@@ -85,11 +88,16 @@ class Slots:
         size: the number of slots.
         capacity: key slots per row, for the longest text and one tree (`capacity_for`).
         params: the sampling settings for which the drafter drafts; the texts' own may differ at the cost of acceptance.
+        chunk: read prompts by so many tokens at a time, one prompt in each step, so that no text waits for another's
+            long prompt; None to read them whole as they join.
     """
 
-    def __init__(self, method: Method, size: int, capacity: int, params: SamplingParams) -> None:
+    def __init__(
+        self, method: Method, size: int, capacity: int, params: SamplingParams, chunk: int | None = None
+    ) -> None:
         self.method = method
         self.capacity = capacity
+        self.chunk = chunk
         nothing = torch.zeros(size, 1, dtype=torch.int64, device=method.target.device)
         idle = Text(nothing, torch.ones(size, dtype=torch.int64, device=nothing.device))
         limits = (Limits(max_length=capacity),) * size
@@ -119,28 +127,46 @@ class Slots:
     @property
     def free(self) -> tuple[int, ...]:
         """The slots without a text."""
-        return tuple(slot for slot in range(len(self.rows.steps)) if slot not in self.requests)
+        taken = {*self.requests, *self._standing.reading}
+        return tuple(slot for slot in range(len(self.rows.steps)) if slot not in taken)
+
+    @property
+    def reading(self) -> tuple[int, ...]:
+        """The slots whose prompts are being read."""
+        return tuple(self._standing.reading)
 
     def join(self, request: Request) -> int:
-        """Score a prompt and put it into a free slot; return the slot.
+        """Put a text into a free slot; return the slot.
+
+        Its prompt is read at once, or in the next steps if prompts are read in chunks.
 
         Raises:
             ContextOverflow: the prompt is empty, leaves no room for a token, or the text could outgrow the slots.
             IndexError: no slot is free.
         """
-        needed = request.limits.max_length + largest_shape(self.method.policy).size + 1
+        method = request.method or self.method
+        needed = request.limits.max_length + method.room
         if needed > self.capacity:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
-        alone = begin(self.method, text, (request.law,), (request.limits,), request.noise, prompt.shape[1] + 1)
-        standing = self._standing
-        rows, requests = joined(self.method, standing.rows, slot, alone), {**standing.requests, slot: request}
-        self._standing = replace(standing, rows=rows, requests=requests, joined=standing.joined + 1)
+        room, sources = prompt.shape[1] + 1, None if request.source is None else [request.source]
+        laws, limits = (request.law,), (request.limits,)
+        alone = opened(method, text, laws, limits, request.noise, room, sources=sources)
+        standing, waits = self._standing, self.chunk is not None and alone.unread > self.chunk
+        if waits:
+            reading = {**standing.reading, slot: (request, alone)}
+            self._standing = replace(standing, reading=reading, joined=standing.joined + 1)
+        else:
+            self._standing = replace(_with(standing, slot, request, read_on(alone)), joined=standing.joined + 1)
         return slot
 
     def step(self) -> Block:
-        """Take one step with all texts; those that end leave their slots. The block's rows are slots."""
+        """Take one step with all texts; those that end leave their slots. The block's rows are slots.
+
+        If a prompt is being read, its next chunk is read first.
+        """
+        self._read_chunk()
         standing = self._standing
         rows, block = step(self.method, standing.rows)
         number = 1 + (standing.last.number if standing.last else 0)
@@ -149,35 +175,29 @@ class Slots:
         self._standing = replace(standing, rows=rows, requests=going, last=last)
         return block
 
+    def _read_chunk(self) -> None:
+        """Read on in the prompt that has waited longest, which may then join."""
+        standing = self._standing
+        slot = next(iter(standing.reading), None)
+        if slot is None:
+            return
+        request, alone = standing.reading[slot]
+        alone = read_on(alone, self.chunk)
+        others = {place: one for place, one in standing.reading.items() if place != slot}
+        if alone.unread:
+            self._standing = replace(standing, reading={slot: (request, alone), **others})
+        else:
+            self._standing = replace(_with(standing, slot, request, alone), reading=others)
+
     def leave(self, slot: int) -> None:
         """End a text before its time."""
         standing = self._standing
         requests = {place: request for place, request in standing.requests.items() if place != slot}
-        self._standing = replace(
-            standing, rows=replace(standing.rows, going=standing.rows.going - {slot}), requests=requests
-        )
+        reading = {place: one for place, one in standing.reading.items() if place != slot}
+        rows = replace(standing.rows, going=standing.rows.going - {slot})
+        self._standing = replace(standing, rows=rows, requests=requests, reading=reading)
 
 
-@torch.inference_mode()
-def joined(method: Method, rows: Rows, row: int, alone: Rows) -> Rows:
-    """Return a batch in which the only row of another takes the place of a row."""
-    length = int(alone.text.lengths[0])
-    tokens, lengths = rows.text.tokens, rows.text.lengths.clone()
-    tokens[row, :length] = alone.text.tokens[0, :length]
-    lengths[row] = length
-    rows.cache.join(row, alone.cache)
-    return Rows(
-        text=Text(tokens, lengths),
-        laws=_replaced(rows.laws, row, alone.laws[0]),
-        limits=_replaced(rows.limits, row, alone.limits[0]),
-        noise=rows.noise.joined(row, alone.noise),
-        steps=_replaced(rows.steps, row, 0),
-        going=rows.going | {row},
-        cache=rows.cache,
-        drafts=method.drafter.join(rows.drafts, row, alone.drafts),
-        policy=policy_joined(rows.policy, row),
-    )
-
-
-def _replaced(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
-    return (*values[:place], value, *values[place + 1 :])
+def _with(standing: _Standing, slot: int, request: Request, alone: Rows) -> _Standing:
+    """Return a running batch with a text in a slot."""
+    return replace(standing, rows=joined(standing.rows, slot, alone), requests={**standing.requests, slot: request})

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Text
 from polydraft.models import RowProcessor, fork_all
 from polydraft.probs import SamplingParams, filters_in_force, to_probs
+from polydraft.reading import Text
 from polydraft.trees import TokenTree, Verdict
 
 Processors = tuple[RowProcessor, ...]

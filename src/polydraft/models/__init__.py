@@ -2,7 +2,6 @@
 
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks import check_model, check_supported
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import (
@@ -29,19 +28,10 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
-from polydraft.models.hugging_face import HuggingFaceModel, same_model, weights_of
-from polydraft.models.loading import (
-    Pair,
-    check_same_size,
-    check_same_source,
-    check_same_tokens,
-    load,
-    load_draft,
-    load_pair,
-    save,
-)
-from polydraft.models.memory import cache_bytes, check_memory
-from polydraft.models.protocol import Cache, Forward, LanguageModel
+from polydraft.models.hugging_face import HuggingFaceModel, same_model
+from polydraft.models.loading import Pair, check_same_size, check_same_source, load, load_draft, load_pair, save
+from polydraft.models.memory import check_memory
+from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.text import (
     Conversation,
     Message,
@@ -51,6 +41,7 @@ from polydraft.models.text import (
     conversation_ids,
     text_of,
 )
+from polydraft.models.weights import weights_of
 
 __all__ = [
     "BUILT_IN",
@@ -64,6 +55,7 @@ __all__ = [
     "FusedModel",
     "HuggingFaceModel",
     "LanguageModel",
+    "Layer",
     "Message",
     "Pair",
     "Prepared",
@@ -73,17 +65,13 @@ __all__ = [
     "StreamDecoder",
     "TreeCache",
     "asked_within",
-    "cache_bytes",
     "check_arguments",
     "check_config",
     "check_inputs",
     "check_memory",
-    "check_model",
     "check_prompts",
     "check_same_size",
     "check_same_source",
-    "check_same_tokens",
-    "check_supported",
     "check_template",
     "conversation_ids",
     "copied_criterion",

@@ -32,7 +32,10 @@ class TreeCache(TransformersCache):
         self.read: tuple[Tensor, ...] = ()
 
     def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
-        """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read."""
+        """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read.
+
+        What would lie before slot 0, in a batch, is written to slot 0.
+        """
         if used > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
         self.used, self.width = used, width
@@ -41,7 +44,7 @@ class TreeCache(TransformersCache):
             self._cut()
         else:
             self.rows = torch.arange(len(starts), device=starts.device).unsqueeze(-1)
-            self.slots = starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
+            self.slots = (starts.unsqueeze(-1) + torch.arange(width, device=starts.device)).clamp_min(0)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -95,22 +98,43 @@ class TreeCache(TransformersCache):
             rows = torch.arange(len(base), device=path.device).unsqueeze(-1)
             self.store[:, rows, :, goal] = self.store[:, rows, :, source]
 
-    def join(self, row: int, other: "TreeCache", length: int | None = None) -> None:
-        """Copy the slots in use of the only row of another cache, or the first `length`, over a row's.
+    def join(self, row: int, other: "TreeCache", length: int) -> None:
+        """Copy the first `length` slots of the only row of another cache over a row's.
 
         Raises:
             UnsupportedModel: they do not fit.
         """
         if other.store is None:  # nothing was scored yet: the prompt is a single token
             return
-        used = other.used if length is None else length
-        if used > self.shape[2]:
-            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
+        if length > self.shape[2]:
+            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {length} are needed.")
         if self.store is None:
             layers, batch, capacity = self.shape
             heads, width = other.store.shape[2], other.store.shape[4]
             self.store = other.store.new_zeros(2 * layers, batch, heads, capacity, width)
-        self.store[:, row, :, :used] = other.store[:, 0, :, :used]
+        self.store[:, row, :, :length] = other.store[:, 0, :, :length]
+
+    def extended(self) -> "TreeCache":
+        """Return a cache with the same slots and an empty row behind the last."""
+        layers, batch, capacity = self.shape
+        more = TreeCache(layers, batch + 1, capacity)
+        if self.store is not None:
+            more.store = torch.cat([self.store, torch.zeros_like(self.store[:, :1])], dim=1)
+        return more
+
+    def of_layers(self, first: int, stop: int | None) -> "TreeCache":
+        """Return a view of the keys of some layers."""
+        return _LayerView(self, first, self.shape[0] if stop is None else stop)
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
+        """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
+        layers, batch, _ = self.shape
+        fewer = TreeCache(layers, batch, slots.shape[1] + room)
+        if self.store is not None:
+            rows = torch.arange(batch, device=slots.device).unsqueeze(-1)
+            kept = self.store[:, rows, :, slots].permute(2, 0, 3, 1, 4)
+            fewer.store = torch.nn.functional.pad(kept, (0, 0, 0, room)).contiguous()
+        return fewer
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use, the new ones not counted."""
@@ -124,6 +148,28 @@ class TreeCache(TransformersCache):
     def is_compileable(self) -> bool:
         """Tell Hugging Face that this cache's reads change length."""
         return False
+
+
+class _LayerView(TreeCache):
+    """Some layers of another cache, which may not be allocated yet."""
+
+    def __init__(self, whole: TreeCache, first: int, stop: int) -> None:
+        super().__init__(stop - first, whole.shape[1], whole.shape[2])
+        self.whole, self.from_layer = whole, first
+
+    def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
+        """Say where the next forward pass writes, in memory that the whole cache may have by now."""
+        if self.whole.store is not None:
+            self.store = self.whole.store.narrow(0, 2 * self.from_layer, 2 * self.shape[0])
+        super().place(starts, width, used)
+
+    def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
+        if self.store is None:
+            whole = self.whole._allocated(key_states, value_states)
+            self.store = whole.narrow(0, 2 * self.from_layer, 2 * self.shape[0])
+            if self.shape[1] == 1:
+                self._cut()
+        return self.store
 
 
 def _stays(path: list[int]) -> bool:

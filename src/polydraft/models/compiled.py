@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import fits_packed
-from polydraft.models.protocol import Cache, Forward
+from polydraft.models.protocol import Cache, Forward, Layer
 
 MOST_TOKENS = 128
 """Passes over more tokens than this per row are prompts: they come once, each with a length of its own."""
@@ -105,12 +105,12 @@ class CompiledModel(HuggingFaceModel):
         self.widths = widths
         self.passes = _passes_of(self.model, backend)
 
-    def new_cache(self, batch: int, capacity: int) -> TreeCache:
+    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
         """Return an empty cache with at least `capacity` slots per row, of a size that passes are compiled for."""
         slots = SLOTS
         while slots < capacity + (self.widths[-1] if self.widths else 0):
             slots *= 2
-        return super().new_cache(batch, slots)
+        return super().new_cache(batch, slots, sources)
 
     @torch.no_grad()
     def forward(
@@ -121,16 +121,25 @@ class CompiledModel(HuggingFaceModel):
         cache: Cache,
         starts: Int[Tensor, "b"],
         *,
-        hidden_layers: tuple[int, ...] = (),
+        hidden_layers: tuple[Layer, ...] = (),
         logits_to_keep: int = 0,
+        embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
         """Score tokens under the mask; see `LanguageModel.forward`."""
         width = tokens.shape[1]
         short = isinstance(cache, TreeCache) and cache.store is not None and width <= MOST_TOKENS
         reads = logits_to_keep and not self.widths  # what is new in a prompt, of a length that will not come again
-        if not short or reads or hidden_layers:
-            options = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
-            return super().forward(tokens, positions, mask, cache, starts, **options)
+        if not short or reads or hidden_layers or embeddings is not None:
+            return super().forward(
+                tokens,
+                positions,
+                mask,
+                cache,
+                starts,
+                hidden_layers=hidden_layers,
+                logits_to_keep=logits_to_keep,
+                embeddings=embeddings,
+            )
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
         keys.place(starts, width, mask.shape[-1])
         filled = (0, full - width)
@@ -138,7 +147,7 @@ class CompiledModel(HuggingFaceModel):
         if full > width:
             seen[:, width:, 0] = True  # attention to nothing is not defined
             tokens, positions = (torch.nn.functional.pad(one, filled) for one in (tokens, positions))
-        slots = starts.unsqueeze(-1) + torch.arange(full, device=starts.device)
+        slots = (starts.unsqueeze(-1) + torch.arange(full, device=starts.device)).clamp_min(0)
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):
             logits = self.passes(keep, keys, tokens, positions.contiguous(), self.four_dimensional(seen), slots)

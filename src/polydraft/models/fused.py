@@ -13,9 +13,10 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.derived import Int8Linear, int8_product
-from polydraft.models.hugging_face import HuggingFaceModel, weights_of
+from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import LARGE, can_pack, packed_product
-from polydraft.models.protocol import Forward
+from polydraft.models.protocol import Forward, Layer
+from polydraft.models.weights import weights_of
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""
@@ -52,12 +53,13 @@ class FusedModel(HuggingFaceModel):
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n m"],
         cache: TreeCache,
-        hidden_layers: tuple[int, ...],
+        hidden_layers: tuple[Layer, ...],
         logits_to_keep: int,
+        embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
-        """Score tokens with joined weights; hidden states are left to the model's own pass."""
-        if hidden_layers:
-            return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep)
+        """Score tokens with joined weights; hidden states and embeddings are left to the model's own pass."""
+        if hidden_layers or embeddings is not None:
+            return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
         return Forward(self.joined.logits(tokens, positions, mask.unsqueeze(1), cache, logits_to_keep), {})
 
 

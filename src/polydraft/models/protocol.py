@@ -1,11 +1,15 @@
 """What the engine needs of a language model: a forward pass under any attention mask, over a cache it can edit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Layer = int | Literal["final"]
+"""Which hidden states: the output of so many layers, 0 being the embedding; or "final", behind the last norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +22,7 @@ class Forward:
     """
 
     logits: Float[Tensor, "b n V"]
-    hidden: dict[int, Float[Tensor, "b s d"]]
+    hidden: dict[Layer, Float[Tensor, "b s d"]]
 
 
 @runtime_checkable
@@ -32,8 +36,20 @@ class Cache(Protocol):
         """
         ...
 
-    def join(self, row: int, other: Any, length: int | None = None) -> None:
-        """Put the only row of another cache of the same model in place of a row, or only its first `length` slots."""
+    def join(self, row: int, other: Any, length: int) -> None:
+        """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
+        ...
+
+    def extended(self) -> "Cache":
+        """Return a cache with the same slots and an empty row behind the last."""
+        ...
+
+    def of_layers(self, first: int, stop: int | None) -> "Cache":
+        """Return a view of the keys of some layers: what is written there is written here."""
+        ...
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
+        """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
         ...
 
 
@@ -56,8 +72,15 @@ class LanguageModel(Protocol):
         """Where inputs must be."""
         ...
 
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        """Return an empty cache with `capacity` slots per row."""
+    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:
+        """Return an empty cache with `capacity` slots per row.
+
+        Args:
+            batch: rows.
+            capacity: slots of each.
+            sources: per row what the model reads beside the text, such as an encoder's input; it is kept with the row.
+                A model that reads nothing else need not take this argument.
+        """
         ...
 
     def forward(
@@ -68,8 +91,9 @@ class LanguageModel(Protocol):
         cache: Cache,
         starts: Int[Tensor, "b"],
         *,
-        hidden_layers: tuple[int, ...] = (),
+        hidden_layers: tuple[Layer, ...] = (),
         logits_to_keep: int = 0,
+        embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
         """Score tokens and store their keys and values in slots starts to starts + n - 1.
 
@@ -79,7 +103,24 @@ class LanguageModel(Protocol):
             mask: True where a token may attend to a slot; m slots are looked at.
             cache: where keys and values are read and written.
             starts: first slot to write, per row.
-            hidden_layers: which layers' hidden states to return; 0 is the embedding.
+            hidden_layers: which layers' hidden states to return.
             logits_to_keep: return logits for the last so many tokens only; 0 for all.
+            embeddings: what enters the first layer instead of the tokens' embeddings; None for those.
         """
+        ...
+
+    def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:
+        """Return the tokens' input embeddings; an id V + i names row i of the table."""
+        ...
+
+    def unembedded(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n V"]:
+        """Return the logits of final hidden states, by the output head."""
+        ...
+
+    def first_layers(self, count: int) -> "LanguageModel":
+        """Return the model of the first layers, with the last norm and the head behind them."""
+        ...
+
+    def last_layers(self, count: int) -> "LanguageModel":
+        """Return the model of all but the first `count` layers, which takes their output as embeddings."""
         ...

@@ -80,7 +80,7 @@ def enumerate_drafts(
     Raises:
         InvalidParameter: k is no integer from 1 to 4095, or K ** k is too large to list.
     """
-    require_count("k", k)
+    require_draft_count("k", k)
     size = draft_probs.shape[-1]
     if size**k > 200_000:
         raise InvalidParameter(f"Listing {k} drafts of {size} tokens means {size**k} cases; at most 200000 are listed.")
@@ -90,7 +90,7 @@ def enumerate_drafts(
     return drafts[probability > 0], probability[probability > 0]
 
 
-def require_count(name: str, value: object) -> None:
+def require_draft_count(name: str, value: object) -> None:
     """Check that a number of drafts is one.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_number
 from polydraft.probs import normalised, overlap
-from polydraft.schemes import require_count
+from polydraft.schemes import require_draft_count
 from polydraft.theory.rows import likeliest, prefix_sums
 
 
@@ -53,7 +53,7 @@ def top_then_sample_acceptance(
     Raises:
         InvalidParameter: k is not an integer from 1 to 4095.
     """
-    require_count("k", k)
+    require_draft_count("k", k)
     draft, target = draft_probs.double(), target_probs.double()
     top = likeliest(draft, torch.full(draft.shape[:-1], k - 1, device=draft.device))
     rest = draft.masked_fill(top, 0.0)

@@ -15,7 +15,7 @@ from polydraft.schemes import (
     Scheme,
     WithoutReplacement,
     check_scheme,
-    require_count,
+    require_draft_count,
 )
 from polydraft.theory.containment import certain_and_drawn, containment_chain
 from polydraft.theory.rows import prefix_sums
@@ -91,7 +91,7 @@ def optimal_acceptance(
         VocabularyMismatch: the rows differ in length.
     """
     check_scheme(scheme, "The optimal acceptance")
-    require_count("k", k)
+    require_draft_count("k", k)
     if draft_probs.shape[-1] != target_probs.shape[-1]:
         raise VocabularyMismatch(
             f"The draft rows have {draft_probs.shape[-1]} tokens and the target rows {target_probs.shape[-1]}; "

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from polydraft.models.fused import draft_model
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.probs import Noise, sample
-from polydraft.training.windows import Windows
+from polydraft.training.windows import TOKEN, Windows
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ def write_own_text(target: PreTrainedModel, text: Path, path: Path, amount: OwnT
 
     Args:
         target: the model that writes, at temperature 1.
-        text: a uint16 token file; every text begins with a window of it at a random place.
+        text: a token file; every text begins with a window of it at a random place.
         path: the token file to write.
         amount: batches in all, those in the file already included, and their sizes.
     """
     model, rows = draft_model(target), amount.rows
-    size = 2 * rows * (amount.given + amount.written)
+    size = np.dtype(TOKEN).itemsize * rows * (amount.given + amount.written)
     done = path.stat().st_size // size if path.is_file() else 0
-    ids = np.memmap(text, dtype=np.uint16, mode="r")
+    ids = np.memmap(text, dtype=TOKEN, mode="r")
     with path.open("ab") as out:
         out.truncate(done * size)
         for batch in tqdm(range(done, amount.batches), "the target writes", initial=done, total=amount.batches):
@@ -63,7 +63,7 @@ def write_own_text(target: PreTrainedModel, text: Path, path: Path, amount: OwnT
             places = torch.randint(len(ids) - amount.given, (rows,), generator=random).tolist()
             beginnings = np.stack([ids[place : place + amount.given] for place in places]).astype(np.int64)
             whole = continued(model, torch.from_numpy(beginnings), amount.written, random)
-            out.write(whole.numpy().astype(np.uint16).tobytes())
+            out.write(whole.numpy().astype(TOKEN).tobytes())
             out.flush()
 
 

@@ -188,7 +188,7 @@ def prepare_text(work: Path, recipe: PairRecipe, collect: Collect) -> PreTrained
     training, held_out = collect()
     tokenizer = train_tokenizer((file.text for file in training[::3]), recipe.vocab_size, recipe.context)
     tokenizer.save_pretrained(str(folder))
-    tokens = encode_files(tokenizer, [file.text for file in training], work / "train.u16")
+    tokens = encode_files(tokenizer, [file.text for file in training], work / "train.u32")
     (work / "held_out.jsonl").write_text("\n".join(json.dumps(asdict(file)) for file in held_out))
     (work / "corpus.json").write_text(json.dumps(_describe(training, held_out, tokens), indent=1))
     return tokenizer
@@ -226,9 +226,9 @@ def train_pair(work: Path, recipe: PairRecipe = PairRecipe(), collect: Collect =
     distilled = train_stage(work, "distil", recipe, recipe.distil, lambda: _load(draft), teacher=extended)
     refined = train_stage(work, "refine", recipe, recipe.refine, lambda: _load(distilled), teacher=extended)
     polished = train_stage(work, "polish", recipe, recipe.polish, lambda: _load(refined), teacher=extended)
-    own = work / "own.u16"
-    write_own_text(_load(extended), work / "train.u16", own, recipe.own_text)
-    text = Alternating(Windows(own, recipe.follow.tokens), Windows(work / "train.u16", recipe.follow.tokens))
+    own = work / "own.u32"
+    write_own_text(_load(extended), work / "train.u32", own, recipe.own_text)
+    text = Alternating(Windows(own, recipe.follow.tokens), Windows(work / "train.u32", recipe.follow.tokens))
     followed = train_stage(work, "follow", recipe, recipe.follow, lambda: _load(polished), teacher=extended, text=text)
     return extended, followed
 
@@ -250,7 +250,7 @@ def train_stage(
     final = folder / "final"
     if final.is_dir():
         return final
-    text = Windows(work / "train.u16", stage.tokens) if text is None else text
+    text = Windows(work / "train.u32", stage.tokens) if text is None else text
     options = trainer_options(start(), folder, text, recipe, stage)
     trainer = NextTokenTrainer(**options) if teacher is None else DistillationTrainer(target=_load(teacher), **options)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)

@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
+TOKEN = np.uint32
+"""The type of a token id in a token file; sixteen bits would wrap the ids of vocabularies over 65,536 tokens."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
@@ -50,13 +52,13 @@ def _python_words():
 
 
 def encode_files(tokenizer: PreTrainedTokenizerFast, texts: list[str], path: Path, chunk: int = 256) -> int:
-    """Write the token ids of all texts, each closed by the end-of-text id, to `path` as uint16; return how many."""
+    """Write the token ids of all texts, each closed by the end-of-text id, to `path`; return how many."""
     end = tokenizer.eos_token_id
     count = 0
     with path.open("wb") as out:
         for first in range(0, len(texts), chunk):
             for ids in tokenizer(texts[first : first + chunk], add_special_tokens=False)["input_ids"]:
-                row = np.asarray([*ids, end], dtype=np.uint16)
+                row = np.asarray([*ids, end], dtype=TOKEN)
                 out.write(row.tobytes())
                 count += row.size
     return count
@@ -66,12 +68,12 @@ class Windows(Dataset[dict[str, Tensor]]):
     """Equal windows of a token file, as `{"input_ids": Int["t"]}`, in file order.
 
     Args:
-        path: a uint16 token file written by `encode_files`.
+        path: a token file written by `encode_files`.
         length: tokens per window.
     """
 
     def __init__(self, path: Path, length: int) -> None:
-        self.ids = np.memmap(path, dtype=np.uint16, mode="r")
+        self.ids = np.memmap(path, dtype=TOKEN, mode="r")
         self.length = length
 
     def __len__(self) -> int:

@@ -31,9 +31,11 @@ from polydraft.trees.policies import (
     Widths,
     largest_shape,
 )
+from polydraft.trees.riders import Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.shape import EAGLE_25, MEDUSA_63, Topology, TreeShape, topology
-from polydraft.trees.tree import Draft, TokenTree, Verdict
+from polydraft.trees.stacked import Piece, Pieces, by_row, in_pieces, stacked_riders, stacked_tree
+from polydraft.trees.tree import Draft, Resume, TokenTree, Verdict
 
 __all__ = [
     "EAGLE_25",
@@ -53,7 +55,11 @@ __all__ = [
     "Frontier",
     "Merged",
     "PathProbability",
+    "Piece",
+    "Pieces",
     "Propose",
+    "Resume",
+    "Riders",
     "TokenProbability",
     "TokenTree",
     "Topology",
@@ -63,6 +69,7 @@ __all__ = [
     "Verdict",
     "Widths",
     "best_shape",
+    "by_row",
     "causal_mask",
     "check_policy",
     "draw_svg",
@@ -72,10 +79,13 @@ __all__ = [
     "fastest_shape",
     "fit_classifier",
     "grow",
+    "in_pieces",
     "is_dynamic",
     "largest_shape",
     "policy_after",
     "policy_joined",
+    "stacked_riders",
+    "stacked_tree",
     "step_seconds",
     "topology",
     "tree_mask",

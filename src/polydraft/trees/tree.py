@@ -1,11 +1,14 @@
 """The values that drafters, verifiers and the engine exchange: token tree, draft and verdict."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.trees.riders import Riders
 from polydraft.trees.shape import Topology, TreeShape, topology
 
 ROOT_ONLY = TreeShape(())
@@ -53,6 +56,19 @@ class TokenTree:
 
 
 @dataclass(frozen=True, eq=False)
+class Resume:
+    """What the target's first layers made of a tree's nodes, root included; their keys lie in the target's cache.
+
+    Args:
+        layers: how many layers.
+        states: their output.
+    """
+
+    layers: int
+    states: Float[Tensor, "b n d"]
+
+
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A token tree together with the laws that its children were drawn from.
 
@@ -71,6 +87,9 @@ class Draft:
             whose shape may follow from what was drawn.
         failure: the error that ended growth early, after drafts had been drawn; None if growth came to its own end.
             The tree is a draft all the same, to be verified as it is; see `trees.grow`.
+        riders: what is to be scored beside the tree; None for nothing.
+        embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
+        resume: what the target's first layers made of the nodes already, where the drafter ran them.
     """
 
     tree: TokenTree
@@ -81,6 +100,9 @@ class Draft:
     whole: bool = False
     most_children: int | None = None
     failure: Exception | None = None
+    riders: Riders | None = None
+    embeddings: Float[Tensor, "e d"] | None = None
+    resume: Resume | None = None
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
@@ -89,6 +111,21 @@ class Draft:
         empty = torch.full_like(tree.tokens, -1)
         probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
         return cls(tree, empty, empty.unsqueeze(-1), probs, most_children=0)
+
+    def of(self, rows: Sequence[int]) -> "Draft":
+        """Return the draft of some rows alone."""
+        own = torch.tensor(list(rows), device=self.atoms.device)
+        tree = TokenTree(self.tree.tokens[own], Topology(self.tree.parents[own]), self.tree.valid[own])
+        return replace(
+            self,
+            tree=tree,
+            atoms=self.atoms[own],
+            shortlist=self.shortlist[own],
+            probs=self.probs[own],
+            scored=None if self.scored is None else self.scored[own],
+            riders=None if self.riders is None else self.riders.of(own),
+            resume=None if self.resume is None else Resume(self.resume.layers, self.resume.states[own]),
+        )
 
     def drafted_atoms(self) -> Int[Tensor, "b n k"]:
         """Return each node's drafts as places in its own shortlist, in drafting order, padded with -1."""
@@ -108,6 +145,22 @@ class Verdict:
     path: Int[Tensor, "b D"]
     length: Int[Tensor, "b"]
     next_token: Int[Tensor, "b"]
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """The rows' accepted drafts as numbers, read back once."""
+        return tuple(map(int, self.length.cpu().numpy()))
+
+    def of(self, rows: Sequence[int]) -> "Verdict":
+        """Return what is kept of some rows, without columns in which none of them has a node."""
+        own = torch.tensor(list(rows), device=self.length.device)
+        length = self.length[own]
+        return Verdict(self.path[own, : int(length.max())], length, self.next_token[own])
+
+    def only(self, rows: Collection[int]) -> "Verdict":
+        """Return the same for those whose drafts count in these rows alone: elsewhere none was kept."""
+        there = torch.tensor([row in rows for row in range(len(self.length))], device=self.length.device)
+        return replace(self, path=self.path.where(there.unsqueeze(-1), -1), length=self.length.where(there, 0))
 
     def tokens(self, tree: TokenTree) -> Int[Tensor, "b E"]:
         """Return the emitted tokens: accepted drafts, then `next_token`, padded with -1."""

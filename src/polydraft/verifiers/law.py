@@ -23,7 +23,7 @@ from polydraft.verifiers.selection.ordered import Numbers, Places, integers, num
 
 @dataclass(frozen=True, eq=False)
 class OutcomeLaw:
-    """The conditional law of the token emitted at a node, given the node's drafts.
+    """The law of the token that a node emits, given the node's drafts.
 
     All entries are non-negative and child.sum(-1) + rest.sum(-1) = 1.
 
@@ -44,9 +44,11 @@ class OutcomeLaw:
 class NodeVerifier(Protocol):
     """A rule that decides, at one node, which draft to keep or what to emit instead.
 
-    Draft rows have the shape of the target's rows; under the `Product` scheme each node has one row per draft. The
-    number of drafts asked for at a node is not told apart from the number present: every scheme returns fewer only
-    where the draft row's support is exhausted, and there both counts have the same law.
+    Draft rows have the shape of the target's rows; under the `Product` scheme each node has one row per draft.
+
+    A rule sees how many drafts are present, not how many were asked for. Nothing is lost by this: a scheme returns
+    fewer drafts than asked for only when the draft row has no more tokens of positive probability, and then both
+    numbers have the same law.
     """
 
     @property
@@ -70,9 +72,9 @@ class NodeVerifier(Protocol):
         draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "*b A"],
     ) -> OutcomeLaw:
-        """Return the outcome law. Rows are on K + 1 atoms, the tail last, where draft_probs is zero.
+        """Return the outcome law. Rows have K + 1 atoms; the last is the tail, where draft_probs is zero.
 
-        The rows are trusted: the engine's are made by `to_probs`. `check_rows` checks those from elsewhere.
+        The rows are trusted, because the engine makes them by `to_probs`. `check_rows` checks rows from elsewhere.
         """
         ...
 
@@ -85,10 +87,10 @@ class NodeVerifier(Protocol):
 
 @runtime_checkable
 class ScalableVerifier(NodeVerifier, Protocol):
-    """A rule that can verify a fraction of the target and knows what it accepts on average; `BottomUp` lifts it.
+    """A rule that can verify a part of the target and knows its average acceptance; `BottomUp` lifts such rules.
 
-    The target mass is a * target with 0 < a <= 1. Averaged over the drafts, the shares of a token sum to its
-    marginal, which is at most its target mass; what is left of the target mass is the residual.
+    The target mass is a * target with 0 < a <= 1. The marginal of a token is the sum of its shares, averaged over the
+    drafts. It is at most the token's target mass; the rest of the target mass is the residual.
     """
 
     def shares(
@@ -109,7 +111,7 @@ class ScalableVerifier(NodeVerifier, Protocol):
 
 @runtime_checkable
 class HostVerifier(Protocol):
-    """A node rule that works on the host, node by node; a CPU asks it only for the nodes that a walk visits."""
+    """A node rule that works on the host, node by node. On a CPU only the nodes that a walk visits are computed."""
 
     def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts and the marginal of all atoms.
@@ -124,7 +126,7 @@ class HostVerifier(Protocol):
 
 @runtime_checkable
 class HostLaw(Protocol):
-    """A node rule on the host whose residual depends on the drafts; `TopDown` asks it for that, not for `at_node`."""
+    """A node rule on the host whose residual depends on the drafts; `TopDown` calls `law_at` instead of `at_node`."""
 
     def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts and, up to a factor, what is emitted if none is accepted."""
@@ -161,9 +163,10 @@ def most_drafts(rule: NodeVerifier | TreeVerifier) -> int:
 
 
 def on_host(rule: NodeVerifier) -> HostVerifier | None:
-    """Return a rule that a CPU may ask node by node, None for others.
+    """Return the rule if it works on the host node by node, else None.
 
-    A rule derived from one of ours may have another law and inherit `at_node`, which is then not its own.
+    A derived rule may define another law and inherit `at_node` from its parent. This `at_node` is not used, since it
+    belongs to the parent's law.
     """
     return rule if isinstance(rule, HostVerifier) and _is_its_own(type(rule)) else None
 

@@ -2,7 +2,7 @@
 
 from polydraft.bench.limits.cases import TREE_SHAPES, NodeCase, TreeCase, node_cases, tree_cases
 from polydraft.bench.limits.figures import draw_figures
-from polydraft.bench.limits.measuring import Plan, Record, fitting, keys_of, measure
+from polydraft.bench.limits.measuring import LimitsSettings, Record, fitting, keys_of, measure
 from polydraft.bench.limits.positions import Models
 from polydraft.bench.limits.records import Results, conditions_of
 from polydraft.bench.limits.summary import NodeResult, TreeResult, as_lines, summarise
@@ -10,10 +10,10 @@ from polydraft.bench.limits.tables import all_tables, as_document, footnotes
 
 __all__ = [
     "TREE_SHAPES",
+    "LimitsSettings",
     "Models",
     "NodeCase",
     "NodeResult",
-    "Plan",
     "Record",
     "Results",
     "TreeCase",

@@ -119,7 +119,7 @@ def tree_cases() -> tuple[TreeCase, ...]:
 
 def _on_chains(line: RuleLine) -> Iterator[TreeCase]:
     rule = line.usual
-    label = line.measured.chains or (line.word if most_drafts(rule) == 1 else "")
+    label = line.measured.chains or (rule.name if most_drafts(rule) == 1 else "")
     lifted = TopDown(rule) if isinstance(rule, NodeVerifier) else rule
     if label and isinstance(lifted, PathVerifier):
         yield TreeCase(label, lifted, chain=True)

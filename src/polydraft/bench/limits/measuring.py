@@ -32,7 +32,7 @@ Acceptance = dict[str, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LimitsSettings:
     """What is measured.
 
     Args:
@@ -145,52 +145,52 @@ class Record:
         return self.task, self.prompt, self.temperature
 
 
-def fitting(models: Models, prompts: Sequence[Prompt], plan: Plan) -> list[Prompt]:
+def fitting(models: Models, prompts: Sequence[Prompt], settings: LimitsSettings) -> list[Prompt]:
     """Return the prompts that leave room for a token in both models' contexts, tasks taking turns.
 
     Raises:
         ContextOverflow: none does.
     """
     room = min(models.target.context, models.draft.context)
-    good = [one for one in prompts if 0 < encode(models.pair, one, plan.excerpt_tokens).shape[1] < room]
+    good = [one for one in prompts if 0 < encode(models.pair, one, settings.excerpt_tokens).shape[1] < room]
     if not good:
         raise ContextOverflow(f"None of the {len(prompts)} prompts fits into a context of {room} tokens.")
     return in_turn(good)
 
 
-def keys_of(prompts: Sequence[Prompt], plan: Plan) -> list[tuple[str, str, float]]:
+def keys_of(prompts: Sequence[Prompt], settings: LimitsSettings) -> list[tuple[str, str, float]]:
     """Return the keys of all records of a run, in the order in which they are measured."""
-    return [(one.task, one.name, temperature) for one in prompts for temperature in plan.temperatures]
+    return [(one.task, one.name, temperature) for one in prompts for temperature in settings.temperatures]
 
 
 def measure(
-    models: Models, prompts: Sequence[Prompt], plan: Plan, done: Collection[tuple[str, str, float]] = ()
+    models: Models, prompts: Sequence[Prompt], settings: LimitsSettings, done: Collection[tuple[str, str, float]] = ()
 ) -> Iterator[Record]:
     """Measure every prompt at every temperature, but for those that are done; records come as they are finished."""
     for prompt in prompts:
-        for temperature in plan.temperatures:
+        for temperature in settings.temperatures:
             if (prompt.task, prompt.name, temperature) not in done:
-                yield measure_one(models, prompt, plan, temperature)
+                yield measure_one(models, prompt, settings, temperature)
 
 
 @torch.no_grad()
-def measure_one(models: Models, prompt: Prompt, plan: Plan, temperature: float) -> Record:
+def measure_one(models: Models, prompt: Prompt, settings: LimitsSettings, temperature: float) -> Record:
     """Generate one text and evaluate all rules along it."""
-    policies = tree_policies(plan.shapes)
-    seed, draft_temperature = seed_of(prompt, plan.seed), plan.draft_temperature_at(temperature)
-    room = most_room(list(policies.values()), plan.max_tokens, plan.tree_every)
-    ids = encode(models.pair, prompt, plan.excerpt_tokens)
-    sample = generate_sample(models, ids, temperature, plan.max_tokens, seed, room)
-    draft_probs, target_probs = rows_on_atoms(sample, temperature, draft_temperature, plan.shortlist)
-    roots = every(sample, plan.tree_every) if plan.tree_every else sample.tokens[:0]
+    policies = tree_policies(settings.shapes)
+    seed, draft_temperature = seed_of(prompt, settings.seed), settings.draft_temperature_at(temperature)
+    room = most_room(list(policies.values()), settings.max_tokens, settings.tree_every)
+    ids = encode(models.pair, prompt, settings.excerpt_tokens)
+    sample = generate_sample(models, ids, temperature, settings.max_tokens, seed, room)
+    draft_probs, target_probs = rows_on_atoms(sample, temperature, draft_temperature, settings.shortlist)
+    roots = every(sample, settings.tree_every) if settings.tree_every else sample.tokens[:0]
     trees = {
         name: accepted_on_trees(
-            sample, roots, policy, plan.tree_cases, (temperature, draft_temperature), plan.shortlist, seed
+            sample, roots, policy, settings.tree_cases, (temperature, draft_temperature), settings.shortlist, seed
         )
         for name, policy in policies.items()
         if len(roots)
     }
-    nodes = acceptance_at_nodes(draft_probs, target_probs, plan.drafts, plan.node_cases, plan.shortlist)
+    nodes = acceptance_at_nodes(draft_probs, target_probs, settings.drafts, settings.node_cases, settings.shortlist)
     return Record(prompt.task, prompt.name, temperature, sample.positions, nodes, len(roots), trees)
 
 

@@ -1,14 +1,10 @@
 """Speed: arms that continue the same prompts in turn, their speed-ups with intervals, and what bounds them."""
 
 from polydraft.bench.speed.arms import PLAIN, Arm, Batch, Generated, drafting_arm, plain_arm, rounded_arm
-from polydraft.bench.speed.closed_form import Bound, bound_of
-from polydraft.bench.speed.equality import Difference, compare_texts, first_difference, logit_margin
 from polydraft.bench.speed.hugging_face import LOOKUP_TOKENS, assisted_arm, hugging_face_arm, lookup_arm
 from polydraft.bench.speed.measure import check_arms, measure_speed, prompts_that_fit
 from polydraft.bench.speed.pages import (
-    bound_table,
     difference_table,
-    draw_speed_figures,
     equality_in_words,
     kind_table,
     lossy_arms,
@@ -16,10 +12,9 @@ from polydraft.bench.speed.pages import (
     verdicts,
     write_report,
 )
-from polydraft.bench.speed.ratios import Pair, SpeedUp, speed_up
 from polydraft.bench.speed.records import SpeedRecord, SpeedResults, read_speed_results, speed_conditions
-from polydraft.bench.speed.schedule import Round, SpeedPlan, left_out, rounds
-from polydraft.bench.speed.summary import ArmResult, Found, differences_in, summarise_speed, typical_load
+from polydraft.bench.speed.schedule import SpeedSettings, left_out, rounds
+from polydraft.bench.speed.summary import ArmResult, differences_in, summarise_speed, typical_load
 
 __all__ = [
     "LOOKUP_TOKENS",
@@ -27,31 +22,19 @@ __all__ = [
     "Arm",
     "ArmResult",
     "Batch",
-    "Bound",
-    "Difference",
-    "Found",
     "Generated",
-    "Pair",
-    "Round",
-    "SpeedPlan",
     "SpeedRecord",
     "SpeedResults",
-    "SpeedUp",
+    "SpeedSettings",
     "assisted_arm",
-    "bound_of",
-    "bound_table",
     "check_arms",
-    "compare_texts",
     "difference_table",
     "differences_in",
     "drafting_arm",
-    "draw_speed_figures",
     "equality_in_words",
-    "first_difference",
     "hugging_face_arm",
     "kind_table",
     "left_out",
-    "logit_margin",
     "lookup_arm",
     "lossy_arms",
     "measure_speed",
@@ -62,7 +45,6 @@ __all__ = [
     "rounds",
     "speed_conditions",
     "speed_table",
-    "speed_up",
     "summarise_speed",
     "typical_load",
     "verdicts",

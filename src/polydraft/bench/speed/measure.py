@@ -12,12 +12,12 @@ from polydraft.bench.prompts import Prompt, in_turn
 from polydraft.bench.speed.arms import PLAIN, Arm, Batch
 from polydraft.bench.speed.equality import compare_texts
 from polydraft.bench.speed.records import SpeedRecord, taking_part
-from polydraft.bench.speed.schedule import Round, RoundKey, SpeedPlan, rounds
+from polydraft.bench.speed.schedule import Round, RoundKey, SpeedSettings, rounds
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
 
 
-def check_arms(arms: Sequence[Arm], plan: SpeedPlan) -> None:
+def check_arms(arms: Sequence[Arm], settings: SpeedSettings) -> None:
     """Check that the arms can be compared.
 
     Raises:
@@ -29,28 +29,30 @@ def check_arms(arms: Sequence[Arm], plan: SpeedPlan) -> None:
     if PLAIN not in names:
         raise InvalidParameter(f"There is no arm {PLAIN!r}, which the others are compared with.")
     for arm in arms:
-        if arm.most_rows is not None and arm.most_rows < min(plan.batch_sizes):
+        if arm.most_rows is not None and arm.most_rows < min(settings.batch_sizes):
             raise InvalidParameter(
                 f"The arm {arm.name} does batches of at most {arm.most_rows}; leave it out or measure that size too."
             )
 
 
-def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], plan: SpeedPlan) -> list[Prompt]:
+def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSettings) -> list[Prompt]:
     """Return the prompts that leave room for all new tokens in both models' contexts, tasks taking turns.
 
     Raises:
         ContextOverflow: none does.
     """
     models = [pair.target] if pair.draft is None else [pair.target, pair.draft]
-    room = min(HuggingFaceModel(model).context for model in models) - plan.max_new_tokens
-    good = [one for one in prompts if 0 < encode(pair, one, plan.excerpt_tokens).shape[1] <= room]
+    room = min(HuggingFaceModel(model).context for model in models) - settings.max_new_tokens
+    good = [one for one in prompts if 0 < encode(pair, one, settings.excerpt_tokens).shape[1] <= room]
     if not good:
-        raise ContextOverflow(f"None of the {len(prompts)} prompts leaves room for {plan.max_new_tokens} new tokens.")
+        raise ContextOverflow(
+            f"None of the {len(prompts)} prompts leaves room for {settings.max_new_tokens} new tokens."
+        )
     return in_turn(good)
 
 
 def measure_speed(
-    pair: Pair, arms: Sequence[Arm], prompts: Sequence[Prompt], plan: SpeedPlan, done: Collection[RoundKey] = ()
+    pair: Pair, arms: Sequence[Arm], prompts: Sequence[Prompt], settings: SpeedSettings, done: Collection[RoundKey] = ()
 ) -> Iterator[list[SpeedRecord]]:
     """Measure all rounds but those that are done; the runs of a round come when it is finished.
 
@@ -61,30 +63,32 @@ def measure_speed(
         pair: the models and their tokenizer.
         arms: what is measured; one of them is plain decoding.
         prompts: what is continued, see `prompts_that_fit`.
-        plan: how it is measured.
+        settings: how it is measured.
         done: rounds that are left out.
 
     Raises:
         InvalidParameter: arms that cannot be compared, or too few prompts for a batch size.
     """
-    check_arms(arms, plan)
+    check_arms(arms, settings)
     warm: set[tuple[float, int]] = set()
-    for one in rounds(prompts, plan):
+    for one in rounds(prompts, settings):
         if one.key in done:
             continue
         part = taking_part(arms, len(one.prompts))
-        batch = Batch.of([encode(pair, prompt, plan.excerpt_tokens) for prompt in one.prompts], plan.until_end)
+        batch = Batch.of([encode(pair, prompt, settings.excerpt_tokens) for prompt in one.prompts], settings.until_end)
         if (one.temperature, len(one.prompts)) not in warm:
             warm.add((one.temperature, len(one.prompts)))
             for arm in part:
-                arm.run(batch, one.temperature, plan.warm_up_tokens, plan.seed)
-        yield measure_round(pair, part, one, batch, plan)
+                arm.run(batch, one.temperature, settings.warm_up_tokens, settings.seed)
+        yield measure_round(pair, part, one, batch, settings)
 
 
-def measure_round(pair: Pair, arms: Sequence[Arm], one: Round, batch: Batch, plan: SpeedPlan) -> list[SpeedRecord]:
+def measure_round(
+    pair: Pair, arms: Sequence[Arm], one: Round, batch: Batch, settings: SpeedSettings
+) -> list[SpeedRecord]:
     """Run every arm once on a batch, in the round's own order, and compare the texts if they must be equal."""
-    turns = one.order(len(arms), plan.seed)
-    runs = [measure_run(arms[number], one, turn, batch, plan) for turn, number in enumerate(turns)]
+    turns = one.order(len(arms), settings.seed)
+    runs = [measure_run(arms[number], one, turn, batch, settings) for turn, number in enumerate(turns)]
     if one.temperature > 0:
         return runs
     model, prompts = HuggingFaceModel(pair.target), [batch.row(row) for row in range(len(one.prompts))]
@@ -96,13 +100,13 @@ def measure_round(pair: Pair, arms: Sequence[Arm], one: Round, batch: Batch, pla
     ]
 
 
-def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, plan: SpeedPlan) -> SpeedRecord:
+def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, settings: SpeedSettings) -> SpeedRecord:
     """Run one arm on a batch against the clock."""
     device, busy = batch.input_ids.device, load()
-    seed = seed_of(one.prompts[0], plan.seed) + one.repeat
+    seed = seed_of(one.prompts[0], settings.seed) + one.repeat
     reset_peak_memory(device)
     begin = _now(device)
-    generated = arm.run(batch, one.temperature, plan.max_new_tokens, seed)
+    generated = arm.run(batch, one.temperature, settings.max_new_tokens, seed)
     seconds = _now(device) - begin
     return SpeedRecord(
         arm=arm.name,

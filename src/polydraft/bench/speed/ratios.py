@@ -10,7 +10,7 @@ from polydraft.bench.bootstrap import Estimate, bootstrap_weights, widening_for_
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedRuns:
     """An arm's run and the plain run of the same prompts, temperature, batch size and repeat.
 
     Args:
@@ -46,7 +46,7 @@ class SpeedUp:
     by_prompt: tuple[float, ...]
 
 
-def speed_up(pairs: Sequence[Sequence[Pair]], seed: int = 0) -> SpeedUp:
+def speed_up(pairs: Sequence[Sequence[PairedRuns]], seed: int = 0) -> SpeedUp:
     """Return an arm's speed-up with 95 % intervals.
 
     Repeats of a prompt depend on each other: they share its text and its difficulty. So prompts are drawn with all

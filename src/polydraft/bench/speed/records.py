@@ -12,7 +12,7 @@ from polydraft.bench.fields import from_fields
 from polydraft.bench.lines import keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
-from polydraft.bench.speed.schedule import RoundKey, SpeedPlan
+from polydraft.bench.speed.schedule import RoundKey, SpeedSettings
 from polydraft.engine import Statistics
 from polydraft.errors import ResultsError
 from polydraft.models import Pair
@@ -169,7 +169,7 @@ class SpeedConditions:
 def speed_conditions(
     pair: Pair,
     arms: Sequence[Arm],
-    plan: SpeedPlan,
+    settings: SpeedSettings,
     names: tuple[str, str | None],
     chat_template: bool | None = None,
 ) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def speed_conditions(
     Args:
         pair: the models.
         arms: what is measured.
-        plan: how it is measured.
+        settings: how it is measured.
         names: the target's and the draft model's.
         chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
     """
@@ -186,7 +186,7 @@ def speed_conditions(
         "target": {"name": names[0], **described(pair.target)},
         "draft": {"name": names[1], **described(pair.draft)} if pair.draft is not None else None,
         "arms": {arm.name: {"lossless": arm.lossless, "description": arm.description} for arm in arms},
-        **plan.conditions(),
+        **settings.conditions(),
         **({} if chat_template is None else {"chat_template": chat_template}),
         "machine": machine(pair.target.device),
         "versions": {**versions(), "transformers": version("transformers")},

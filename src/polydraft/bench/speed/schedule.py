@@ -15,8 +15,11 @@ RoundKey = tuple[str, tuple[str, ...], float, int, int]
 """Task, names of the prompts, temperature, batch size and repeat."""
 
 
+COLDEST = 1e-30
+
+
 @dataclass(frozen=True)
-class SpeedPlan:
+class SpeedSettings:
     """How the arms are measured.
 
     Args:
@@ -45,6 +48,11 @@ class SpeedPlan:
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature)
+            if 0 < temperature < COLDEST:
+                raise InvalidParameter(
+                    f"A temperature is 0 or at least {COLDEST}, since Hugging Face overflows below it, but is "
+                    f"{temperature}."
+                )
         least = {"repeats": 1, "max_new_tokens": 1, "excerpt_tokens": 1, "warm_up_tokens": 1, "seed": 0}
         values = [(name, getattr(self, name), bound) for name, bound in least.items()]
         for name, value, bound in [*values, *(("batch_sizes", size, 1) for size in self.batch_sizes)]:
@@ -87,13 +95,13 @@ class Round:
         return np.random.default_rng([seed, crc32(repr(self.key).encode())]).permutation(arms).tolist()
 
 
-def rounds(prompts: Sequence[Prompt], plan: SpeedPlan) -> list[Round]:
+def rounds(prompts: Sequence[Prompt], settings: SpeedSettings) -> list[Round]:
     """Return all rounds; repeats come last and tasks take turns, so that a slow drift of the machine hits all alike."""
     return [
         Round(batch, temperature, repeat)
-        for repeat in range(plan.repeats)
-        for batch in _in_turn([list(batches(prompts, size)) for size in plan.batch_sizes])
-        for temperature in plan.temperatures
+        for repeat in range(settings.repeats)
+        for batch in _in_turn([list(batches(prompts, size)) for size in settings.batch_sizes])
+        for temperature in settings.temperatures
     ]
 
 
@@ -110,9 +118,9 @@ def batches(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]
     yield from _in_turn(found)
 
 
-def left_out(prompts: Sequence[Prompt], plan: SpeedPlan) -> dict[int, int]:
+def left_out(prompts: Sequence[Prompt], settings: SpeedSettings) -> dict[int, int]:
     """Return for each batch size how many prompts fill no batch."""
-    used = {size: sum(map(len, batches(prompts, size))) for size in plan.batch_sizes}
+    used = {size: sum(map(len, batches(prompts, size))) for size in settings.batch_sizes}
     return {size: len(prompts) - count for size, count in used.items() if count < len(prompts)}
 
 

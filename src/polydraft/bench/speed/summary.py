@@ -12,7 +12,7 @@ from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.closed_form import Bound, bound_of
 from polydraft.bench.speed.equality import Difference
-from polydraft.bench.speed.ratios import Pair, SpeedUp, speed_up
+from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.records import SpeedRecord
 from polydraft.engine import Statistics, summed
 
@@ -149,8 +149,8 @@ def _result(own: Sequence[SpeedRecord], plain: Sequence[SpeedRecord], task: str,
     )
 
 
-def _pair(own: SpeedRecord, plain: SpeedRecord) -> Pair:
-    return Pair(own.new_tokens, own.seconds, plain.new_tokens, plain.seconds)
+def _pair(own: SpeedRecord, plain: SpeedRecord) -> PairedRuns:
+    return PairedRuns(own.new_tokens, own.seconds, plain.new_tokens, plain.seconds)
 
 
 def _timed(parts: Sequence[Statistics], records: Sequence[SpeedRecord]) -> Statistics:

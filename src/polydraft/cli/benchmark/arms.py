@@ -9,7 +9,7 @@ from polydraft.bench.speed import (
     LOOKUP_TOKENS,
     PLAIN,
     Arm,
-    SpeedPlan,
+    SpeedSettings,
     assisted_arm,
     drafting_arm,
     hugging_face_arm,
@@ -131,7 +131,7 @@ def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:
     )
 
 
-def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], plan: SpeedPlan) -> list[Arm]:
+def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSettings) -> list[Arm]:
     """Return the arms, plain decoding first; no spellings are all the usual arms that the models and batches allow.
 
     Raises:
@@ -140,7 +140,7 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], plan: SpeedPlan) ->
     if not spellings:
         usual = [spell_arm(name) for name in DEFAULT_ARMS if pair.draft is not None or name != "hf-assisted"]
         arms = [_arm(pair, one) for one in usual]
-        return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(plan.batch_sizes)]
+        return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(settings.batch_sizes)]
     arms = [_arm(pair, one) for one in spellings]
     return arms if any(arm.name == PLAIN for arm in arms) else [plain_arm(pair.target), *arms]
 

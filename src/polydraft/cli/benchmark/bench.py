@@ -14,9 +14,9 @@ from polydraft.bench.speed import (
     PLAIN,
     Arm,
     ArmResult,
-    SpeedPlan,
     SpeedRecord,
     SpeedResults,
+    SpeedSettings,
     check_arms,
     difference_table,
     differences_in,
@@ -48,7 +48,7 @@ class BenchRequest:
     `excerpts` tells whether the length of excerpts was given.
     """
 
-    plan: SpeedPlan
+    settings: SpeedSettings
     arms: tuple[str, ...] = ()
     target: str | None = None
     draft: str | None = None
@@ -73,14 +73,14 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     prompts = _checked(request, drafting_arms(spellings))
     with notes.status("Loading the models ..."):
         pair = _load(request)
-    arms = build_arms(pair, spellings, request.plan)
-    check_arms(arms, request.plan)
-    fit = prompts_that_fit(pair, prompts, request.plan)
-    _say_what_is_left_out(notes, fit, len(prompts), request.plan)
+    arms = build_arms(pair, spellings, request.settings)
+    check_arms(arms, request.settings)
+    fit = prompts_that_fit(pair, prompts, request.settings)
+    _say_what_is_left_out(notes, fit, len(prompts), request.settings)
     names = (request.target or "embedded pair", request.draft or (None if request.target else "embedded pair"))
-    conditions = speed_conditions(pair, arms, request.plan, names, request.chat_template)
+    conditions = speed_conditions(pair, arms, request.settings, names, request.chat_template)
     results = SpeedResults(conditions, request.out)
-    interrupted = measure_all(pair, arms, fit, request.plan, results, notes)
+    interrupted = measure_all(pair, arms, fit, request.settings, results, notes)
     show = print_json if as_json else print_results
     show(results.conditions, results.records, interrupted=interrupted, out=None if quiet else request.out)
     wrong = [one for one in differences_in(results.records) if one.arm not in lossy_arms(results.conditions)]
@@ -105,23 +105,28 @@ def _load(request: BenchRequest) -> Pair:
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
-def _say_what_is_left_out(notes: Console, fit: Sequence[Prompt], given: int, plan: SpeedPlan) -> None:
+def _say_what_is_left_out(notes: Console, fit: Sequence[Prompt], given: int, settings: SpeedSettings) -> None:
     if len(fit) < given:
         notes.print(f"{given - len(fit)} of {given} prompts leave no room for the new tokens; left out.")
-    for size, count in left_out(fit, plan).items():
+    for size, count in left_out(fit, settings).items():
         notes.print(f"Batches of {size}: {count} of {len(fit)} prompts fill no batch; left out.")
 
 
 def measure_all(
-    pair: Pair, arms: Sequence[Arm], prompts: Sequence[Prompt], plan: SpeedPlan, results: SpeedResults, notes: Console
+    pair: Pair,
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    settings: SpeedSettings,
+    results: SpeedResults,
+    notes: Console,
 ) -> bool:
     """Measure the rounds that are missing, with a progress bar; return whether the user interrupted it."""
-    all_rounds = {one.key for one in rounds(prompts, plan)}
+    all_rounds = {one.key for one in rounds(prompts, settings)}
     done = results.done(arms) & all_rounds
     with progress_bar(notes) as progress:
         task = progress.add_task(f"rounds of {len(arms)} arms", total=len(all_rounds), completed=len(done))
         try:
-            for records in measure_speed(pair, arms, prompts, plan, done):
+            for records in measure_speed(pair, arms, prompts, settings, done):
                 results.add(records)
                 progress.advance(task)
         except KeyboardInterrupt:

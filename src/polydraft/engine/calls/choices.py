@@ -13,7 +13,7 @@ from polydraft.engine.defaults import as_drafter, default_drafter, default_polic
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, largest_shape
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
@@ -51,6 +51,11 @@ class Parts:
     verifier: TreeVerifier
     policy: TreePolicy
 
+    @property
+    def room(self) -> int:
+        """The key slots that one step needs beside the text's own."""
+        return largest_shape(self.policy).size + self.drafter.riders + 1
+
 
 def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingParams) -> Parts:
     """Return the parts that the choices mean, with defaults for those that are not made.
@@ -63,7 +68,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     drafter = chosen_drafter(given, target, compile=choices.compile)
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
-    if only_a_model and not (choices.compile or policy or verifier):
+    if only_a_model and not (choices.compile or policy):
         drafter = default_drafter(drafter, params, target.device)
     return Parts(drafter, verifier or default_verifier(drafter, params), policy or default_policy(drafter, params))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters import Text
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import Cache, HuggingFaceModel, LanguageModel, same_model, weights_of
+from polydraft.models import HuggingFaceModel, LanguageModel, same_model, weights_of
+from polydraft.reading import Reader, Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +19,14 @@ class Past:
     Args:
         target: the model that read the text.
         text: one row, the prompt and what was written.
-        cache: the target's keys and values of all tokens but the last.
+        reader: the target, which has read all tokens but the last.
         drafts: the drafter's state.
         weights: what the target's weights were when it began to read (`state_of`).
     """
 
     target: LanguageModel
     text: Text
-    cache: Cache
+    reader: Reader
     drafts: Any
     weights: object
 

@@ -43,7 +43,7 @@ class Visit:
     target_probs: Float[Tensor, " A"]
 
 
-class Witness:
+class RecordingVerifier:
     """A tree verifier that leaves its last draft, target rows and verdict in `seen`."""
 
     def __init__(self, verifier: TreeVerifier) -> None:

@@ -11,13 +11,14 @@ from jaxtyping import Int
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Session, Text
+from polydraft.drafters import Drafter, Session
 from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Reader, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, Widths, causal_mask, step_seconds, topology, tree_mask
+from polydraft.trees import Chain, Fixed, TokenTree, TreePolicy, TreeShape, Widths, step_seconds, topology
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 FRONTIERS = (1, 2, 4, 8, 16, 32)
@@ -111,17 +112,13 @@ def time_target(
     All sizes are timed in turn, round after round, so that what else the machine does disturbs them alike.
     """
     sizes = _up_to(SIZES, most)
-    base = torch.full_like(tokens[0, :1], tokens.shape[1])
-    cache = model.new_cache(1, tokens.shape[1] + most)
-    positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-    mask = causal_mask(base, tokens.shape[1])
-    model.forward(tokens, positions, mask, cache, torch.zeros_like(base), logits_to_keep=1)
+    text = Text(tokens, torch.full_like(tokens[0, :1], tokens.shape[1]))
+    reader, _ = Reader.new(model, 1, tokens.shape[1] + most).catch_up(text)
 
     def score(nodes: int) -> None:
-        tree = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)
-        seen = tree_mask(tree.ancestors, base, tokens.shape[1] + nodes)
-        there = (base.unsqueeze(-1) + tree.depth).clamp_max(model.context - 1)
-        model.forward(tokens[:, -1:].expand(1, nodes), there, seen, cache, base)
+        shape = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)
+        drafted = tokens[:, -1:].expand(1, nodes)
+        reader.score(text, TokenTree(drafted, shape, torch.ones_like(drafted, dtype=torch.bool)))
 
     tasks = {nodes: partial(score, nodes) for nodes in sizes}
     return Curve.through(_timed(tasks, model.device, rounds, on_progress))
@@ -144,7 +141,8 @@ def time_draft(
     with none, over three. The rest of a tree's time is its start: the root's level takes up two tokens.
     """
     text = Text(torch.nn.functional.pad(tokens, (0, 1)), torch.full_like(tokens[0, :1], tokens.shape[1]))
-    state = drafter.start(text, Session(SamplingParams(), tokens.shape[1] + (LEVELS + 1) * most + 2, vocab_size))
+    room = tokens.shape[1] + (LEVELS + 1) * most + 2
+    state = drafter.read(drafter.start(text, Session(SamplingParams(), room, vocab_size)), text, None)
     noise = Noise.from_seed(0, 1)
 
     def draft(policy: TreePolicy) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
-from polydraft.engine.planning.acceptance import OBSERVED, Visit, Witness, steps, tally
+from polydraft.engine.planning.acceptance import OBSERVED, RecordingVerifier, Visit, steps, tally
 from polydraft.engine.planning.costs import ROUNDS, Curve, StepCosts, time_draft, time_target
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
@@ -263,7 +263,7 @@ def _watched(task: _Task, rule: TreeVerifier, params: SamplingParams, widest: in
 
 
 def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: TreePolicy) -> _Watched:
-    witness, effort = Witness(rule), task.effort
+    recording, effort = RecordingVerifier(rule), task.effort
     options: dict[str, Any] = {"temperature": params.temperature, "seed": effort.seed, "policy": policy}
     options |= {"top_k": 0} if params.temperature else {}
     seen: list[Visit] = []
@@ -274,11 +274,11 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
         run = stream(task.pair.target, prompt, drafter=NoDraft(), verifier=rule, max_new_tokens=shorter, **options)
         plain.extend(seconds for seconds, _ in steps(run))
         run = stream(
-            task.pair.target, prompt, drafter=task.drafter, verifier=witness, max_new_tokens=effort.tokens, **options
+            task.pair.target, prompt, drafter=task.drafter, verifier=recording, max_new_tokens=effort.tokens, **options
         )
         for seconds, _ in steps(run):
             drafted.append(seconds)
-            seen.extend(witness.visits())
+            seen.extend(recording.visits())
         task.on_progress(f"generating, temperature {params.temperature:g}", done, len(task.prompts))
     return _Watched(seen, max(0.0, median(drafted)), max(0.0, median(plain)))
 

@@ -6,16 +6,34 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Text
 from polydraft.errors import InvalidDraft
+from polydraft.reading import Text
 from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
+from polydraft.trees import Draft, Piece, Pieces, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
 
 TOLERANCE = 1e-4
 """How far the sum of a draft row may be from one."""
 
 
-def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft:
+def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft | Pieces:
+    """Return what can be verified of a draft, or of drafts by row; see `checked_draft`.
+
+    Raises:
+        InvalidDraft: nothing can be.
+    """
+    if not isinstance(draft, Pieces):
+        return checked_draft(draft, text, scheme, policy, vocab_size)
+    if sorted(row for piece in draft.pieces for row in piece.rows) != list(range(len(text.lengths))):
+        raise InvalidDraft("The draft's pieces must have every row once.")
+    return Pieces(
+        tuple(
+            Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size))
+            for one in draft.pieces
+        )
+    )
+
+
+def checked_draft(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft:
     """Return a draft that can be verified; `failure` says what had to be repaired.
 
     Two things are repaired, neither of which depends on the drafts that it changes. Ids that the target does not have

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from polydraft.drafters import Drafter, NoDraft, Session, Text, is_sound, resumed
+from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
-from polydraft.errors import UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidDraft, UnpairedScheme, VocabularyMismatch
+from polydraft.models import LanguageModel
 from polydraft.probs import Noise
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, Pieces, TreePolicy, in_pieces
 
 MENDABLE = (UnpairedScheme, VocabularyMismatch)
 """Errors of pairing, which a user has to mend."""
@@ -24,12 +26,13 @@ class Failed:
     reason: str
 
 
-class Guarded:
+class Guarded(Drafter):
     """Wrap a drafter so that an error in it ends drafting, not generation.
 
     What it proposes is checked, unless it is sound. The output stays exact: a tree of the root alone is plain decoding,
     and what was drawn before an error is verified if it can be (`Draft.failure`). The first error is warned about once
-    and kept in `failure`. Errors of pairing (scheme, vocabulary) are the user's to mend and pass through.
+    and kept in `failure`; the rows of its state are decoded without drafts to their ends. Errors of pairing (scheme,
+    vocabulary) are the user's to mend and pass through.
 
     `failure` may be given: then nothing is drafted from the beginning.
 
@@ -38,76 +41,101 @@ class Guarded:
 
     def __init__(self, drafter: Drafter, failure: str = "") -> None:
         self.drafter = drafter
-        self.name = drafter.name
-        self.reads_hidden = drafter.reads_hidden
         self.failure = failure
+        self._refused = failure
+        self._open = False  # whether the failure is of a step that may yet be taken again
         self._sound = is_sound(drafter)
         self._vocab_size = 0
-        self._failed: Failed | None = None  # in this step: `draft` writes it, `commit` reads it
+        self.name, self.reads, self.riders = drafter.name, drafter.reads, drafter.riders
 
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
         self.drafter.check(scheme)
 
+    def models(self) -> tuple[LanguageModel, ...] | None:
+        """Return the drafter's."""
+        return self.drafter.models()
+
     def start(self, text: Text, session: Session) -> Any:
         """Start the drafter, or note its failure."""
-        return self._begun(session, partial(self.drafter.start, text, session))
-
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
-        """Resume the drafter, or start it anew if it had failed."""
-        if isinstance(state, Failed):
-            return self.start(text, session)
-        return self._begun(session, partial(resumed, self.drafter, state, before, text, known, session))
-
-    def _begun(self, session: Session, begin: Callable[[], Any]) -> Any:
         self._vocab_size = session.vocab_size
-        if self.failure:
-            return Failed(self.failure)
-        try:
-            return begin()
-        except MENDABLE:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
-            return self._fail(error)
+        return Failed(self._refused) if self._refused else self._tried(partial(self.drafter.start, text, session))
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        """Let the drafter read, unless it has failed."""
+        return state if self.ended(state) else self._tried(partial(self.drafter.read, state, text, features))
+
+    def draft(
+        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Any]:
         """Draft, or propose nothing once the drafter has failed."""
-        self._failed = None
         if not isinstance(state, Failed):
             try:
-                draft = self.drafter.draft(state, text, scheme, policy, noise)
-                if not self._sound:
-                    draft = checked(draft, text, scheme, policy, self._vocab_size)
+                draft, after = self._drafted(state, text, scheme, policy, noise)
             except MENDABLE:
                 raise
-            except Exception as error:  # noqa: BLE001  as above
-                self._failed = self._fail(error)
+            except Exception as error:  # noqa: BLE001  as below
+                state, self._open = self._fail(error), True
             else:
-                self._failed = None if draft.failure is None else self._fail(draft.failure)
-                return draft
-        return NoDraft().draft(None, text, scheme, policy, noise)
+                failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
+                if failure is None:
+                    return draft, after
+                self._open = True
+                return draft, self._fail(failure)
+        return Draft.nothing(text.last()), state
 
-    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
+    def commit(self, state: Any, step: Step) -> Any:
         """Commit, or do nothing once the drafter has failed."""
         if isinstance(state, Failed):
+            self._open = False
             return state
-        if self._failed is not None:
-            return self._failed
-        try:
-            after = self.drafter.commit(state, text, verdict)
-        except Exception as error:  # noqa: BLE001  as above
-            return self._fail(error)
-        self.failure = ""  # what failed in an interrupted step and works when it is taken again has not failed
+        after = self._tried(partial(self.drafter.commit, state, step))
+        if self._open and not isinstance(after, Failed):
+            self.failure = ""  # what failed in an interrupted step and works when it is taken again has not failed
+        self._open = False
         return after
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         """Let a new text join, or do nothing once the drafter has failed."""
-        for one in (state, other):
-            if isinstance(one, Failed):
-                return one
+        failed = next((one for one in (state, other) if isinstance(one, Failed)), None)
+        return failed or self._tried(partial(self.drafter.join, state, row, other))
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Let the drafter forget."""
+        return state if self.ended(state) else self._tried(partial(self.drafter.rewind, state, row, length))
+
+    def leave(self, state: Any, row: int) -> Any:
+        """Tell the drafter that a text is over."""
+        return state if self.ended(state) else self._tried(partial(self.drafter.leave, state, row))
+
+    def ended(self, state: Any) -> bool:
+        """Tell whether the drafter has failed, or says itself that nothing will come."""
+        return isinstance(state, Failed) or self.drafter.ended(state)
+
+    def continues(self, state: Any) -> bool:
+        """Ask the drafter, unless it had failed."""
+        return not isinstance(state, Failed) and self.drafter.continues(state)
+
+    def _drafted(
+        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Any]:
+        """Draft, and check what comes.
+
+        Raises:
+            InvalidDraft: nothing can be verified.
+        """
+        answer: object = self.drafter.draft(state, text, scheme, policy, noise)
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
+        draft, after = answer
+        return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size)), after
+
+    def _tried(self, verb: Callable[[], Any]) -> Any:
         try:
-            return self.drafter.join(state, row, other)
-        except Exception as error:  # noqa: BLE001  as above
+            return verb()
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
             return self._fail(error)
 
     def _fail(self, error: Exception) -> Failed:

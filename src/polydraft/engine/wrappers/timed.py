@@ -1,17 +1,20 @@
 """Stopwatches around models, drafters and verifiers, so that the algorithms themselves know nothing of time."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from polydraft.drafters import Drafter, Session, Text, resumed
+from polydraft.drafters import Drafter, Session
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, Pieces, TreePolicy, Verdict
 from polydraft.verifiers import TreeVerifier
 
 
@@ -54,53 +57,90 @@ class TimedModel:
         self.context = model.context
         self.device = model.device
 
-    def new_cache(self, batch: int, capacity: int) -> Cache:
+    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:
         """Return the model's own cache."""
-        return self.model.new_cache(batch, capacity)
+        return self.model.new_cache(batch, capacity, *(() if sources is None else (sources,)))
 
     def forward(self, *inputs: Any, logits_to_keep: int = 0, **options: Any) -> Forward:
         """Run the model's forward pass against the clock."""
         with self.watch.charge("prefill" if logits_to_keep else "target"):
             return self.model.forward(*inputs, logits_to_keep=logits_to_keep, **options)
 
+    def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:
+        """Return the model's own embeddings."""
+        return self.model.embedded(tokens, table)
 
-class TimedDrafter:
+    def unembedded(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n V"]:
+        """Return the logits of the model's own head."""
+        return self.model.unembedded(states)
+
+    def first_layers(self, count: int) -> LanguageModel:
+        """Return the model of the first layers, which drafts, and whose time is the drafter's."""
+        return self.model.first_layers(count)
+
+    def last_layers(self, count: int) -> LanguageModel:
+        """Return the model of the last layers, against the clock."""
+        return TimedModel(self.model.last_layers(count), self.watch)
+
+
+class TimedDrafter(Drafter):
     """A drafter whose work is charged to "draft", its reading of the prompt to "prefill"."""
 
     def __init__(self, drafter: Drafter, watch: Stopwatch) -> None:
         self.drafter = drafter
         self.watch = watch
-        self.name = drafter.name
-        self.reads_hidden = drafter.reads_hidden
+        self.name, self.reads, self.riders = drafter.name, drafter.reads, drafter.riders
 
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
         self.drafter.check(scheme)
+
+    def models(self) -> tuple[LanguageModel, ...] | None:
+        """Return the drafter's."""
+        return self.drafter.models()
 
     def start(self, text: Text, session: Session) -> Any:
         """Start against the clock."""
         with self.watch.charge("prefill"):
             return self.drafter.start(text, session)
 
-    def resume(self, state: Any, before: Text, text: Text, known: int, session: Session) -> Any:
-        """Resume against the clock."""
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        """Read against the clock."""
         with self.watch.charge("prefill"):
-            return resumed(self.drafter, state, before, text, known, session)
+            return self.drafter.read(state, text, features)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(
+        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Any]:
         """Draft against the clock."""
         with self.watch.charge("draft"):
             return self.drafter.draft(state, text, scheme, policy, noise)
 
-    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
+    def commit(self, state: Any, step: Step) -> Any:
         """Commit against the clock."""
         with self.watch.charge("draft"):
-            return self.drafter.commit(state, text, verdict)
+            return self.drafter.commit(state, step)
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         """Join against the clock."""
         with self.watch.charge("prefill"):
             return self.drafter.join(state, row, other)
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Pass it on."""
+        return self.drafter.rewind(state, row, length)
+
+    def leave(self, state: Any, row: int) -> Any:
+        """Pass it on."""
+        return self.drafter.leave(state, row)
+
+    def ended(self, state: Any) -> bool:
+        """Pass the question on."""
+        return self.drafter.ended(state)
+
+    def continues(self, state: Any) -> bool:
+        """Pass the question on."""
+        return self.drafter.continues(state)
 
 
 class TimedVerifier:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
+from polydraft.engine.calls.choices import Parts
 from polydraft.engine.decode import Method
 from polydraft.engine.planner import Planner, relative_cost
 from polydraft.engine.wrappers.guarded import Guarded
@@ -41,6 +43,22 @@ class Watched:
         self._relative = relative_cost(target, drafter) if self._planner else 0.0
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
         self.method = Method(model, drafts, self._witness or timed, policy, keeps_scores)
+        self._others: dict[int, tuple[Parts, Guarded, Method]] = {}
+
+    def method_of(self, parts: Parts) -> Method:
+        """Return the method of a text that has parts of its own, the same one for the same parts."""
+        if id(parts) not in self._others:
+            guard, usual = Guarded(parts.drafter), self.method
+            verifier = TimedVerifier(parts.verifier, self._watch)
+            method = replace(usual, drafter=TimedDrafter(guard, self._watch), verifier=verifier, policy=parts.policy)
+            self._others[id(parts)] = parts, guard, method
+        return self._others[id(parts)][2]
+
+    @property
+    def _failure(self) -> str:
+        """Why a drafter failed; empty if none did."""
+        guards = (self._guard, *(guard for _, guard, _ in self._others.values()))
+        return next((guard.failure for guard in guards if guard.failure), "")
 
     def opens(self, length: int, left: int, rows: int, sampled: bool) -> None:
         """Tell a planner what begins; the arguments are those of `Planner.opens`."""
@@ -57,7 +75,7 @@ class Watched:
             self._torn = True  # nobody knows what the step took that is then finished or taken again
             raise
         finally:
-            statistics.note(self._watch.seconds, self._guard.failure)
+            statistics.note(self._watch.seconds, self._failure)
 
     def learn(self, block: Block) -> None:
         """Let a planner learn from a step, unless it was torn by an interrupt: then its time is no lesson."""

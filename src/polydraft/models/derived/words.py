@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from polydraft.errors import InvalidParameter
 from polydraft.models.derived.int8 import in_int8
 from polydraft.models.derived.layers import without_layers
-from polydraft.models.hugging_face import weights_of
+from polydraft.models.weights import weights_of
 
 BEGINNING = "self:"
 INT8 = "int8"

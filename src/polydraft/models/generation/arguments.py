@@ -122,6 +122,9 @@ REFUSED: Mapping[str, Refusal] = {
 }
 """What would change the text, or ask for what polydraft does not have, by name."""
 
+FLAGS = ("output_scores", "output_logits", "return_dict_in_generate")
+"""Arguments that are asked whether they are set."""
+
 OF_A_CALL_THAT_ENDS: Mapping[str, Refusal] = {
     "streamer": Refusal("iterate over the run, which yields tokens as they come", (None,)),
     "return_dict_in_generate": Refusal("a run has its statistics itself; leave it out"),
@@ -164,10 +167,24 @@ def check_arguments(model: nn.Module, options: Mapping[str, Any], besides: Mappi
             _check(name, value, refusal)
         elif name not in HONOURED and value is not None:
             raise InvalidParameter(_unknown(model, name))
-    guided = options.get("guidance_scale") or getattr(options.get("generation_config"), "guidance_scale", None)
+    for name in FLAGS:
+        asked_for(name, options.get(name))
+    guided = options.get("guidance_scale")
+    guided = getattr(options.get("generation_config"), "guidance_scale", None) if guided is None else guided
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask"):
-        if options.get(name) is not None and guided in (None, 1):
+        if options.get(name) is not None and (guided is None or (isinstance(guided, int | float) and guided == 1)):
             raise InvalidParameter(f"{name} needs guidance_scale, which says how much it counts.")
+
+
+def asked_for(name: str, value: object) -> bool:
+    """Return whether a flag is set; None counts as not.
+
+    Raises:
+        InvalidParameter: the value is neither True nor False.
+    """
+    if value is not None and not (isinstance(value, int) and value in (0, 1)):
+        raise InvalidParameter(f"{name} must be True or False, but is {shown(value)}.")
+    return bool(value)
 
 
 def check_config(given: GenerationConfig | None, own: GenerationConfig | None) -> None:

@@ -36,6 +36,7 @@ from polydraft.models.generation.arguments import (
     DRAFTING,
     REFUSED,
     Refusal,
+    asked_for,
     check_arguments,
     check_config,
     require_count,
@@ -283,8 +284,8 @@ def take_apart(
         eos=eos,
         pad=pad if pad is not None else min(eos, default=0),
         max_length=min(one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)),
-        wants_scores=bool(config.output_scores),
-        wants_logits=bool(config.output_logits),
+        wants_scores=asked_for("output_scores", config.output_scores),
+        wants_logits=asked_for("output_logits", config.output_logits),
     )
 
 

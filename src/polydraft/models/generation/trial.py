@@ -32,7 +32,7 @@ class Behaviour(Enum):
     serial = "it keeps state that cannot be copied, or it cannot be tried"
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A text, another of the same length that ends otherwise, and scores."""
 
     text: Int[Tensor, "1 t"]
@@ -83,7 +83,7 @@ def _tried(processor: Call, forked: Callable[[Call], Call], prompt: Int[Tensor, 
 def _serves_rows(
     forked: Callable[[Call], Call],
     processor: Call,
-    led: tuple[list[Asked], list[Tensor]],
+    led: tuple[list[Question], list[Tensor]],
     prompt: Int[Tensor, "1 t"],
     vocab_size: int,
 ) -> bool:
@@ -99,20 +99,20 @@ def _serves_rows(
     return _alike([torch.cat(pair) for pair in zip(led[1], theirs, strict=True)], together)
 
 
-def _led(twin: Call, prompt: Int[Tensor, "1 t"], vocab_size: int, seed: int) -> tuple[list[Asked], list[Tensor]]:
+def _led(twin: Call, prompt: Int[Tensor, "1 t"], vocab_size: int, seed: int) -> tuple[list[Question], list[Tensor]]:
     """Lead a copy along a text of its own choice; return what it was asked and what it answered."""
     (numbers,) = Noise.from_seed(seed, 1).generators
-    asked, answers, text, other = list[Asked](), list[Tensor](), prompt, prompt
+    asked, answers, text, other = list[Question](), list[Tensor](), prompt, prompt
     for _ in range(STEPS):
         scores = torch.randn(1, vocab_size, generator=numbers).to(prompt.device)
-        asked.append(Asked(text, other, scores))
+        asked.append(Question(text, other, scores))
         answers.append(_answer(twin, text, scores))
         likeliest = answers[-1].argsort(dim=-1, descending=True)[:, :2]
         other, text = (torch.cat([text, token], dim=-1) for token in (likeliest[:, -1:], likeliest[:, :1]))
     return asked, answers
 
 
-def _is_stateless(twin: Call, asked: list[Asked], answers: list[Tensor]) -> bool:
+def _is_stateless(twin: Call, asked: list[Question], answers: list[Tensor]) -> bool:
     """Tell whether a copy gives the same answers in any order, any number of times, and to several rows at once."""
     before = traces(twin)
     try:

@@ -2,7 +2,6 @@
 
 from polydraft.models.gguf.alone import alone
 from polydraft.models.gguf.checking import check_gguf
-from polydraft.models.gguf.contents import Contents, read_contents
 from polydraft.models.gguf.unpacking import unpacked
 
-__all__ = ["Contents", "alone", "check_gguf", "read_contents", "unpacked"]
+__all__ = ["alone", "check_gguf", "unpacked"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme
-from polydraft.trees.dynamic.numbering import Level, Scored, numbered
+from polydraft.trees.dynamic.numbering import DrawnLevel, Proposal, numbered
 from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
 from polydraft.trees.frontier import MENDABLE, Frontier, Propose
 from polydraft.trees.tree import Draft
@@ -30,12 +30,12 @@ def grow_dynamic(
     """
     check_policy(policy, scheme)
     bounds = policy.shape
-    levels, scored = [Level.of_root(root)], list[Scored]()
+    levels, proposals = [DrawnLevel.of_root(root)], list[Proposal]()
     drawn: Drawn | None = None
     failure: Exception | None = None
-    while len(scored) < bounds.depth:
+    while len(proposals) < bounds.depth:
         try:
-            grown = _expanded(policy, scheme, propose, noise, levels, scored, drawn)
+            grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn)
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -46,13 +46,13 @@ def grow_dynamic(
         if grown is None:
             break
         levels[-1] = grown.level
-        scored.append(grown.scored)
+        proposals.append(grown.proposal)
         if grown.children is None:
             break
         children, drawn = grown.children
         levels.append(children)
     keep = policy.keep if isinstance(policy, PruningPolicy) else None
-    draft = numbered(root, levels, scored, keep)
+    draft = numbered(root, levels, proposals, keep)
     return replace(draft, most_children=bounds.max_children, failure=failure)
 
 
@@ -62,13 +62,13 @@ class _Expanded:
 
     Args:
         level: they themselves, with the numbers of those that were opened.
-        scored: what the drafter proposed for these.
+        proposal: what the drafter proposed for these.
         children: the nodes of the next depth, and the policy's view of them; None if nothing was to be drawn.
     """
 
-    level: Level
-    scored: Scored
-    children: tuple[Level, Drawn] | None
+    level: DrawnLevel
+    proposal: Proposal
+    children: tuple[DrawnLevel, Drawn] | None
 
 
 def _expanded(
@@ -76,27 +76,27 @@ def _expanded(
     scheme: Scheme,
     propose: Propose,
     noise: Noise,
-    levels: list[Level],
-    scored: list[Scored],
+    levels: list[DrawnLevel],
+    proposals: list[Proposal],
     drawn: Drawn | None,
 ) -> _Expanded | None:
     """Open some of the deepest nodes and draw their children; return None if none is opened."""
     is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
     if not bool(is_open.any()):
         return None
-    level, frontier = _opened(levels[-1], is_open, scored)
+    level, frontier = _opened(levels[-1], is_open, proposals)
     listed, law = propose(frontier.frontier)
     rows = law.mean(dim=-2) if law.dim() == 4 else law
-    view = Opened(len(scored), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
+    view = Opened(len(proposals), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
     counts = policy.counts(view).where(frontier.there, 0)
     most = int(counts.max())
     if most == 0:
-        return _Expanded(level, Scored(frontier.frontier, listed, law), None)
+        return _Expanded(level, Proposal(frontier.frontier, listed, law), None)
     members = _members(policy, view, law, most)
     law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
-    uniforms = _uniforms(policy, scheme, listed, law, len(scored), noise)
+    uniforms = _uniforms(policy, scheme, listed, law, len(proposals), noise)
     children = _children(view, frontier, listed, scheme.sample(law, counts, uniforms, most), members)
-    return _Expanded(level, Scored(frontier.frontier, listed, law), children)
+    return _Expanded(level, Proposal(frontier.frontier, listed, law), children)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,21 +116,21 @@ class _Open:
     places: Int[Tensor, "b f"]
 
 
-def _opened(level: Level, is_open: Bool[Tensor, "b c"], scored: list[Scored]) -> tuple[Level, _Open]:
+def _opened(level: DrawnLevel, is_open: Bool[Tensor, "b c"], proposals: list[Proposal]) -> tuple[DrawnLevel, _Open]:
     """Number the open nodes of a level after those scored before; return the level with these numbers."""
-    first = scored[-1].frontier.nodes.stop if scored else 0
+    first = proposals[-1].frontier.nodes.stop if proposals else 0
     width = int(is_open.sum(dim=-1).max())
     places = is_open.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
     there = is_open.gather(-1, places)
     nodes = range(first, first + width)
     own = torch.eye(width, dtype=torch.bool, device=places.device).expand(len(places), -1, -1)
-    if scored:
-        above = scored[-1].frontier
+    if proposals:
+        above = proposals[-1].frontier
         parents = (level.parents.gather(-1, places) - above.nodes.start).clamp_min(0).unsqueeze(-1)
         inherited = above.ancestors.gather(1, parents.expand(-1, -1, above.ancestors.shape[-1]))
         own = torch.cat([inherited, own], dim=-1)
     numbers = torch.arange(first, nodes.stop, device=places.device).where(there, -1)
-    frontier = Frontier(nodes, level.tokens.gather(-1, places), len(scored), own)
+    frontier = Frontier(nodes, level.tokens.gather(-1, places), len(proposals), own)
     return level.numbered(places, numbers), _Open(frontier, there, level.path.gather(-1, places), places)
 
 
@@ -140,7 +140,7 @@ def _children(
     listed: Int[Tensor, "b f K"],
     drafts: Int[Tensor, "b f k"],
     members: Int[Tensor, "b f k"],
-) -> tuple[Level, Drawn]:
+) -> tuple[DrawnLevel, Drawn]:
     """Turn the drafts of open nodes into the nodes of the next depth, those present first in each row."""
     most = drafts.shape[-1]
     alive = ((drafts >= 0) & view.there.unsqueeze(-1)).flatten(1)
@@ -149,7 +149,7 @@ def _children(
     there, above = alive.gather(-1, places), places // most
     atoms = drafts.clamp_min(0)
     chance = view.rows.gather(-1, atoms).flatten(1).gather(-1, places)
-    level = Level(
+    level = DrawnLevel(
         tokens=listed.gather(-1, atoms).flatten(1).gather(-1, places).clamp_min(0),
         atoms=drafts.flatten(1).gather(-1, places).where(there, -1),
         there=there,
@@ -176,7 +176,7 @@ def _row_of_each(law: Float[Tensor, "b f J K"], members: Int[Tensor, "b f k"]) -
     return law.gather(-2, members.unsqueeze(-1).expand(*members.shape, law.shape[-1]))
 
 
-def _drafts_so_far(levels: list[Level]) -> Int[Tensor, "b"]:
+def _drafts_so_far(levels: list[DrawnLevel]) -> Int[Tensor, "b"]:
     return torch.stack([level.there.sum(dim=-1) for level in levels]).sum(dim=0) - 1
 
 

@@ -1,4 +1,4 @@
-"""From levels as they were drawn to numbered trees: what is kept, in order, without gaps, padded at the end."""
+"""Number the nodes of a drawn tree: drop some, keep the order, leave no gaps, and pad each row at its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Keep = Callable[[Float[Tensor, "b n"], Bool[Tensor, "b n"]], Bool[Tensor, "b n"]
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class DrawnLevel:
     """The nodes of one depth, those present first in each row.
 
     Args:
@@ -36,20 +36,20 @@ class Level:
     scored: Int[Tensor, "b c"]
 
     @classmethod
-    def of_root(cls, root: Int[Tensor, "b"]) -> "Level":
+    def of_root(cls, root: Int[Tensor, "b"]) -> "DrawnLevel":
         """Return the level of the roots."""
         tokens = root.unsqueeze(-1)
         absent = torch.full_like(tokens, -1)
         there, path = torch.ones_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.float64)
         return cls(tokens, absent, there, absent, path, absent)
 
-    def numbered(self, places: Int[Tensor, "b f"], numbers: Int[Tensor, "b f"]) -> "Level":
+    def numbered(self, places: Int[Tensor, "b f"], numbers: Int[Tensor, "b f"]) -> "DrawnLevel":
         """Return the level with the numbers of the nodes at these places among the scored ones."""
         return replace(self, scored=self.scored.scatter(-1, places, numbers))
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class Proposal:
     """The open nodes of one depth with what the drafter proposed for them."""
 
     frontier: Frontier
@@ -57,7 +57,7 @@ class Scored:
     law: Float[Tensor, "b f *J K"]
 
 
-def numbered(root: Int[Tensor, "b"], levels: list[Level], scored: list[Scored], keep: Keep | None) -> Draft:
+def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[Proposal], keep: Keep | None) -> Draft:
     """Return the draft of all kept nodes.
 
     Each row's nodes keep their order, parents before children; rows with fewer than the largest are padded with a
@@ -76,8 +76,8 @@ def numbered(root: Int[Tensor, "b"], levels: list[Level], scored: list[Scored], 
     busy = torch.zeros_like(valid).scatter(-1, parents[:, 1:].where(valid[:, 1:], 0), True)
     rows = torch.arange(len(root), device=root.device).unsqueeze(-1)
     row_of = own.clamp_min(0)
-    listed = torch.cat([one.listed for one in scored], dim=1)[rows, row_of]
-    law = torch.cat(_alike([one.law for one in scored]), dim=1)[rows, row_of]
+    listed = torch.cat([one.listed for one in proposals], dim=1)[rows, row_of]
+    law = torch.cat(_alike([one.law for one in proposals]), dim=1)[rows, row_of]
     return Draft(
         tree,
         drawn.atoms.gather(-1, order).where(valid, -1),
@@ -95,8 +95,8 @@ def _alike(laws: list[Float[Tensor, "b _ ..."]]) -> list[Float[Tensor, "b _ ..."
     return [law[:, :, torch.arange(most, device=law.device).clamp_max(law.shape[2] - 1)] for law in laws]
 
 
-def _joined(levels: list[Level]) -> Level:
-    return Level(
+def _joined(levels: list[DrawnLevel]) -> DrawnLevel:
+    return DrawnLevel(
         torch.cat([level.tokens for level in levels], dim=-1),
         torch.cat([level.atoms for level in levels], dim=-1),
         torch.cat([level.there for level in levels], dim=-1),
@@ -107,7 +107,7 @@ def _joined(levels: list[Level]) -> Level:
 
 
 def _parents(
-    drawn: Level, kept: Bool[Tensor, "b m"], order: Int[Tensor, "b n"], valid: Bool[Tensor, "b n"]
+    drawn: DrawnLevel, kept: Bool[Tensor, "b m"], order: Int[Tensor, "b n"], valid: Bool[Tensor, "b n"]
 ) -> Int[Tensor, "b n"]:
     """Return the kept nodes' parents in the final numbering; a padding node's is the node before it."""
     number = kept.long().cumsum(dim=-1) - 1

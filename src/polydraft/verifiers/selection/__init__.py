@@ -1,3 +1,3 @@
-"""Selection: which draft to take so that every token is taken with a given probability, averaged over the drafts."""
+"""Selection: which draft a rule takes. Averaged over the drafts, each token is taken with a given probability."""
 
 __all__ = []

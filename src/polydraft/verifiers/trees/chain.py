@@ -1,4 +1,8 @@
-"""Chains drawn from whole rows: rules that are speculative sampling with one draft, read where the path ends."""
+"""A short cut for chains: with one draft a node, most rules are speculative sampling, which needs few rows.
+
+Speculative sampling accepts a draft with probability min(1, target / draft). If the drafts are drawn from whole rows,
+the path follows from the drafts' own probabilities. Only the row at its end is read, for the next token.
+"""
 
 from dataclasses import dataclass
 
@@ -30,14 +34,14 @@ BEST_WITH_ONE = (
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
 )
-"""The rules that come to the best coupling at a node with one draft."""
+"""The rules that are speculative sampling at a node with one draft, which is optimal there."""
 
 
 def is_whole(draft: Draft) -> bool:
     """Tell whether a draft is a chain drawn from whole rows.
 
-    A verifier may ask this of the grown tree, since what follows is a short cut: the same law given the draft. It must
-    not take another law by it (`ByShape`).
+    A verifier may look at the grown tree for this, because the short cut has the same law given the draft. It must not
+    choose another law by what was drawn (`ByShape` says why).
     """
     return draft.whole and draft.tree.topology.width == 1
 
@@ -45,7 +49,7 @@ def is_whole(draft: Draft) -> bool:
 def is_speculative(rule: NodeVerifier, draft: Draft) -> bool:
     """Tell whether a draft is a chain drawn from whole rows, and the rule verifies it by speculative sampling.
 
-    A rule derived from one of these may have another law, so it is asked for that.
+    The test is for the exact class: a class derived from one of these rules may have another law.
     """
     return is_whole(draft) and type(rule) in BEST_WITH_ONE and is_drawn(rule.scheme)
 

@@ -1,0 +1,7 @@
+"""Many texts through one running batch: the call, the run, and the prompts."""
+
+from polydraft.engine.many.asked import Completed
+from polydraft.engine.many.call import generate_many
+from polydraft.engine.many.run import ManyRun
+
+__all__ = ["Completed", "ManyRun", "generate_many"]

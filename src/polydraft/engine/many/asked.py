@@ -1,0 +1,248 @@
+"""Prompts that wait for a slot: their options, seeds, drafters and rules, and what became of them."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from polydraft.engine.calls.choices import (
+    Choices,
+    Parts,
+    chosen_parts,
+)
+from polydraft.engine.generate import row_laws, row_limits
+from polydraft.engine.slots import Request
+from polydraft.engine.target_law import TargetLaw
+from polydraft.errors import ContextOverflow, InvalidParameter
+from polydraft.models import (
+    OF_ONE_CALL,
+    HuggingFaceModel,
+    Serial,
+    check_prompts,
+    copied_criterion,
+    one_row,
+    prepare_by_hugging_face,
+    prompts_by_name,
+    take_apart,
+)
+from polydraft.probs import Noise, SamplingParams
+from polydraft.trees import ChoosingPolicy
+
+Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
+"""One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
+LARGEST_SEED = 2**62
+CHOICES = ("drafter", "verifier", "policy")
+NAMES_BYTES = 4
+"""A name becomes a number of this many bytes: from small seeds come seeds below 2^53, that JSON readers keep."""
+
+
+@dataclass
+class Completed:
+    """What became of one prompt.
+
+    Args:
+        name: its name, or its place among the prompts.
+        tokens: the new tokens.
+        finish: why the text ended: "eos", "stop", "length" or "context"; "refused" if it was never begun.
+        error: why it was refused; else empty.
+        target_calls: the target's passes that this text took part in, after its prompt.
+        accepted: how many of the tokens were drafted.
+        seed: its own seed: `generate` with it, and with the drafter, verifier and policy of this run, gives this text.
+    """
+
+    name: Hashable
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    error: str = ""
+    target_calls: int = 0
+    accepted: int = 0
+    seed: int = 0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per target call, the next token included; NaN for a text that was refused."""
+        return len(self.tokens) / self.target_calls if self.target_calls else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A prompt that waits: its name, its tokens, its own seed, options that it has instead of the common ones, and its
+    own drafter, verifier and policy, if it has any.
+    """
+
+    name: Hashable
+    tokens: Int[Tensor, " t"]
+    seed: int
+    own: Mapping[str, Any]
+    parts: Parts | None = None
+
+
+def asked_prompts(
+    target: HuggingFaceModel,
+    prompts: object,
+    seed: int,
+    per_prompt: Mapping[Any, Mapping[str, Any]],
+) -> Iterator[Asked]:
+    """Give every prompt its own options and its seed."""
+    named = prompts_by_name(prompts)
+    if not isinstance(per_prompt, Mapping) or not all(isinstance(own, Mapping) for own in per_prompt.values()):
+        raise InvalidParameter("per_prompt must hold options by name for prompts by name, such as {0: {'seed': 1}}.")
+    strange = [name for name in per_prompt if name not in named]
+    if strange:
+        raise InvalidParameter(f"per_prompt has options for {strange[0]!r}, but there is no such prompt.")
+    for place, (name, tokens) in enumerate(named.items()):
+        own = dict(per_prompt.get(name, {}))
+        its_seed = own.pop("seed", None)
+        if its_seed is None:
+            its_seed = Noise.of_row(_checked_seed(seed), _number(name, place)).generators[0].initial_seed()
+        yield Asked(name, _ids(name, tokens, target), _checked_seed(its_seed, 2**63), own)
+
+
+def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _"]:
+    """Return a prompt's token ids as a tensor.
+
+    Raises:
+        InvalidParameter: they are something else.
+    """
+    try:
+        ids = torch.as_tensor(one_row(tokens), device=target.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
+    if ids.dim() != 1:
+        raise InvalidParameter(f"Prompt {name!r} must be one row of token ids, but has shape {tuple(ids.shape)}.")
+    return ids if len(ids) else ids.long()
+
+
+def _number(name: Hashable, place: int) -> int:
+    """Return the number that a prompt's random numbers follow: its name, or a digest of it; else its place."""
+    if isinstance(name, int):
+        return name % 256**NAMES_BYTES
+    if isinstance(name, str):
+        return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=NAMES_BYTES).digest())
+    return place
+
+
+def _checked_seed(seed: object, below: int = LARGEST_SEED) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < below:
+        raise InvalidParameter(f"seed must be an integer >= 0 and below 2^{below.bit_length() - 1}, but is {seed!r}.")
+    return seed
+
+
+def checked_prompt(target: HuggingFaceModel, asked: Asked) -> Asked | Completed:
+    """Return the prompt, or why it cannot be continued."""
+    count, reason = len(asked.tokens), ""
+    if not count:
+        reason = "The prompt is empty: give at least one token."
+    elif count >= target.context:
+        reason = f"The prompt has {count} tokens, but at most {target.context} fit, one of them new."
+    else:
+        reason = _strange(asked.tokens, target.vocab_size)
+    return Completed(asked.name, finish="refused", error=reason, seed=asked.seed) if reason else asked
+
+
+def _strange(tokens: Int[Tensor, " _"], vocab_size: int) -> str:
+    """Return what is wrong with token ids, or nothing."""
+    try:
+        check_prompts(tokens.unsqueeze(0), vocab_size)
+    except InvalidParameter as error:
+        return str(error)
+    return ""
+
+
+def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapping[str, Any]) -> int:
+    """Return the length of the longest text: among prompts with the same options, that of the longest prompt."""
+    groups: dict[str, Asked] = {}
+    for one in asked:
+        key = repr(sorted(one.own.items()))
+        if key not in groups or len(groups[key].tokens) < len(one.tokens):
+            groups[key] = one
+    return max((_limit(target, one, options) for one in groups.values()), default=1)
+
+
+def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> int:
+    try:
+        return request_for(target, asked, options).limits.max_length
+    except ContextOverflow:  # a prompt that will be refused; the others end at max_length
+        return min({**options, **asked.own}["max_length"], target.context)
+
+
+def with_parts(
+    asked: Sequence[Asked],
+    common: Choices,
+    target: HuggingFaceModel,
+    law: TargetLaw,
+    usual: Parts,
+    options: Mapping[str, Any],
+) -> tuple[Asked, ...]:
+    """Give every prompt that has a drafter, verifier or policy of its own the parts that these mean.
+
+    Prompts that name the same have the same parts, and share their passes.
+    """
+    known: list[tuple[tuple[object, ...], Parts]] = []
+    found: list[Asked] = []
+    for one in asked:
+        own = {name: one.own[name] for name in CHOICES if name in one.own}
+        if not own:
+            found.append(one)
+            continue
+        rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
+        params = request_for(target, rest, options).law.params if rest.own else law.params
+        key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)
+        parts = next((parts for other, parts in known if _same(other, key)), None)
+        if parts is None:
+            parts = chosen_parts(replace(common, **own), target, params)
+            parts = _refused_planner(one, parts)
+            known.append((key, parts))
+        found.append(replace(rest, parts=parts))
+    return tuple(found)
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Tell whether two choices are the same objects, or equal words and numbers."""
+    plain = (str, int, tuple, SamplingParams)
+    pairs = zip(one, other, strict=True)
+    return all(left is right or (isinstance(left, plain) and left == right) for left, right in pairs)
+
+
+def _refused_planner(asked: Asked, parts: Parts) -> Parts:
+    """Refuse a planner of one prompt: it plans for a whole batch.
+
+    Raises:
+        InvalidParameter: the policy is one.
+    """
+    if isinstance(parts.policy, ChoosingPolicy):
+        raise InvalidParameter(f"Prompt {asked.name!r} has a planner of its own; give it as policy for all prompts.")
+    return parts
+
+
+def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) -> Request:
+    """Prepare a prompt as Hugging Face's `generate` does.
+
+    Raises:
+        ContextOverflow: the prompt is longer than the options allow.
+        InvalidParameter: an option that is refused, unknown or outside its range, or a processor that cannot be run.
+    """
+
+    def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> Request:
+        criteria, config = given["stopping_criteria"], given["generation_config"]
+        prepared = take_apart(input_ids, given["logits_processor"], criteria, None, config, target.vocab_size)
+        serial = [one.name for one in prepared.processors[0] if isinstance(one, Serial)]
+        if serial:
+            raise InvalidParameter(
+                f"{serial[0]} keeps state between calls and cannot be copied, so it cannot run beside other texts; "
+                "call polydraft.generate for each, or give its class a method fork()."
+            )
+        (law,), (limits,) = row_laws(prepared), row_limits(prepared, target.context)
+        limits = replace(limits, criteria=tuple(map(copied_criterion, limits.criteria)))
+        return Request(asked.name, asked.tokens, law, limits, Noise.from_seed(asked.seed, 1))
+
+    options = {**common, **asked.own}
+    length, most = len(asked.tokens), options.get("max_length")
+    if most is not None and options.get("max_new_tokens") is None and length >= most:
+        raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
+    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options, OF_ONE_CALL)

@@ -1,0 +1,108 @@
+"""The public call: many prompts in one running batch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from polydraft.drafters import Drafter
+from polydraft.engine.calls.choices import (
+    Choices,
+    chosen_parts,
+    with_hugging_faces_words,
+)
+from polydraft.engine.decode import check_drafting
+from polydraft.engine.defaults import target_model
+from polydraft.engine.many.asked import (
+    LARGEST_SEED,
+    Asked,
+    Completed,
+    Prompt,
+    asked_prompts,
+    checked_prompt,
+    longest_text,
+    request_for,
+    with_parts,
+)
+from polydraft.engine.many.run import ManyRun, ManySetup
+from polydraft.engine.target_law import TargetLaw
+from polydraft.models import (
+    OF_ONE_CALL,
+    HuggingFaceModel,
+    check_arguments,
+    check_memory,
+    drafting_asked_for,
+    require_count,
+)
+from polydraft.trees import TreePolicy, TreeShape
+from polydraft.verifiers import NodeVerifier, TreeVerifier
+
+
+def generate_many(
+    model: nn.Module,
+    prompts: Mapping[Any, Prompt] | Sequence[Prompt] | Sequence[int] | Int[Tensor, "..."] | np.ndarray,
+    *,
+    batch_size: int = 8,
+    drafter: Drafter | nn.Module | str | Path | None = None,
+    verifier: TreeVerifier | NodeVerifier | str | None = None,
+    policy: TreePolicy | TreeShape | Sequence[int] | str | int | None = None,
+    seed: int | None = None,
+    per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
+    compile: bool = False,
+    **options: Any,
+) -> ManyRun:
+    """Continue many prompts in one running batch, and return an iterator over the texts as they end.
+
+    Every text is the one that its prompt gets alone with the seed that comes with it (`Completed.seed`), up to the
+    rounding of a batch's arithmetic. That seed follows from `seed` and the prompt's name, so that the text does not
+    depend on the other prompts, their order or the batch size.
+
+    Args:
+        model: a Hugging Face causal model, the target.
+        prompts: token ids, as tensors or lists, by name, or a list of these, whose names are their places. Names are
+            numbers or texts; the seeds of prompts with other names follow from their places. A prompt may also be what
+            a tokenizer or `apply_chat_template` returns, and so may all of them together; padding is left out.
+        batch_size: texts in progress at a time.
+        drafter: as for `generate`.
+        verifier: as for `generate`, where the default follows from the options of all prompts, not those of one.
+        policy: likewise.
+        seed: fixes the texts.
+        per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed,
+            and `drafter`, `verifier` and `policy` are its own too.
+        compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
+        **options: Hugging Face's generation arguments.
+
+    Raises:
+        InvalidParameter: batch_size below 1 or too large for the memory, an option outside its range, or options for a
+            prompt that there is not. A prompt that cannot be continued is no error of the run: it is yielded, with the
+            reason, and if that is its length, first.
+        UnpairedScheme: a drafter that cannot draft as the verifier needs.
+    """
+    require_count("batch_size", batch_size)
+    choices = Choices(drafter, verifier, policy, compile=compile)
+    target = target_model(model, compile=compile)
+    check_arguments(model, options, OF_ONE_CALL)
+    choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
+    start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
+    tried = [checked_prompt(target, one) for one in asked_prompts(target, prompts, start, per_prompt or {})]
+    asked = tuple(one for one in tried if isinstance(one, Asked))
+    refused = tuple(one for one in tried if isinstance(one, Completed))
+    token = torch.zeros(1, dtype=torch.int64, device=target.device)
+    law = request_for(target, Asked("", token, 0, {}), options).law if asked else TargetLaw()
+    parts = chosen_parts(choices, target, law.params)
+    asked = with_parts(asked, choices, target, law, parts, options)
+    every = [parts, *(one.parts for one in asked if one.parts)]
+    for one in every:
+        check_drafting(one.drafter, one.verifier, one.policy)
+    size = min(batch_size, len(asked))
+    capacity = longest_text(target, asked, options) + max(one.room for one in every)
+    if asked:
+        models = {id(model): model for one in every for model in one.drafter.models() or ()}
+        caches = [model for model in models.values() if isinstance(model, HuggingFaceModel)]
+        check_memory([target, *caches], size, capacity)
+    setup = ManySetup(target, parts.drafter, parts.verifier, parts.policy, law, options, size, capacity, asked, refused)
+    return ManyRun(setup)

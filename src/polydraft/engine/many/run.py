@@ -1,0 +1,195 @@
+"""Many texts in progress: each slot takes the next prompt as soon as its text has ended."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polydraft.drafters import Drafter
+from polydraft.engine.block import Emission, Statistics
+from polydraft.engine.many.asked import Asked, Completed, request_for
+from polydraft.engine.slots import Round, Slots
+from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.wrappers.watched import Watched
+from polydraft.errors import ContextOverflow
+from polydraft.models import (
+    HuggingFaceModel,
+)
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import TreeVerifier
+
+
+@dataclass(frozen=True, eq=False)
+class ManySetup:
+    """Everything that determines a run over many prompts.
+
+    Args:
+        target: the model.
+        drafter: proposes token trees.
+        verifier: decides what to keep of them.
+        policy: the trees' shape.
+        law: of a prompt without options of its own; for its sampling settings the drafter drafts.
+        options: Hugging Face's generation arguments that the prompts have in common.
+        size: the number of slots.
+        capacity: key slots of each.
+        asked: the prompts that can be continued.
+        refused: those that cannot, with the reason.
+    """
+
+    target: HuggingFaceModel
+    drafter: Drafter
+    verifier: TreeVerifier
+    policy: TreePolicy
+    law: TargetLaw
+    options: Mapping[str, Any]
+    size: int
+    capacity: int
+    asked: tuple[Asked, ...]
+    refused: tuple[Completed, ...]
+
+
+class ManyRun:
+    """Iterate over completed texts, in the order in which they end; `statistics` grows with every step.
+
+    A text depends on its prompt, its options and its seed alone, not on the batch size or its neighbours. Stopping
+    early loses nothing that was yielded. After an interrupt or an error, wherever it came from, the run goes on when it
+    is asked again, and every text is still yielded once; an error that lasts is raised again. Whoever wants the floor
+    between steps, for a progress bar or to stop in good order, calls `step` until the run is `over`.
+    """
+
+    def __init__(self, setup: ManySetup) -> None:
+        self.setup = setup
+        self.statistics = Statistics(in_force=setup.law.in_force)
+        self._asked = {one.name: one for one in setup.asked}
+        self._gains: dict[Hashable, list[Emission]] = {}  # of the texts in progress, step by step
+        self._ended = _Ended(texts=setup.refused)
+        self._learnt = 0
+        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy)
+        self._slots = self._open() if setup.asked else None
+
+    @property
+    def over(self) -> bool:
+        """Whether every text has ended and was handed over."""
+        return not (self._ended.left or self._goes_on())
+
+    def step(self) -> list[Completed]:
+        """Let prompts join the free slots, take one step, and return the texts that have ended since the last call."""
+        if self._slots is not None and self._goes_on():
+            self._advance(self._slots)
+        ended, after = [*self._ended.waiting], self._ended.without(self._ended.left)
+        self._ended = after  # last: no signal comes between this and the return, so a text is handed over once
+        return ended
+
+    def __iter__(self) -> Iterator[Completed]:
+        return self
+
+    def __next__(self) -> Completed:
+        while not self._ended.left:
+            if self._slots is None or not self._goes_on():
+                raise StopIteration
+            self._advance(self._slots)
+        text, after = self._ended.texts[self._ended.handed], self._ended.without(1)
+        self._ended = after  # last, likewise
+        return text
+
+    def _open(self) -> Slots:
+        setup = self.setup
+        longest = max(len(one.tokens) for one in setup.asked)
+        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.law.params.temperature > 0)
+        return Slots(self._watched.method, setup.size, setup.capacity, setup.law.params)
+
+    def _goes_on(self) -> bool:
+        """Tell whether a prompt waits, a text is in progress, or a step was taken and not noted."""
+        slots, noted = self._slots, self._ended.steps
+        return slots is not None and bool(
+            self._next(slots) < len(self.setup.asked) or slots.requests or (slots.last and slots.last.number > noted)
+        )
+
+    def _next(self, slots: Slots) -> int:
+        """Return the place of the next prompt: all before it have joined or were refused."""
+        return slots.joined + self._ended.refused
+
+    def _advance(self, slots: Slots) -> None:
+        """Take a step, unless the last is still to be noted, and note it."""
+        if slots.last is None or slots.last.number == self._ended.steps:
+            with self._watched.counting(self.statistics):
+                while slots.free and self._next(slots) < len(self.setup.asked):
+                    self._join(slots, self.setup.asked[self._next(slots)])
+                if slots.requests:
+                    slots.step()
+        if slots.last is not None and slots.last.number > self._ended.steps:
+            self._note(slots.last)
+
+    def _join(self, slots: Slots, asked: Asked) -> None:
+        """Score a prompt in a free slot, or note why that cannot be."""
+        try:
+            request = request_for(self.setup.target, asked, self.setup.options)
+            slots.join(replace(request, method=self._watched.method_of(asked.parts)) if asked.parts else request)
+        except ContextOverflow as error:
+            refused = Completed(asked.name, finish="refused", error=str(error), seed=asked.seed)
+            self._ended = self._ended.with_refused(refused)
+
+    def _note(self, last: Round) -> None:
+        """Count a step, once however often this is called before it is through."""
+        if self.statistics.steps < last.number:
+            begun = (request for slot, request in last.requests.items() if last.steps[slot] == 1)
+            self.statistics.add(last.block, prompt_read=sum(len(request.tokens) for request in begun))
+        for slot, gained in last.block.rows.items():
+            gains = self._gains.setdefault(last.requests[slot].name, [])
+            gains[last.steps[slot] - 1 :] = [gained]
+        if self._learnt < last.number:
+            self._learnt = last.number
+            self._watched.learn(last.block)
+        names = [last.requests[slot].name for slot, gained in last.block.rows.items() if gained.finish]
+        self._ended = self._ended.with_texts(last.number, [self._completed(name) for name in names])
+        for name in names:
+            self._gains.pop(name, None)
+
+    def _completed(self, name: Hashable) -> Completed:
+        gains = self._gains[name]
+        return Completed(
+            name,
+            tokens=[token for gained in gains for token in gained.tokens],
+            finish=gains[-1].finish,
+            target_calls=len(gains),
+            accepted=sum(gained.accepted for gained in gains),
+            seed=self._asked[name].seed,
+        )
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The texts that have ended and what is known of them; every change takes its place at once, or not at all.
+
+    Args:
+        texts: those that were noted last.
+        handed: how many of these were handed over.
+        steps: how many steps were noted.
+        refused: how many prompts were refused when it was their turn.
+    """
+
+    texts: tuple[Completed, ...] = ()
+    handed: int = 0
+    steps: int = 0
+    refused: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many texts are to be handed over."""
+        return len(self.texts) - self.handed
+
+    @property
+    def waiting(self) -> tuple[Completed, ...]:
+        """The texts to hand over."""
+        return self.texts[self.handed :]
+
+    def without(self, count: int) -> "_Ended":
+        """Return what is left after the first were handed over."""
+        return replace(self, handed=self.handed + count)
+
+    def with_refused(self, refused: Completed) -> "_Ended":
+        """Add a prompt that was refused."""
+        return replace(self, texts=(*self.waiting, refused), handed=0, refused=self.refused + 1)
+
+    def with_texts(self, step: int, ended: Sequence[Completed]) -> "_Ended":
+        """Add the texts that ended with a step."""
+        return replace(self, texts=(*self.waiting, *ended), handed=0, steps=step)

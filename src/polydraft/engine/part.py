@@ -1,0 +1,162 @@
+"""Some rows of a batch with one drafter, one verifier and one policy: rows of a batch need not have the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.drafters import Drafter
+from polydraft.engine.wrappers.door import known_tokens, with_unknown
+from polydraft.probs import Noise
+from polydraft.reading import Features, Step, Text
+from polydraft.trees import (
+    Draft,
+    Piece,
+    TokenTree,
+    TreePolicy,
+    Verdict,
+    in_pieces,
+    policy_after,
+    policy_joined,
+    stacked_riders,
+)
+from polydraft.verifiers import TreeVerifier
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What drafts for some rows of a batch, and verifies.
+
+    Args:
+        drafter: proposes token trees.
+        verifier: decides what to keep of them.
+        policy: the policy of the next tree; another than the first if it learns from what was accepted.
+        state: the drafter's state, of rows of its own.
+        rows: which row of the batch each of these is; -1 for one that is free.
+        origin: the policy of the first tree.
+        alone: whether these are all rows of the batch, in order.
+    """
+
+    drafter: Drafter
+    verifier: TreeVerifier
+    policy: TreePolicy
+    state: Any
+    rows: tuple[int, ...]
+    origin: TreePolicy
+    alone: bool = True
+
+    def takes(self, other: "Part") -> bool:
+        """Tell whether the rows of another part can be rows of this one."""
+        same = self.drafter is other.drafter and self.verifier is other.verifier and self.origin is other.origin
+        return same and not (self.drafter.ended(self.state) or other.drafter.ended(other.state))
+
+    def text(self, text: Text) -> Text:
+        """Return the text of these rows."""
+        return text if self.alone else text.of(self.rows)
+
+    def read(self, text: Text, features: Features | None) -> "Part":
+        """Let the drafter read prompts; see `Drafter.read`."""
+        own = features if features is None or self.alone else features.of(self.rows)
+        return replace(self, state=self.drafter.read(self.state, self.text(text), own))
+
+    def drafted(self, text: Text, noise: Noise) -> tuple[list[Piece], "Part"]:
+        """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on."""
+        fresh = noise if self.alone else noise.of(self.rows)
+        draft, state = self.drafter.draft(self.state, self.text(text), self.verifier.scheme, self.policy, fresh)
+        pieces = in_pieces(draft)
+        return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
+
+    def committed(self, step: Step) -> "Part":
+        """Tell drafter and policy what was kept."""
+        own = step if self.alone else step.of(self.rows)
+        state = self.drafter.commit(self.state, own)
+        return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
+
+    def joined(self, row: int, other: Any) -> "Part":
+        """Return the part with a new text in a row of the batch; the drafter's state of it is given."""
+        place = self.rows.index(row) if row in self.rows else len(self.rows)
+        place = self.rows.index(-1) if place == len(self.rows) and -1 in self.rows else place
+        rows = (*self.rows[:place], row, *self.rows[place + 1 :])
+        state, policy = self.drafter.join(self.state, place, other), policy_joined(self.policy, place)
+        return replace(self, state=state, policy=policy, rows=rows, alone=self.alone and rows == self.rows)
+
+    def rewound(self, row: int, length: int) -> "Part":
+        """Return the part with a row's text forgotten beyond its first `length` tokens."""
+        if row not in self.rows:
+            return self
+        return replace(self, state=self.drafter.rewind(self.state, self.rows.index(row), length))
+
+    def left(self, row: int) -> "Part":
+        """Return the part without a row of the batch."""
+        place = self.rows.index(row)
+        rows = (*self.rows[:place], -1, *self.rows[place + 1 :])
+        return replace(self, state=self.drafter.leave(self.state, place), rows=rows, alone=False)
+
+    def _placed(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Name the rows of pieces as the batch does, and drop free ones."""
+        placed: list[Piece] = []
+        for piece in pieces:
+            there = [place for place, own in enumerate(piece.rows) if self.rows[own] >= 0]
+            draft = piece.draft if len(there) == len(piece.rows) else piece.draft.of(there)
+            if there:
+                placed.append(Piece(tuple(self.rows[piece.rows[place]] for place in there), draft))
+        return placed
+
+
+def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
+    """Return the parts with a row given to the only row of another part.
+
+    It joins the part that has the same drafter, verifier and policy, unless that has failed; else it is a part by
+    itself. The part that had the row is without it then, and goes with its last.
+    """
+    ours = next((place for place, part in enumerate(parts) if part.takes(new)), None)
+    kept = [part.left(row) if row in part.rows and place != ours else part for place, part in enumerate(parts)]
+    if ours is None:
+        kept.append(replace(new, rows=(row,), alone=False))
+    else:
+        kept[ours] = kept[ours].joined(row, new.state)
+    return tuple(part for part in kept if any(own >= 0 for own in part.rows))
+
+
+def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
+    """Return the pieces' trees with some token of the target in place of those that it does not have."""
+    return [(piece.rows, known_tokens(piece.draft, vocab_size)) for piece in pieces]
+
+
+def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft | None:
+    """Return what is to be scored beside the trees of all pieces, or instead of the first layers; None for nothing.
+
+    The first layers' work is used if one piece of all rows brings it.
+    """
+    only = pieces[0].draft
+    resume = only.resume if len(pieces) == 1 else None
+    riders, embeddings = stacked_riders(pieces, tree.tokens.shape[1], vocab_size)
+    if riders is None and resume is None:
+        return None
+    return replace(only, riders=riders, embeddings=embeddings, resume=resume)
+
+
+def verified(verifier: TreeVerifier, piece: Piece, probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    """Verify a piece by itself: what comes of a row does not depend on what its neighbours drafted."""
+    if piece.rows != tuple(range(len(probs))):
+        probs, noise = probs[torch.tensor(piece.rows, device=probs.device)], noise.of(piece.rows)
+    own = probs[:, : piece.draft.tree.tokens.shape[1]]
+    return verifier.verify(piece.draft, with_unknown(piece.draft, own), noise)
+
+
+def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
+    """Return the verdicts of all pieces as one."""
+    if len(verdicts) == 1 and verdicts[0][0] == tuple(range(len(verdicts[0][0]))):
+        return verdicts[0][1]
+    rows, width = sum(len(own) for own, _ in verdicts), max(verdict.path.shape[-1] for _, verdict in verdicts)
+    like = verdicts[0][1].next_token
+    path: Int[Tensor, "b D"] = like.new_full((rows, width), -1)
+    length, following = like.new_zeros(rows), like.new_zeros(rows)
+    for own, verdict in verdicts:
+        places = torch.tensor(own, device=like.device)
+        path[places, : verdict.path.shape[-1]] = verdict.path
+        length[places], following[places] = verdict.length, verdict.next_token
+    return Verdict(path, length, following)

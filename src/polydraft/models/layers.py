@@ -1,0 +1,68 @@
+"""A model's layers: what comes out of some of them, and the model cut before or behind one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.protocol import Layer
+
+HEAD = "final"
+
+
+@contextmanager
+def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer, Float[Tensor, "b n d"]]]:
+    """Note the hidden states of some layers during a pass.
+
+    Hugging Face's own list of hidden states has the last layer's behind the norm only, so that hooks are used.
+
+    Raises:
+        InvalidParameter: the model has no such layer.
+        UnsupportedModel: the model's layers are not in one list, or its head has no input.
+    """
+    found = dict[Layer, Float[Tensor, "b n d"]]()
+    hooks = [_hook(model, layer, found) for layer in layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """Return a model's layers.
+
+    Raises:
+        UnsupportedModel: they are not in one list.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
+    if len(lists) != 1:
+        raise UnsupportedModel(f"{type(model).__name__} does not keep its layers in one list, so none can be read.")
+    return lists[0]
+
+
+def _hook(model: Any, layer: Layer, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
+    if layer == HEAD:
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Module):
+            raise UnsupportedModel(f"{type(model).__name__} has no output head whose input could be read.")
+        body = model.base_model
+        return body.register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
+    listed = layers_of(model)
+    if not isinstance(layer, int) or not 0 <= layer <= len(listed):
+        raise InvalidParameter(f"Hidden states are those of 0 to {len(listed)} layers or {HEAD!r}, not {layer!r}.")
+    if layer == len(listed):
+        return listed[-1].register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
+
+    def before(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found[layer] = inputs[0] if inputs else named["hidden_states"]
+
+    return listed[layer].register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _first(output: Any) -> Float[Tensor, "b n d"]:
+    return output if isinstance(output, Tensor) else output[0]

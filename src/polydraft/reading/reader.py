@@ -1,0 +1,318 @@
+"""A model that reads a batch of texts: its cache, and how much of each text is in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.models import Cache, LanguageModel, Layer
+from polydraft.reading.scored import Features, Scored
+from polydraft.reading.text import Text
+from polydraft.trees import Draft, Frontier, Resume, Riders, TokenTree, Verdict, tree_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A model, its cache, and how many committed tokens of each row it has read.
+
+    Target and draft models are read through it; nobody else prefills, builds masks or counts what was missed. A reader
+    is a value: each verb returns the next one. Its cache is written in place, but only in slots behind what this value
+    has read, or that hold the same tokens; so a step that was interrupted may be taken again with the reader of before.
+
+    **Rows that are not equally far.** A pass reads a window of the same width in every row, which ends at the token
+    that is wanted: rows with less to read read some tokens again, and rows shorter than the window read their first
+    token more than once. That costs no mask of its own, and writes what is there already.
+
+    Args:
+        model: the model.
+        cache: its keys and values: slot j - dropped holds the j-th token.
+        read: per row, how many committed tokens were read.
+        layers: whose hidden states are handed out.
+        dropped: per row, how many of the tokens read have no slot, in a compact view; () for none.
+    """
+
+    model: LanguageModel
+    cache: Cache
+    read: tuple[int, ...]
+    layers: tuple[Layer, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+    @classmethod
+    def new(
+        cls,
+        model: LanguageModel,
+        rows: int,
+        capacity: int,
+        layers: Sequence[Layer] = (),
+        sources: Sequence[Any] | None = None,
+    ) -> "Reader":
+        """Return a reader of `rows` texts of which nothing was read.
+
+        Args:
+            model: the model.
+            rows: how many texts.
+            capacity: slots of each.
+            layers: whose hidden states are handed out.
+            sources: per row what else the model reads, such as an encoder's input; None for nothing.
+        """
+        cache = model.new_cache(rows, capacity) if sources is None else model.new_cache(rows, capacity, sources)
+        return cls(model, cache, (0,) * rows, tuple(layers))
+
+    def catch_up(self, text: Text, at_most: int | None = None) -> tuple["Reader", Features | None]:
+        """Read the committed tokens but for the last, which is the root of the next tree.
+
+        Args:
+            text: the committed tokens.
+            at_most: how many tokens of each row; None for all.
+
+        Returns:
+            the reader, and the hidden states of what was read, if some are asked for; None if nothing was unread.
+        """
+        ends = [
+            max(read, min(count - 1, read + (at_most or count)))
+            for read, count in zip(self.read, text.counts, strict=True)
+        ]
+        width = max(end - read for end, read in zip(ends, self.read, strict=True))
+        if not width:
+            return self, None
+        window = _Window.of(text, ends, width)
+        scored = self._forward(window.tokens, window.places, window.mask(self._slots(ends), None), ends, width, keep=1)
+        features = self._features(window.places, scored.hidden, width) if self.layers else None
+        return replace(self, read=tuple(ends)), features
+
+    def score(self, text: Text, tree: TokenTree, beside: Draft | None = None) -> tuple[Scored, "Reader"]:
+        """Score a tree in one pass: what was unread, the root with it, then the nodes, then riders.
+
+        Args:
+            text: the committed tokens, of which the last is the root.
+            tree: the tree.
+            beside: its draft, if it brings riders, learnt embeddings or the first layers' work.
+        """
+        riders = beside.riders if beside else None
+        ends, width = text.counts, self._unread(text)
+        tokens, places, mask = self._laid_out(text, tree, width, riders)
+        nodes = tree.tokens.shape[1]
+        if beside is not None and beside.resume is not None:
+            scored = self._resumed(beside.resume, tokens, places, mask, ends)
+        else:
+            table = None if beside is None else beside.embeddings
+            scored = self._forward(tokens, places, mask, ends, width, table=table)
+        first = width - 1
+        features = self._features(places[:, :first], {one: s[:, :first] for one, s in scored.hidden.items()}, first)
+        hidden = {layer: states[:, first : first + nodes] for layer, states in scored.hidden.items()}
+        riding = {layer: states[:, first + nodes :] for layer, states in scored.hidden.items()}
+        found = Scored(
+            scored.logits[:, first : first + nodes],
+            scored.logits[:, first + nodes :] if riders is not None else None,
+            hidden,
+            riding,
+            features if first and self.layers else None,
+        )
+        return found, replace(self, read=ends)
+
+    def grow(self, text: Text, frontier: Frontier) -> Float[Tensor, "b f V"]:
+        """Score the nodes of one depth of a growing tree: the root's level with all that is unread, then each deeper.
+
+        When the tree has grown, the reader is `grown`.
+
+        Args:
+            text: the committed tokens, of which the last is the root.
+            frontier: the nodes.
+        """
+        ends = text.counts
+        if frontier.depth == 0:
+            width = self._unread(text)
+            window = _Window.of(text, ends, width)
+            mask = window.mask(self._slots(ends), None)
+            logits = self._forward(window.tokens, window.places, mask, ends, width, keep=1).logits
+            return logits[:, -1:]
+        first, stop = frontier.nodes.start, frontier.nodes.stop
+        base = self._device(self._slots(ends)) - 1
+        mask = tree_mask(frontier.ancestors, base, max(self._slots(ends)) - 1 + stop)
+        places = (text.lengths - 1 + frontier.depth).unsqueeze(-1).expand(-1, stop - first)
+        return self._pass(frontier.tokens, places, mask, base + first).logits
+
+    def grown(self, text: Text, draft: Draft) -> "Reader":
+        """Return the reader when a tree has grown below a text: the keys of its nodes are put in the tree's order."""
+        if draft.scored is not None and draft.failure is None:  # else nothing is drafted from these keys again
+            self.cache.keep(self._device(self._slots(text.counts)) - 1, draft.scored[:, 1:])
+        return replace(self, read=text.counts)
+
+    def keep(self, text: Text, verdict: Verdict, *, grown: bool = False) -> "Reader":
+        """Make the accepted path read text.
+
+        Args:
+            text: the text that the tree was drafted for.
+            verdict: the accepted path.
+            grown: whether the tree was scored as it grew, so that the last node of a path may not have been.
+        """
+        self.cache.keep(self._device(self._slots(text.counts)) - 1, verdict.path)
+        read = tuple(
+            count + max(kept - grown, 0) if read == count else read
+            for read, count, kept in zip(self.read, text.counts, verdict.kept, strict=True)
+        )
+        return replace(self, read=read)
+
+    def rewind(self, row: int, length: int) -> "Reader":
+        """Forget what a row read beyond its first `length` tokens."""
+        return replace(self, read=(*self.read[:row], min(length, self.read[row]), *self.read[row + 1 :]))
+
+    def join(self, row: int, other: "Reader", length: int | None = None) -> "Reader":
+        """Let the only row of another reader take the place of a row, or come behind the last.
+
+        Args:
+            row: the row; the number of rows makes one more.
+            other: the other, which stays as it is.
+            length: no more than so many of its tokens; None for all that it has read.
+        """
+        read = other.read[0] if length is None else min(length, other.read[0])
+        cache = self.cache if row < len(self.read) else self.cache.extended()
+        if read:
+            cache.join(row, other.cache, read)
+        return replace(self, cache=cache, read=(*self.read[:row], read, *self.read[row + 1 :]))
+
+    def at(self, text: Text) -> "Reader":
+        """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
+        return replace(self, read=tuple(count - 1 for count in text.counts))
+
+    def first_layers(self, count: int) -> "Reader":
+        """Return a view of the first layers, with the last norm and the head behind them, over the same keys."""
+        return replace(self, model=self.model.first_layers(count), cache=self.cache.of_layers(0, count), layers=())
+
+    def compact(self, slots: Int[Tensor, "b m"], room: int) -> "Reader":
+        """Return a reader over a copy of some slots of each row, in rising order, with `room` slots behind them."""
+        cache = self.cache.compacted(slots, room)
+        return replace(self, cache=cache, dropped=tuple(read - slots.shape[1] for read in self.read))
+
+    def _unread(self, text: Text) -> int:
+        """Return the width of a window that holds every row's root and all that is unread before it."""
+        return max(1, *(count - read for count, read in zip(text.counts, self.read, strict=True)))
+
+    def _slots(self, ends: Sequence[int]) -> list[int]:
+        """Return the slots behind the tokens that end at these places."""
+        return [*ends] if not self.dropped else [end - gone for end, gone in zip(ends, self.dropped, strict=True)]
+
+    def _device(self, numbers: Sequence[int]) -> Int[Tensor, "b"]:
+        return torch.tensor(list(numbers), device=self.model.device)
+
+    def _laid_out(
+        self, text: Text, tree: TokenTree, width: int, riders: Riders | None
+    ) -> tuple[Int[Tensor, "b s"], Int[Tensor, "b s"], Bool[Tensor, "b s m"]]:
+        """Return the tokens of a pass, their places in the text, and which slots they see."""
+        roots, slots = text.lengths.unsqueeze(-1) - 1, self._slots(text.counts)
+        window = _Window.of(text, text.counts, width)
+        tokens, places = tree.tokens, roots + tree.depth
+        behind = tree.ancestors
+        if riders is not None:
+            tokens = torch.cat([tokens, riders.tokens], dim=1)
+            places = torch.cat([places, (roots + riders.places).clamp_min(0)], dim=1)
+            count = riders.tokens.shape[1]
+            behind = torch.cat([torch.nn.functional.pad(behind, (0, count)), riders.sees], dim=1)
+        if width > 1:
+            tokens = torch.cat([window.tokens[:, :-1], tokens], dim=1)
+            places = torch.cat([window.places[:, :-1], places], dim=1)
+        return tokens, places, window.mask(slots, behind)
+
+    def _forward(
+        self,
+        tokens: Int[Tensor, "b s"],
+        places: Int[Tensor, "b s"],
+        mask: Bool[Tensor, "b s m"],
+        ends: Sequence[int],
+        width: int,
+        keep: int = 0,
+        table: Float[Tensor, "e d"] | None = None,
+    ) -> Any:
+        starts = self._device([slot - width for slot in self._slots(ends)])
+        return self._pass(tokens, places, mask, starts, keep, table)
+
+    def _pass(
+        self,
+        tokens: Int[Tensor, "b s"],
+        places: Int[Tensor, "b s"],
+        mask: Bool[Tensor, "b s m"],
+        starts: Int[Tensor, "b"],
+        keep: int = 0,
+        table: Float[Tensor, "e d"] | None = None,
+    ) -> Any:
+        model = self.model
+        extra: dict[str, Any] = {"hidden_layers": self.layers} if self.layers else {}
+        if table is not None:
+            extra["embeddings"] = model.embedded(tokens, table)
+        tokens, places = tokens.clamp(0, model.vocab_size - 1), places.clamp_max(model.context - 1)
+        return model.forward(tokens, places, mask, self.cache, starts, logits_to_keep=keep, **extra)
+
+    def _resumed(
+        self,
+        resume: Resume,
+        tokens: Int[Tensor, "b s"],
+        places: Int[Tensor, "b s"],
+        mask: Bool[Tensor, "b s m"],
+        ends: Sequence[int],
+    ) -> Any:
+        """Run the remaining layers over what the first ones made of root and nodes."""
+        rest, first = self.model.last_layers(resume.layers), self.cache.of_layers(resume.layers, None)
+        starts = self._device(self._slots(ends)) - 1
+        tokens, places = tokens.clamp(0, rest.vocab_size - 1), places.clamp_max(rest.context - 1)
+        return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
+
+    def _features(
+        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], width: int
+    ) -> Features:
+        """Return the hidden states of a window; what was read before counts as padding."""
+        known = self._device(self.read).unsqueeze(-1)
+        order = torch.arange(width, device=places.device)
+        again = (places < known) | ((places == 0) & (order < width - 1) & (places.roll(-1, 1) == 0))
+        return Features(places.masked_fill(again, -1), hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """The last `width` tokens of each row before its end.
+
+    Args:
+        tokens: the tokens; a row's first one in place of those before it.
+        places: their places in the text.
+        width: how many.
+    """
+
+    tokens: Int[Tensor, "b w"]
+    places: Int[Tensor, "b w"]
+    width: int
+
+    @classmethod
+    def of(cls, text: Text, ends: Sequence[int], width: int) -> "_Window":
+        """Cut the window out of a text."""
+        device = text.tokens.device
+        first = torch.tensor([end - width for end in ends], device=device).unsqueeze(-1)
+        places = (first + torch.arange(width, device=device)).clamp_min(0)
+        return cls(text.tokens.gather(1, places), places, width)
+
+    def mask(self, slots: Sequence[int], behind: Bool[Tensor, "b n s"] | None) -> Bool[Tensor, "b w m"]:
+        """Let every token of the window see itself and those before, and what is behind it also its own ancestors.
+
+        Args:
+            slots: per row, the slot behind the window.
+            behind: who descends from whom among the root, which is the window's last token, and what comes after it.
+        """
+        width, device = self.width, self.tokens.device
+        inside = torch.ones(1, width, width, dtype=torch.bool, device=device).tril_().expand(len(slots), -1, -1)
+        seen = inside if behind is None else _above(inside, behind)
+        base = torch.tensor([slot - width for slot in slots], device=device)
+        whole = tree_mask(seen, base, max(slots) + seen.shape[-1] - width)
+        if min(slots) < width:
+            whole[..., 0] = True  # tokens before the first are the first again
+        return whole
+
+
+def _above(window: Bool[Tensor, "b w w"], behind: Bool[Tensor, "b n s"]) -> Bool[Tensor, "b t u"]:
+    """Put a chain of tokens above a tree whose root is the last of them."""
+    width = window.shape[-1]
+    if width == 1:
+        return behind
+    upper = torch.nn.functional.pad(window[:, :-1], (0, behind.shape[-1] - 1), value=False)
+    lower = torch.nn.functional.pad(behind, (width - 1, 0), value=True)
+    return torch.cat([upper, lower], dim=1)

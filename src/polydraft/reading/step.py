@@ -1,0 +1,65 @@
+"""One step of decoding, with all that it found out."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.models import Layer
+from polydraft.reading.scored import Features, Scored
+from polydraft.reading.text import Text
+from polydraft.trees import TokenTree, Topology, Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a step drafted, scored and kept; drafters and policies learn from it.
+
+    Args:
+        text: the committed text that was drafted for.
+        tree: the tree as it was scored; a drafter's nodes have the numbers that it gave them.
+        scored: what the target said of it.
+        probs: the target's law at every node.
+        verdict: what was kept.
+    """
+
+    text: Text
+    tree: TokenTree
+    scored: Scored
+    probs: Float[Tensor, "b n V"]
+    verdict: Verdict
+
+    def of(self, rows: Sequence[int]) -> "Step":
+        """Return the step of some rows, in their order; -1 is a row in which nothing was drafted."""
+        own = torch.tensor(list(rows), device=self.tree.tokens.device).clamp_min(0)
+        tree = TokenTree(self.tree.tokens[own], Topology(self.tree.parents[own]), self.tree.valid[own])
+        verdict = self.verdict.of([max(row, 0) for row in rows])
+        there = [place for place, row in enumerate(rows) if row >= 0]
+        verdict = verdict if len(there) == len(rows) else verdict.only(there)
+        return Step(self.text.of(rows), tree, self.scored.of(rows), self.probs[own], verdict)
+
+    def only(self, rows: Collection[int]) -> "Step":
+        """Return the step as it is for a drafter whose drafts counted in these rows alone: elsewhere none was kept."""
+        return replace(self, verdict=self.verdict.only(rows))
+
+    @property
+    def features(self) -> Features:
+        """Hidden states of all tokens that are read with this step: unread ones, the root, and the accepted nodes."""
+        path = self.verdict.path
+        nodes = torch.nn.functional.pad(path, (1, 0), value=0)
+        roots = self.text.lengths.unsqueeze(-1) - 1
+        order = torch.arange(nodes.shape[-1], device=path.device)
+        places = (roots + order).where(nodes >= 0, -1)
+        states: dict[Layer, Tensor] = {
+            layer: found.gather(1, nodes.clamp_min(0).unsqueeze(-1).expand(-1, -1, found.shape[-1]))
+            for layer, found in self.scored.nodes.items()
+        }
+        before = self.scored.read
+        if before is None:
+            return Features(places, states)
+        joined: dict[Layer, Tensor] = {
+            layer: torch.cat([before.states[layer], found], dim=1) for layer, found in states.items()
+        }
+        return Features(torch.cat([before.places, places], dim=1), joined)

@@ -1,0 +1,82 @@
+"""The pages for users: links lead somewhere, the quick start prints what is said, and pictures show what tables say."""
+
+import importlib.util
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+"""All but those of docs/theory, which have tests of their own."""
+PAIR = ROOT / "src" / "polydraft" / "data" / "pair" / "target" / "config.json"
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def broken(page: Path, text: str) -> Iterator[str]:
+    """Return the links of a page to files or headings that there are not."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):
+        place, _, heading = link.partition("#")
+        path = page.parent / place if place else page
+        if link.startswith("http"):
+            continue
+        if not path.exists():
+            yield link
+        elif heading and heading not in map(anchor, re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(broken(page, page.read_text()))
+
+
+def test_a_broken_link_is_seen() -> None:
+    text = "[a](docs/design.md) [b](absent.md) [c](docs/design.md#no-such) ![d](docs/pictures/none.svg)"
+    assert list(broken(ROOT / "README.md", text)) == ["absent.md", "docs/design.md#no-such", "docs/pictures/none.svg"]
+
+
+@pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
+def test_the_quick_start_prints_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = re.findall(r"^```(?:python)?\n(.*?)^```$", README.split("## Quick start")[1], re.M | re.S)[:2]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == said
+
+
+def drawing() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs" / "pictures" / "draw.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
+def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
+    module = drawing()
+    for path in module.draw(tmp_path):
+        shipped = ROOT / "docs" / "pictures" / path.name
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        assert ElementTree.parse(shipped).getroot().tag.endswith("svg")
+    assert (tmp_path / "tree.svg").read_text() == (ROOT / "docs" / "pictures" / "tree.svg").read_text()
+    assert 'fill="#1a7f37"' in (tmp_path / "tree.svg").read_text(), "some drafts were kept"
+
+
+def test_the_figure_shows_the_numbers_of_the_table() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    module = drawing()
+    found = {(one.arm, one.temperature): one.speed_up.total for one in module.results(page)}
+    assert len(found) == 2 * sum(map(len, module.SHOWN.values()))
+    for estimate in found.values():
+        assert f"{estimate.mean:.2f}x" in page
+        assert f"({estimate.low:.2f} to {estimate.high:.2f})" in page
+    with pytest.raises(ValueError, match="has no speed-up"):
+        module.results(page.replace("2.93x (2.47 to 3.61)", "fast"))
