@@ -17,9 +17,9 @@ from rich.progress import track
 from rich.table import Table
 
 import polydraft
+from polydraft.catalogue import parse_policy
 from polydraft.cli.demo import demo_prompts, describe_machine
 from polydraft.engine import compare
-from polydraft.trees import parse_policy
 
 CONSOLE = Console(highlight=False)
 

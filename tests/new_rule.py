@@ -1,12 +1,13 @@
-"""A rule as CONTRIBUTING.md tells a newcomer to write one: nothing but what that page names."""
+"""A rule as CONTRIBUTING.md tells a newcomer to write one: nothing but what that page names, and its line."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from polydraft.catalogue import RuleLine
 from polydraft.probs import residual
-from polydraft.schemes import IID, Scheme
+from polydraft.schemes import IID, Scheme, require_scheme
 from polydraft.verifiers import OutcomeLaw
 
 
@@ -18,6 +19,9 @@ class FirstOnly:
     name = "first only"
     lossless = True
 
+    def __post_init__(self) -> None:
+        require_scheme(self.scheme, (IID,), "The first-only rule")
+
     def law(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor) -> OutcomeLaw:
         first = drafts[..., :1]
         target, drawn = (row.gather(-1, first.clamp_min(0)) for row in (target_probs, draft_probs))
@@ -28,3 +32,7 @@ class FirstOnly:
 
     def acceptance(self, draft_probs: Tensor, target_probs: Tensor, counts: Tensor) -> Tensor:
         return torch.minimum(draft_probs, target_probs).sum(dim=-1) * (counts > 0)
+
+
+LINE = RuleLine("first-only", FirstOnly)
+"""The line of `polydraft.catalogue.tables` that a newcomer would add."""

@@ -21,10 +21,11 @@ FLOORS = [
     ["verifiers", "models"],
     ["reading"],
     ["drafters", "fetching"],
+    ["catalogue"],
     ["engine", "training"],
     ["bench", "conformance"],
 ]
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 8, "cli": 9}
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 9, "cli": 10}
 NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors", "fetched"},

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polydraft.catalogue import parse_policy
 from polydraft.errors import InvalidParameter
-from polydraft.trees import Chain, TreePolicy, TreeShape, Widths, parse_policy
+from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
 
 HERE = Path(__file__).parent
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polydraft import schemes, theory, trees, verifiers
+from polydraft.catalogue import parse_policy
 from polydraft.conformance import check_rule, check_tree_rule
 from polydraft.drafters import NgramDrafter
 from polydraft.errors import PolydraftError
@@ -128,7 +129,7 @@ def policies() -> list[Case]:
         Case(trees.Merged, {"widths": (1,)}, {"widths": LISTS, "members": NUMBERS}),
         Case(trees.Confident, {"widths": (1,)}, {"widths": LISTS, "threshold": NUMBERS, "confidence": OBJECTS}),
         numbers(trees.AdaptiveThreshold, {}, "length", "threshold", "goal", "step", "forgetting", "smoothing"),
-        Case(trees.parse_policy, {}, {"text": OBJECTS}),
+        Case(parse_policy, {}, {"text": OBJECTS}),
     ]
 
 

@@ -1,5 +1,6 @@
 """polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
 
+from polydraft.catalogue import parse_policy
 from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft
 from polydraft.engine import (
     Block,
@@ -48,7 +49,6 @@ from polydraft.trees import (
     Widths,
     draw_svg,
     draw_text,
-    parse_policy,
 )
 from polydraft.verifiers import (
     BlockVerification,

@@ -21,7 +21,7 @@ from polydraft.bench import (
     summarise,
 )
 from polydraft.bench.files import check_regular, odd_kind
-from polydraft.bench.limits import NODE_CASES, Results
+from polydraft.bench.limits import Results, node_cases
 from polydraft.bench.limits.cases import TOO_DEAR, UNDEFINED
 from polydraft.bench.limits.measuring import acceptance_at_nodes
 from polydraft.bench.speed import read_speed_results, verdicts, write_report
@@ -172,14 +172,14 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 def test_recursive_rejection_of_four_drafts_is_what_its_definition_says(models: Models, prompts: list[Prompt]) -> None:
     """Cells that were blank have numbers: those of the rule's own enumeration."""
-    (case,) = [one for one in NODE_CASES if isinstance(one.rule, RecursiveRejectionWithoutReplacement)]
+    (case,) = [one for one in node_cases() if isinstance(one.rule, RecursiveRejectionWithoutReplacement)]
     import torch
 
     torch.manual_seed(0)
     draft, target = (torch.randn(3, 8, dtype=torch.float64).softmax(-1) for _ in range(2))
     counts = torch.full((3,), 4)
     torch.testing.assert_close(case.acceptance(draft, target, counts), case.rule.acceptance(draft, target, counts))
-    found = acceptance_at_nodes(draft, target, (4, 8), NODE_CASES)
+    found = acceptance_at_nodes(draft, target, (4, 8), node_cases())
     assert "recursive rejection" in found["without replacement"]["4"]
     assert "importance weighted" in found["iid"]["8"]
 

@@ -9,16 +9,17 @@ import torch
 from doubles import tiny_model, tiny_tokenizer
 from torch import Tensor
 
-from polydraft.bench import NODE_CASES, TREE_CASES, LimitsSettings, Models, NodeCase, Prompt, Record, fitting, measure
+from polydraft.bench import LimitsSettings, Models, NodeCase, Prompt, Record, fitting, measure, node_cases, tree_cases
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.limits.branching import accepted_on_trees, draw_trees, every, score_trees
 from polydraft.bench.limits.measuring import OPTIMUM, acceptance_at_nodes
 from polydraft.bench.limits.positions import Sample, draft_rows, generate_sample, rows_on_atoms
+from polydraft.catalogue import parse_policy
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import Pair
 from polydraft.probs import Noise, SamplingParams, overlap, shortlist
 from polydraft.schemes import IID, TopK, TopThenIID, WithoutReplacement
-from polydraft.trees import Chain, parse_policy
+from polydraft.trees import Chain
 from polydraft.verifiers import Lenient, NaiveMatch, RecursiveRejection, SpeculativeSampling, TopDown, expected_accepted
 
 
@@ -28,7 +29,7 @@ def sampled(models: Models, prompt: Prompt, temperature: float, tokens: int = 7)
 
 
 def test_every_case_is_measured_and_none_is_above_its_optimum(records: list[Record], settings: LimitsSettings) -> None:
-    expected = {(case.scheme.name, str(k)) for case in NODE_CASES for k in settings.drafts if k <= case.most}
+    expected = {(case.scheme.name, str(k)) for case in node_cases() for k in settings.drafts if k <= case.most}
     for record in records:
         assert {(scheme, k) for scheme, by_k in record.nodes.items() for k in by_k} == expected
         for by_k in record.nodes.values():
@@ -71,7 +72,9 @@ def test_more_drafts_are_never_worse_at_the_optimum(records: list[Record], setti
 def test_one_draft_of_any_random_scheme_accepts_the_overlap(models: Models, prompts: list[Prompt]) -> None:
     certain = (TopK, TopThenIID)  # their first draft is the likeliest token
     draft, target = rows_on_atoms(sampled(models, prompts[0], 0.8), 0.8, 0.8, 8)
-    found = acceptance_at_nodes(draft, target, (1,), [one for one in NODE_CASES if not isinstance(one.scheme, certain)])
+    found = acceptance_at_nodes(
+        draft, target, (1,), [one for one in node_cases() if not isinstance(one.scheme, certain)]
+    )
     for by_k in found.values():
         assert by_k["1"][OPTIMUM] == pytest.approx(float(overlap(target, draft).sum()))
 
@@ -160,7 +163,7 @@ class TestTrees:
             assert record.tree_positions == 3  # of 7 positions every third
             for shape, chain in (("chain:2", True), ("2,1", False)):
                 found = {(scheme, rule) for scheme, rules in record.trees[shape].items() for rule in rules}
-                assert found == {(c.verifier.scheme.name, c.label) for c in TREE_CASES if c.chain == chain}
+                assert found == {(c.verifier.scheme.name, c.label) for c in tree_cases() if c.chain == chain}
                 assert all(0 <= v <= 2 * 3 + 1e-9 for rules in record.trees[shape].values() for v in rules.values())
 
     def test_a_chain_token_by_token_is_the_product_of_overlaps_on_average(
@@ -179,7 +182,7 @@ class TestTrees:
         self, models: Models, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sample = sampled(models, prompts[0], 0.0)
-        arguments = (sample, every(sample, 2), parse_policy("2,1"), TREE_CASES, (0.0, 0.0), 8, 0)
+        arguments = (sample, every(sample, 2), parse_policy("2,1"), tree_cases(), (0.0, 0.0), 8, 0)
         whole = accepted_on_trees(*arguments)
         monkeypatch.setattr("polydraft.bench.limits.branching.ROOM", 1)
         pieces = accepted_on_trees(*arguments)

@@ -167,8 +167,8 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "demo_prompts", lambda: ["def add(", "class Point:"])
     compare = demo.compare
     monkeypatch.setattr(demo, "compare", lambda *given, **options: compare(*given, **{**options, "repeats": 1}))
-    monkeypatch.setattr(members, "NODE_RULES", (NaiveMatch(), TypicalAcceptance()))
-    monkeypatch.setattr(members, "TREE_RULES", (BlockVerification(),))
+    monkeypatch.setattr(members, "node_rules", lambda: (NaiveMatch(), TypicalAcceptance()))
+    monkeypatch.setattr(members, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
     monkeypatch.setattr(train, "train_pair", interrupted)

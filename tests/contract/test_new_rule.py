@@ -1,7 +1,4 @@
-"""CONTRIBUTING.md and the tests ask the same of a new rule: one that has what the page names passes them.
-
-`FirstOnly` is also among the members of `test_verifiers.py` and of `tests/exact/test_node_rules.py`, by one line each.
-"""
+"""CONTRIBUTING.md and the tests ask the same of a new rule: one that has what the page names passes them."""
 
 import re
 from dataclasses import dataclass

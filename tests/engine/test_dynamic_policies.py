@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft, SamplingParams
+from polydraft.catalogue import parse_policy
 from polydraft.conformance import joint_law, tiny_draft, tiny_target
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst
 from polydraft.engine import generate_many
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Coupled, Given, Product, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import Chain, Confident, Draft, Merged, TreePolicy, Verdict, Widths, parse_policy
+from polydraft.trees import Chain, Confident, Draft, Merged, TreePolicy, Verdict, Widths
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,

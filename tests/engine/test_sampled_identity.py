@@ -44,9 +44,10 @@ from polydraft import (
     TopThenSampleRule,
     Widths,
 )
+from polydraft.catalogue import parse_policy
 from polydraft.drafters import Drafter, EnsembleDrafter
 from polydraft.schemes import Product
-from polydraft.trees import Merged, TreePolicy, parse_policy
+from polydraft.trees import Merged, TreePolicy
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
 
 FALSE_ALARM_RATE = 1e-6

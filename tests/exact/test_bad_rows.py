@@ -6,22 +6,11 @@ from enumeration import enumerated
 from torch import Tensor
 from zoo import row
 
+from polydraft.catalogue import node_rules
+from polydraft.conformance.members import label
 from polydraft.errors import InvalidParameter, InvalidProbabilities, VocabularyMismatch
-from polydraft.schemes import IID, ConditionalPoisson, Product, TopThenIID, TopThenSample, WithoutReplacement
-from polydraft.verifiers import (
-    ImportanceWeighted,
-    KSeq,
-    NaiveMatch,
-    NodeVerifier,
-    Optimal,
-    Race,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    SpecHubRule,
-    SpeculativeSampling,
-    TopThenSampleRule,
-    check_rows,
-)
+from polydraft.schemes import IID, Product, TopThenIID, TopThenSample
+from polydraft.verifiers import ImportanceWeighted, NaiveMatch, NodeVerifier, check_rows, most_drafts
 
 GOOD, DRAFT = row(0.5, 0.3, 0.2), row(0.4, 0.6, 0)
 DRAFTS = torch.tensor([0, 1])
@@ -31,26 +20,12 @@ BAD = [
     (row(0.5, float("nan"), 0), "{} has a negative or NaN entry"),
     (row(0.5, float("inf"), 0), "{} has a row whose sum differs from 1 by inf"),
 ]
-DRAWN: list[NodeVerifier] = [
-    NaiveMatch(IID()),
-    NaiveMatch(WithoutReplacement()),
-    SpeculativeSampling(),
-    RecursiveRejection(),
-    RecursiveRejection(Product()),
-    RecursiveRejectionWithoutReplacement(),
-    TopThenSampleRule(),
-    SpecHubRule(),
-    KSeq(),
-    ImportanceWeighted(),
-    ImportanceWeighted(Product()),
-    *(Race(scheme) for scheme in (IID(), Product(), TopThenIID(1), TopThenSample())),
-    *(Optimal(scheme) for scheme in (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenIID(1))),
-]
-each_rule = pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: f"{rule.name}, {rule.scheme.name}")
+DRAWN = [rule for rule in node_rules() if rule.lossless and not rule.scheme.deterministic]
+each_rule = pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: f"{label(rule)}, {rule.scheme.name}")
 
 
 def most(rule: NodeVerifier) -> int:
-    return 1 if isinstance(rule, SpeculativeSampling) else 2 if isinstance(rule, SpecHubRule) else 4
+    return min(4, most_drafts(rule))
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)

@@ -1,97 +1,72 @@
 """Every verifier with every scheme: refused by name when it is built, or exact by enumeration on chains and trees."""
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from growing import DeepWorld, among, every_growth, target_rows, written
 from torch import Tensor
 
+import polydraft.drafters as drafters
 import polydraft.schemes as schemes
 import polydraft.verifiers as verifiers
+from polydraft.catalogue import RuleLine, every_scheme, tables
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
-from polydraft.schemes import (
-    EVERY_SCHEME,
-    IID,
-    ConditionalPoisson,
-    Coupled,
-    Given,
-    Product,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
+from polydraft.schemes import EVERY_SCHEME, IID, Coupled, Product, Scheme, TopK, TopThenIID, WithoutReplacement
 from polydraft.trees import Chain, Draft, TreePolicy, Widths, grow
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
     ByShape,
-    ImportanceWeighted,
-    KSeq,
-    Lenient,
     NaiveMatch,
     NodeVerifier,
-    Optimal,
     PathVerifier,
-    Race,
-    RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
+    ScalableVerifier,
     SharedNoise,
-    SpecHubRule,
-    SpeculativeSampling,
-    TopBeta,
     TopDown,
-    TopThenSampleRule,
-    TraversalVerification,
     TreeVerifier,
-    TypicalAcceptance,
+    most_drafts,
 )
 from polydraft.verifiers.trees.shared_noise import first_to_ring
 
-SCHEMES: list[Scheme] = [
-    IID(),
-    WithoutReplacement(),
-    ConditionalPoisson(),
-    TopThenSample(),
-    *(TopThenIID(top) for top in (0, 1, 2)),
-    SpecHub(),
-    Product(),
-    TopK(),
-    Given(),
-    Coupled(),
-]
-NODE_RULES: list[type[NodeVerifier]] = [
-    NaiveMatch,
-    SpeculativeSampling,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    TopThenSampleRule,
-    SpecHubRule,
-    KSeq,
-    ImportanceWeighted,
-    Race,
-    Optimal,
-]
-LOSSY: list[type[NodeVerifier]] = [Lenient, TopBeta, TypicalAcceptance]
-BUILDERS: dict[str, Callable[[Scheme], TreeVerifier]] = {
-    **{
-        f"{lift.__name__} {rule.__name__}": lambda s, lift=lift, rule=rule: lift(rule(s))
-        for lift in (TopDown, BottomUp)
-        for rule in NODE_RULES
-    },
-    "BlockVerification": BlockVerification,
-    "TraversalVerification": TraversalVerification,
-    "ByShape, block or naive match": lambda scheme: ByShape(BlockVerification(scheme), TopDown(NaiveMatch(scheme))),
-    "ByShape, naive match or bottom up": lambda scheme: ByShape(
-        TopDown(NaiveMatch(scheme)), BottomUp(NaiveMatch(scheme))
-    ),
-}
+SCHEMES: list[Scheme] = [*every_scheme(), TopThenIID(0), TopThenIID(2)]
+LINES = [line for line in tables.RULES if "scheme" in {one.name for one in fields(line.usual)}]
+"""The rules that are made for a scheme; `ByShape` is made of two rules."""
+
+
+def made(line: RuleLine, scheme: Scheme) -> Any:
+    """Make a line's rule for any scheme, also for one that the line does not name."""
+    return line.make(scheme=scheme)
+
+
+def builders() -> dict[str, Callable[[Scheme], TreeVerifier]]:
+    """Return every lossless rule whose law on trees is known, as it verifies them, and some that are made of two."""
+    found: dict[str, Callable[[Scheme], TreeVerifier]] = {}
+    for line in (one for one in LINES if one.usual.lossless):
+        name = line.usual.name
+        if isinstance(line.usual, PathVerifier):
+            found[name] = lambda scheme, line=line: made(line, scheme)
+        if isinstance(line.usual, NodeVerifier):
+            found[f"{name}, top down"] = lambda scheme, line=line: TopDown(made(line, scheme))
+        if isinstance(line.usual, ScalableVerifier):
+            found[f"{name}, bottom up"] = lambda scheme, line=line: BottomUp(made(line, scheme))
+    return {
+        **found,
+        "ByShape, block or naive match": lambda scheme: ByShape(BlockVerification(scheme), TopDown(NaiveMatch(scheme))),
+        "ByShape, naive match or bottom up": lambda scheme: ByShape(
+            TopDown(NaiveMatch(scheme)), BottomUp(NaiveMatch(scheme))
+        ),
+    }
+
+
+BUILDERS = builders()
 SHAPES: list[TreePolicy] = [Chain(3), Widths((2, 1)), Widths((1, 2)), Widths((3,))]
 WORLDS = ((5, False), (3, True))
 
@@ -123,7 +98,7 @@ def test_what_is_built_is_exact(name: str, scheme: Scheme) -> None:
     assert isinstance(verifier, PathVerifier) and verifier.lossless
     accepted = 0.0
     for policy, (seed, zeros) in product(SHAPES, WORLDS):
-        if isinstance(scheme, SpecHub) and policy.shape.max_children > 2:
+        if policy.shape.max_children > most_drafts(NaiveMatch(scheme)):
             continue
         world, (draft, chance) = world_of(scheme, seed, zeros), grown(scheme, policy, seed, zeros)
         try:
@@ -136,17 +111,34 @@ def test_what_is_built_is_exact(name: str, scheme: Scheme) -> None:
     assert accepted > 0.1
 
 
-REFUSED = [
-    *((BlockVerification, scheme) for scheme in (TopK(), Given(), TopThenIID(1), TopThenIID(2), Coupled())),
-    (lambda scheme: BottomUp(NaiveMatch(scheme)), Coupled()),
-    *((rule, Coupled()) for rule in (*NODE_RULES[1:], TraversalVerification)),
-]
+def unknown(line: RuleLine) -> list[Scheme]:
+    """Return the schemes that a line does not name, in any parameters; `TopThenIID(0)` is another name of iid."""
+    named = {type(one) for one in line.known}
+    return [scheme for scheme in SCHEMES if type(scheme) not in named and scheme != TopThenIID(0)]
 
 
-@pytest.mark.parametrize(("make", "scheme"), REFUSED)
-def test_what_is_not_exact_is_refused_by_name(make: Callable[[Scheme], object], scheme: Scheme) -> None:
-    with pytest.raises(UnpairedScheme, match=scheme.name):
-        make(scheme)
+@pytest.mark.parametrize(
+    ("line", "scheme"),
+    [(line, scheme) for line in LINES for scheme in unknown(line)],
+    ids=lambda one: getattr(one, "word", getattr(one, "name", one)),
+)
+def test_what_a_line_does_not_name_is_refused_by_name(line: RuleLine, scheme: Scheme) -> None:
+    with pytest.raises(UnpairedScheme, match=re.escape(scheme.name)):
+        made(line, scheme)
+
+
+def test_every_line_has_the_schemes_it_names_and_the_classes_own_first() -> None:
+    for line in LINES:
+        assert line.known[0] == line.make().scheme and len({*line.known}) == len(line.known)
+        assert [line.of(scheme).scheme for scheme in line.known] == [*line.known]
+        for scheme in unknown(line)[:1]:
+            with pytest.raises(UnpairedScheme, match=re.escape(scheme.name)):
+                line.of(scheme)
+
+
+def test_paths_from_below_are_not_verified_where_drafts_share_their_noise() -> None:
+    with pytest.raises(UnpairedScheme, match=Coupled().name):
+        BottomUp(NaiveMatch(Coupled()))
 
 
 def test_block_verification_of_certain_drafts_would_accept_everything() -> None:
@@ -207,9 +199,11 @@ def exported(room: object, *parts: str) -> set[type]:
     }
 
 
-def test_every_scheme_and_every_rule_is_among_the_cases() -> None:
-    assert exported(schemes, "sample", "probability") == {type(scheme) for scheme in SCHEMES}
-    assert {type(scheme) for scheme in EVERY_SCHEME} == {type(scheme) for scheme in SCHEMES}
-    assert exported(verifiers, "law", "lossless") == {*NODE_RULES, *LOSSY}
-    named = {BlockVerification, TraversalVerification, ByShape, TopDown, BottomUp, SharedNoise}
-    assert exported(verifiers, "verify", "lossless") == named
+def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
+    assert exported(schemes, "sample", "probability") == {type(scheme) for scheme in every_scheme()}
+    assert {*EVERY_SCHEME} == {*every_scheme()}
+    of_lines = {line.word: type(line.usual) for line in tables.RULES}
+    at_nodes = {of_lines[line.word] for line in tables.RULES if line.decides_at_nodes}
+    assert exported(verifiers, "law", "lossless") <= at_nodes
+    assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
+    assert exported(drafters, "draft", "commit") <= {line.make for line in tables.DRAFTERS}

@@ -5,23 +5,13 @@ import torch
 from enumeration import best_acceptance, enumerated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from new_rule import FirstOnly
 from torch import Tensor
 from zoo import ZOO, pairs, row
 
+from polydraft.catalogue import every_scheme, node_rules
+from polydraft.conformance.members import label
 from polydraft.errors import UnpairedScheme
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Given,
-    Product,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
+from polydraft.schemes import IID, ConditionalPoisson, Product, Scheme, TopThenIID, TopThenSample, WithoutReplacement
 from polydraft.verifiers import (
     ImportanceWeighted,
     KSeq,
@@ -32,34 +22,19 @@ from polydraft.verifiers import (
     SpecHubRule,
     SpeculativeSampling,
     TopThenSampleRule,
+    most_drafts,
 )
+from polydraft.verifiers.trees.chain import BEST_WITH_ONE
 
-SCHEMES: list[Scheme] = [
-    IID(),
-    WithoutReplacement(),
-    TopK(),
-    TopThenSample(),
-    Given(),
-    TopThenIID(1),
-    ConditionalPoisson(),
-]
-SEVERAL_DRAFTS: list[NodeVerifier] = [
-    *(NaiveMatch(scheme) for scheme in [*SCHEMES, Product()]),
-    RecursiveRejection(),
-    RecursiveRejection(Product()),
-    RecursiveRejectionWithoutReplacement(),
-    TopThenSampleRule(),
-    KSeq(),
-    ImportanceWeighted(free=None, alphabet=None),
-    ImportanceWeighted(free=2, alphabet=3),
-    ImportanceWeighted(Product(), free=None),
-    FirstOnly(),
-]
+ELSEWHERE = ("optimal", "race")
+"""The names of rules whose exactness is the subject of a file of their own."""
 RULES = [
-    *((rule, k) for rule in SEVERAL_DRAFTS for k in (1, 2, 3)),
-    *((rule, k) for rule in (NaiveMatch(SpecHub()), SpecHubRule()) for k in (1, 2)),
-    (SpeculativeSampling(), 1),
+    (rule, k)
+    for rule in (*node_rules(), ImportanceWeighted(free=2, alphabet=3))
+    if rule.lossless and rule.name not in ELSEWHERE
+    for k in range(1, min(3, most_drafts(rule)) + 1)
 ]
+SCHEMES = [scheme for scheme in every_scheme() if scheme.independent and scheme != Product()]
 
 
 def is_optimal(rule: NodeVerifier, k: int) -> bool:
@@ -67,12 +42,12 @@ def is_optimal(rule: NodeVerifier, k: int) -> bool:
     if isinstance(rule, NaiveMatch):
         return rule.scheme.deterministic
     by_program = isinstance(rule, ImportanceWeighted) and rule.free is None and k == 2
-    return k == 1 or by_program or isinstance(rule, TopThenSampleRule | SpecHubRule)
+    by_itself = k == 1 and type(rule) in BEST_WITH_ONE
+    return by_itself or by_program or isinstance(rule, TopThenSampleRule | SpecHubRule)
 
 
 def named(rule: NodeVerifier, k: int) -> str:
-    free = f" {rule.free}" if isinstance(rule, ImportanceWeighted) else ""
-    return f"{rule.name}{free}, {rule.scheme.name}, k={k}"
+    return f"{label(rule)}, {rule.scheme.name}, k={k}"
 
 
 each_rule = pytest.mark.parametrize(("rule", "k"), RULES, ids=[named(*case) for case in RULES])
@@ -151,7 +126,7 @@ STILL_EXACT = {(TopThenSampleRule.name, scheme.name) for scheme in [*LAST_IS_A_D
 UNPAIRED = [
     (rule, scheme)
     for rule in PARTICULAR
-    for scheme in [*SCHEMES, SpecHub()]
+    for scheme in SCHEMES
     if scheme != rule.scheme and (rule.name, scheme.name) not in STILL_EXACT
 ]
 
@@ -168,7 +143,7 @@ def test_drafts_of_another_scheme_are_caught(rule: NodeVerifier, scheme: Scheme)
 
 @pytest.mark.parametrize("rule", [*PARTICULAR, SpeculativeSampling()], ids=lambda rule: rule.name)
 def test_a_rule_refuses_a_scheme_it_is_not_exact_for(rule: NodeVerifier):
-    for scheme in (*SCHEMES, SpecHub()):
+    for scheme in SCHEMES:
         if scheme != rule.scheme:
             with pytest.raises(UnpairedScheme, match=scheme.name):
                 type(rule)(scheme=scheme)

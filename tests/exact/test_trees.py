@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from worlds import FastNoise, World, as_draft, check_by_chi_square, completed, every_tree, on_tokens, text_law
 
+from polydraft.catalogue import node_rules
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.schemes import (
@@ -41,6 +42,7 @@ from polydraft.verifiers import (
     TopThenSampleRule,
     TraversalVerification,
     expected_accepted,
+    most_drafts,
 )
 from polydraft.verifiers.host.bottom_up import first_success_at
 from polydraft.verifiers.host.top_down import by_nodes
@@ -59,17 +61,10 @@ RULES: list[NodeVerifier] = [
     TopThenSampleRule(),
 ]
 SQUARE = [(rule, (2, 2)) for rule in RULES] + [(SpeculativeSampling(), (1, 1))]
-REPEATING = (IID(), TopThenIID(1), TopK(), Given())
 ON_HOST = [
-    *(Optimal(scheme) for scheme in (*REPEATING, WithoutReplacement(), ConditionalPoisson())),
-    *(Race(scheme) for scheme in REPEATING),
-    *(NaiveMatch(scheme) for scheme in (*REPEATING, WithoutReplacement(), ConditionalPoisson())),
-    ImportanceWeighted(),
-    KSeq(),
-    SpecHubRule(),
-    RecursiveRejection(),
-    RecursiveRejectionWithoutReplacement(),
-    TopThenSampleRule(),
+    rule
+    for rule in node_rules()
+    if isinstance(rule, HostVerifier) and rule.scheme != Product() and most_drafts(rule) > 1
 ]
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]
 

@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 from zoo import row
 
+from polydraft.catalogue import parse_policy
 from polydraft.errors import InvalidParameter
 from polydraft.schemes import IID, Scheme, WithoutReplacement, enumerate_drafts
 from polydraft.trees import (
@@ -20,7 +21,6 @@ from polydraft.trees import (
     TreeShape,
     TrunkThenBranch,
     Widths,
-    parse_policy,
     policies,
 )
 from polydraft.verifiers import RecursiveRejection, SpeculativeSampling

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polydraft.trees import parse_policy
+from polydraft.catalogue import parse_policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trees.md").read_text()
 TABLE = PAGE.split("## The policies")[1].split("The first four")[0]

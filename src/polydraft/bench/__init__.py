@@ -1,8 +1,6 @@
 """Measurements on real text: prompt sets, how far every rule is from the optimum, and speed (`bench.speed`)."""
 
 from polydraft.bench.limits import (
-    NODE_CASES,
-    TREE_CASES,
     LimitsSettings,
     Models,
     NodeCase,
@@ -20,16 +18,16 @@ from polydraft.bench.limits import (
     footnotes,
     keys_of,
     measure,
+    node_cases,
     summarise,
+    tree_cases,
 )
 from polydraft.bench.prompts import SHIPPED, USUAL, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.style import require_matplotlib
 from polydraft.bench.table import Table
 
 __all__ = [
-    "NODE_CASES",
     "SHIPPED",
-    "TREE_CASES",
     "USUAL",
     "LimitsSettings",
     "Models",
@@ -50,8 +48,10 @@ __all__ = [
     "footnotes",
     "keys_of",
     "measure",
+    "node_cases",
     "read_prompt_sets",
     "read_prompts",
     "require_matplotlib",
     "summarise",
+    "tree_cases",
 ]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.catalogue import AUTO
 from polydraft.cli.arguments.chatting import (
     AnswersOption,
     AnswerTokensOption,
@@ -80,7 +81,6 @@ from polydraft.cli.arguments.options import (
     TargetOption,
     TemplateOption,
     TreeOption,
-    VerifierName,
     VerifierOption,
 )
 from polydraft.cli.process import exit_code_of, importing
@@ -117,7 +117,7 @@ def generate(
     target: TargetOption = None,
     draft: DraftOption = None,
     drafter: DrafterOption = None,
-    verifier: VerifierOption = VerifierName.auto,
+    verifier: VerifierOption = AUTO,
     scheme: SchemeOption = None,
     bottom_up: BottomUpOption = False,
     tree: TreeOption = None,
@@ -151,9 +151,9 @@ def generate(
         prompt=given_prompt(prompt),
         target=target,
         draft=draft,
-        drafter=drafter.value if drafter else None,
-        verifier=verifier.value,
-        scheme=scheme.value if scheme else None,
+        drafter=drafter,
+        verifier=verifier,
+        scheme=scheme,
         bottom_up=bottom_up,
         tree=tree,
         sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),
@@ -189,7 +189,7 @@ def chat(
     target: ChatTargetOption = None,
     draft: DraftOption = None,
     drafter: DrafterOption = None,
-    verifier: VerifierOption = VerifierName.auto,
+    verifier: VerifierOption = AUTO,
     scheme: SchemeOption = None,
     bottom_up: BottomUpOption = False,
     tree: TreeOption = None,
@@ -216,9 +216,9 @@ def chat(
         prompt="",
         target=target,
         draft=draft,
-        drafter=drafter.value if drafter else None,
-        verifier=verifier.value,
-        scheme=scheme.value if scheme else None,
+        drafter=drafter,
+        verifier=verifier,
+        scheme=scheme,
         bottom_up=bottom_up,
         tree=tree,
         sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),

@@ -63,10 +63,10 @@ def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
     """Return the node and tree rules whose names contain the text; None chooses all."""
     if wanted is not None and not wanted.strip():
         raise InvalidParameter("--rule is empty, and every name contains that: give a part of a name, or leave it out.")
-    node_rules = _named(members.NODE_RULES, wanted)
-    tree_rules = _named(members.TREE_RULES, wanted)
+    node_rules = _named(members.node_rules(), wanted)
+    tree_rules = _named(members.tree_rules(), wanted)
     if not node_rules and not tree_rules:
-        names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.NODE_RULES, *members.TREE_RULES))
+        names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
         raise InvalidParameter(f"There is no rule with {wanted!r} in its name; there are {'; '.join(names)}.")
     return node_rules, tree_rules
 

@@ -16,19 +16,19 @@ from torch import Tensor
 
 from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt, as_asked
+from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
-from polydraft.drafters import Drafter, LookupFirst, NgramDrafter, NoDraft
+from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, parse_policy
-from polydraft.verifiers import verifier_by_name
+from polydraft.trees import Chain
 
 AUTO = Path("auto")
 """The value of --plan that lets a planner choose."""
@@ -178,7 +178,7 @@ def _clashes(request: Request, drafter: str) -> Iterator[tuple[object, str]]:
     yield file and chosen, "--plan chooses the drafter and the tree; leave --drafter and --tree out."
     yield file and drafter != "model", "--plan is for a target and a draft model: give --draft too."
     yield one.compiled and one.plan, "--compile is for one tree; leave --plan out."
-    unused = one.draft and drafter in ("none", "ngram")
+    unused = one.draft and not drafter_line(drafter).models
     yield unused, f"--drafter {drafter} does not use a draft model; leave --draft out."
     drafting = {"--tree": one.tree is not None, "--verifier": one.verifier != "auto"}
     for name, given in {**drafting, "--scheme": one.scheme, "--bottom-up": one.bottom_up}.items():
@@ -217,17 +217,15 @@ def drafter_name(request: Request) -> str:
         InvalidParameter: it means a draft model and names none.
     """
     has_model = request.draft is not None or request.target is None
-    if request.drafter in ("model", "lookup-first") and not has_model:
+    if request.drafter and drafter_line(request.drafter).models and not has_model:
         raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
     return request.drafter or ("model" if has_model else "ngram")
 
 
 def drafter_of(name: str, pair: Pair, *, compiled: bool = False) -> Drafter:
     """Return the drafter with a name."""
-    if name in ("model", "lookup-first") and pair.draft is not None:
-        drafter = as_drafter(pair.draft, compile=compiled)
-        return drafter if name == "model" else LookupFirst(drafter)
-    return NoDraft() if name == "none" else NgramDrafter()
+    line = drafter_line(name)
+    return line.of(as_drafter(pair.draft, compile=compiled)) if line.models else line.make()
 
 
 @contextmanager

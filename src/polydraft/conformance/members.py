@@ -1,4 +1,4 @@
-"""Everything that the conformance matrix covers: schemes, node rules and tree rules, as instances."""
+"""What the conformance matrix covers, which the catalogue tells: schemes, node rules and tree rules, as instances."""
 
 from dataclasses import fields, is_dataclass
 from typing import Protocol, runtime_checkable
@@ -6,42 +6,11 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Given,
-    Product,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
-from polydraft.verifiers import (
-    BlockVerification,
-    BottomUp,
-    ByShape,
-    ImportanceWeighted,
-    KSeq,
-    Lenient,
-    NaiveMatch,
-    Optimal,
-    OutcomeLaw,
-    Race,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    ScalableVerifier,
-    SharedNoise,
-    SpecHubRule,
-    SpeculativeSampling,
-    TopBeta,
-    TopDown,
-    TopThenSampleRule,
-    TraversalVerification,
-    TreeVerifier,
-    TypicalAcceptance,
-)
+from polydraft.catalogue import every_scheme, node_rules, tree_rules
+from polydraft.schemes import Scheme
+from polydraft.verifiers import BottomUp, OutcomeLaw, TopDown, TreeVerifier
+
+__all__ = ["NodeRule", "label", "node_rules", "schemes", "tree_rules"]
 
 
 @runtime_checkable
@@ -73,61 +42,9 @@ class NodeRule(Protocol):
         ...
 
 
-SCHEMES: tuple[Scheme, ...] = (
-    IID(),
-    WithoutReplacement(),
-    TopThenSample(),
-    TopThenIID(1),
-    ConditionalPoisson(),
-    SpecHub(),
-    Product(),
-    TopK(),
-    Given(),
-)
-
-LIFTED: tuple[ScalableVerifier, ...] = (
-    RecursiveRejection(),
-    KSeq(),
-    ImportanceWeighted(),
-    TopThenSampleRule(),
-    SpecHubRule(),
-    Optimal(IID()),
-    Optimal(WithoutReplacement()),
-    Race(TopThenSample()),
-)
-
-NODE_RULES: tuple[NodeRule, ...] = (
-    *(NaiveMatch(scheme) for scheme in SCHEMES),
-    SpeculativeSampling(),
-    RecursiveRejectionWithoutReplacement(),
-    *LIFTED,
-    ImportanceWeighted(free=None, alphabet=None),
-    ImportanceWeighted(Product()),
-    *(Optimal(scheme) for scheme in SCHEMES if scheme not in (IID(), WithoutReplacement(), Product())),
-    *(
-        Race(scheme)
-        for scheme in SCHEMES
-        if scheme not in (TopThenSample(), WithoutReplacement(), ConditionalPoisson())
-    ),
-    TypicalAcceptance(),
-    TopBeta(),
-    Lenient(),
-)
-
-TREE_RULES: tuple[TreeVerifier, ...] = (
-    TopDown(NaiveMatch(TopK())),
-    TopDown(SpeculativeSampling()),
-    BottomUp(SpeculativeSampling()),
-    BlockVerification(),
-    ByShape(),
-    TopDown(RecursiveRejectionWithoutReplacement()),
-    *(lift(rule) for rule in LIFTED for lift in (TopDown, BottomUp)),
-    TraversalVerification(IID()),
-    TraversalVerification(WithoutReplacement()),
-    SharedNoise(),
-    SharedNoise(Given()),
-    TopDown(TypicalAcceptance()),
-)
+def schemes() -> tuple[Scheme, ...]:
+    """Return the ways of drafting whose drafts can be listed node by node."""
+    return tuple(scheme for scheme in every_scheme() if scheme.independent)
 
 
 def label(rule: NodeRule | TreeVerifier) -> str:

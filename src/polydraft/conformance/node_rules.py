@@ -154,13 +154,13 @@ def matrix(
     """Check every rule with the drafts it is made for, and with `all_pairs` with those of all other schemes too.
 
     Args:
-        rules: None is every rule of the package, `conformance.members.NODE_RULES`.
+        rules: None is every rule of the package, of the catalogue.
         k: the largest number of drafts.
         all_pairs: also enumerate rules with drafts that they are not made for; most deviate.
         rows: the cases; None is all.
         on_progress: called with the number of pairs done and their total.
     """
-    rules = members.NODE_RULES if rules is None else rules
+    rules = members.node_rules() if rules is None else rules
     rows = cases() if rows is None else rows
     pairs: list[tuple[NodeRule, Scheme]] = [(rule, rule.scheme) for rule in rules]
     pairs += _foreign(rules) if all_pairs else []
@@ -178,7 +178,7 @@ def _foreign(rules: Sequence[NodeRule]) -> list[tuple[NodeRule, Scheme]]:
     for rule in rules:
         made_for.setdefault(label(rule), []).append(rule.scheme)
     first = {label(rule): rule for rule in reversed(rules) if not isinstance(rule.scheme, Product)}
-    readable = [scheme for scheme in members.SCHEMES if not isinstance(scheme, Product)]
+    readable = [scheme for scheme in members.schemes() if not isinstance(scheme, Product)]
     return [(rule, scheme) for rule in first.values() for scheme in readable if scheme not in made_for[label(rule)]]
 
 

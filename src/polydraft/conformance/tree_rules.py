@@ -104,8 +104,8 @@ def _are_widths(value: object) -> bool:
 def tree_matrix(
     rules: Sequence[TreeVerifier] | None = None, *, on_progress: Callable[[int, int], None] | None = None
 ) -> list[TreeReport]:
-    """Check every tree rule; None is `conformance.members.TREE_RULES`. See `check_tree_rule`."""
-    rules = members.TREE_RULES if rules is None else rules
+    """Check every tree rule; None is all of the catalogue. See `check_tree_rule`."""
+    rules = members.tree_rules() if rules is None else rules
     reports: list[TreeReport] = []
     for rule in rules:
         reports.append(check_tree_rule(rule))

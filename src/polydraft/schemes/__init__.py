@@ -7,6 +7,8 @@ from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
 from polydraft.schemes.scheme import (
+    MOST_DRAFTS,
+    FewDrafts,
     Scheme,
     check_scheme,
     enumerate_drafts,
@@ -23,8 +25,10 @@ from polydraft.schemes.without_replacement import WithoutReplacement
 __all__ = [
     "EVERY_SCHEME",
     "IID",
+    "MOST_DRAFTS",
     "ConditionalPoisson",
     "Coupled",
+    "FewDrafts",
     "Given",
     "Product",
     "Scheme",

@@ -62,6 +62,16 @@ class Scheme(Protocol):
         ...
 
 
+@runtime_checkable
+class FewDrafts(Protocol):
+    """A scheme or rule that is defined for few drafts at a node; one without `most_drafts` is for any number."""
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts at a node."""
+        ...
+
+
 def enumerate_drafts(
     scheme: Scheme, draft_probs: Float[Tensor, "*J K"], k: int
 ) -> tuple[Int[Tensor, "m k"], Float[Tensor, " m"]]:

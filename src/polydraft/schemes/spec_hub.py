@@ -32,6 +32,7 @@ class SpecHub:
     """
 
     name = "spechub"
+    most_drafts = MOST
     deterministic = False
     independent = True
     lone_draft_is_drawn = True

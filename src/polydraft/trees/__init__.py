@@ -31,7 +31,6 @@ from polydraft.trees.dynamic import (
 from polydraft.trees.frontier import Frontier, Propose
 from polydraft.trees.grow import grow
 from polydraft.trees.mask import causal_mask, tree_mask
-from polydraft.trees.parsing import parse_policy
 from polydraft.trees.policies import (
     Chain,
     ChoosingPolicy,
@@ -92,7 +91,6 @@ __all__ = [
     "in_pieces",
     "is_dynamic",
     "largest_shape",
-    "parse_policy",
     "policy_after",
     "policy_joined",
     "stacked_riders",

@@ -1,6 +1,13 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, TreeVerifier, check_rows
+from polydraft.verifiers.law import (
+    NodeVerifier,
+    OutcomeLaw,
+    ScalableVerifier,
+    TreeVerifier,
+    check_rows,
+    most_drafts,
+)
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
 from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
@@ -19,7 +26,6 @@ from polydraft.verifiers.trees.law import PathLaw, PathVerifier, expected_accept
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.top_down import TopDown
 from polydraft.verifiers.trees.traversal import TraversalVerification
-from polydraft.verifiers.words import verifier_by_name
 
 __all__ = [
     "BlockVerification",
@@ -49,5 +55,5 @@ __all__ = [
     "TypicalAcceptance",
     "check_rows",
     "expected_accepted",
-    "verifier_by_name",
+    "most_drafts",
 ]

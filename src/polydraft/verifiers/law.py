@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, VocabularyMismatch
 from polydraft.probs import Noise, check_probs
-from polydraft.schemes import Scheme
+from polydraft.schemes import MOST_DRAFTS, FewDrafts, Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
 
@@ -155,6 +155,11 @@ class TreeVerifier(Protocol):
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep a path of the draft. `target_probs` are the target's rows at every node."""
         ...
+
+
+def most_drafts(rule: NodeVerifier | TreeVerifier) -> int:
+    """Return the most drafts at a node that a rule and its scheme are defined for; 4095 where any number will do."""
+    return min(part.most_drafts if isinstance(part, FewDrafts) else MOST_DRAFTS - 1 for part in (rule, rule.scheme))
 
 
 def on_host(rule: NodeVerifier) -> HostVerifier | None:

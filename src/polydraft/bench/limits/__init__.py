@@ -1,6 +1,6 @@
 """The limits of drafting on real text: what every rule accepts at every position, and what any rule could."""
 
-from polydraft.bench.limits.cases import NODE_CASES, TREE_CASES, TREE_SHAPES, NodeCase, TreeCase
+from polydraft.bench.limits.cases import TREE_SHAPES, NodeCase, TreeCase, node_cases, tree_cases
 from polydraft.bench.limits.figures import draw_figures
 from polydraft.bench.limits.measuring import LimitsSettings, Record, fitting, keys_of, measure
 from polydraft.bench.limits.positions import Models
@@ -9,8 +9,6 @@ from polydraft.bench.limits.summary import NodeResult, TreeResult, as_lines, sum
 from polydraft.bench.limits.tables import all_tables, as_document, footnotes
 
 __all__ = [
-    "NODE_CASES",
-    "TREE_CASES",
     "TREE_SHAPES",
     "LimitsSettings",
     "Models",
@@ -29,5 +27,7 @@ __all__ = [
     "footnotes",
     "keys_of",
     "measure",
+    "node_cases",
     "summarise",
+    "tree_cases",
 ]

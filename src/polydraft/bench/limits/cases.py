@@ -1,38 +1,25 @@
-"""Which schemes, rules and trees the limits are measured for: two tables."""
+"""Which schemes, rules and trees the limits are measured for: two tables, made from the catalogue."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Scheme,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
-from polydraft.trees import TreePolicy, parse_policy
+from polydraft.catalogue import RuleLine, every_scheme, parse_policy, tables
+from polydraft.schemes import Scheme
+from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
-    BlockVerification,
     BottomUp,
-    ImportanceWeighted,
-    KSeq,
-    NaiveMatch,
     NodeVerifier,
     Optimal,
     PathVerifier,
-    Race,
-    RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
-    SpecHubRule,
-    SpeculativeSampling,
+    ScalableVerifier,
     TopDown,
-    TopThenSampleRule,
-    TraversalVerification,
+    TreeVerifier,
+    most_drafts,
 )
 from polydraft.verifiers.host.rejections import average_accepted
 from polydraft.verifiers.selection.ordered import numbers
@@ -55,12 +42,15 @@ class NodeCase:
     Args:
         label: the rule's short name in tables.
         rule: the rule, with the scheme that it verifies.
-        most: the largest number of drafts for which the rule is defined.
     """
 
     label: str
     rule: NodeVerifier
-    most: int = MANY
+
+    @property
+    def most(self) -> int:
+        """The largest number of drafts that the rule and its scheme are defined for."""
+        return min(MANY, most_drafts(self.rule))
 
     def gap_at(self, k: int, shortlist: int) -> str:
         """Return why there is no number for so many drafts, as the sign that tables show; empty if there is one."""
@@ -110,42 +100,54 @@ class TreeCase:
     chain: bool = False
 
 
-NODE_CASES = (
-    NodeCase(NAIVE, NaiveMatch(IID())),
-    NodeCase("recursive rejection", RecursiveRejection()),
-    NodeCase("k-seq", KSeq()),
-    NodeCase("importance weighted", ImportanceWeighted()),
-    NodeCase("race", Race(IID())),
-    NodeCase("optimal rule", Optimal(IID())),
-    NodeCase(NAIVE, NaiveMatch(WithoutReplacement())),
-    NodeCase("recursive rejection", RecursiveRejectionWithoutReplacement()),
-    NodeCase("optimal rule", Optimal(WithoutReplacement())),
-    NodeCase("optimal rule", Optimal(ConditionalPoisson())),
-    NodeCase("top then sample", TopThenSampleRule()),
-    NodeCase("optimal rule", Optimal(TopThenSample())),
-    NodeCase("spechub", SpecHubRule(), most=2),
-    NodeCase("race", Race(TopThenIID(1))),
-    NodeCase("optimal rule", Optimal(TopThenIID(1))),
-    NodeCase(NAIVE, NaiveMatch(TopK())),
-)
+def node_cases() -> tuple[NodeCase, ...]:
+    """Return the lossless node rules of the catalogue, by scheme."""
+    cases = [
+        NodeCase(line.measured.label or rule.name, rule)
+        for line in tables.RULES
+        for rule in _made(line, line.measured.nodes)
+        if isinstance(rule, NodeVerifier) and rule.lossless
+    ]
+    return tuple(sorted(cases, key=lambda case: _place(case.scheme)))
 
-TREE_CASES = (
-    TreeCase("token by token", TopDown(SpeculativeSampling()), chain=True),
-    TreeCase("block verification", BlockVerification(), chain=True),
-    TreeCase("top-down naive", TopDown(NaiveMatch(TopK())), chain=True),
-    TreeCase("top-down recursive", TopDown(RecursiveRejection())),
-    TreeCase("traversal", TraversalVerification(IID())),
-    TreeCase("top-down optimal", TopDown(Optimal(IID()))),
-    TreeCase("bottom-up optimal", BottomUp(Optimal(IID()))),
-    TreeCase("top-down recursive", TopDown(RecursiveRejectionWithoutReplacement())),
-    TreeCase("traversal", TraversalVerification(WithoutReplacement())),
-    TreeCase("top-down optimal", TopDown(Optimal(WithoutReplacement()))),
-    TreeCase("bottom-up optimal", BottomUp(Optimal(WithoutReplacement()))),
-    TreeCase("top-down own rule", TopDown(TopThenSampleRule())),
-    TreeCase("bottom-up own rule", BottomUp(TopThenSampleRule())),
-    TreeCase("bottom-up optimal", BottomUp(Optimal(TopThenSample()))),
-    TreeCase("top-down naive", TopDown(NaiveMatch(TopK()))),
-)
+
+def tree_cases() -> tuple[TreeCase, ...]:
+    """Return the lossless rules of the catalogue whose laws on trees are known: those for chains, then by scheme."""
+    cases = [case for line in tables.RULES if line.usual.lossless for case in (*_on_chains(line), *_on_trees(line))]
+    return tuple(sorted(cases, key=lambda case: (not case.chain, _place(case.verifier.scheme))))
+
+
+def _on_chains(line: RuleLine) -> Iterator[TreeCase]:
+    rule = line.usual
+    label = line.measured.chains or (rule.name if most_drafts(rule) == 1 else "")
+    lifted = TopDown(rule) if isinstance(rule, NodeVerifier) else rule
+    if label and isinstance(lifted, PathVerifier):
+        yield TreeCase(label, lifted, chain=True)
+
+
+def _on_trees(line: RuleLine) -> Iterator[TreeCase]:
+    usual, measured = line.usual, line.measured
+    short = measured.short or measured.label or usual.name
+    for rule in _made(line, measured.trees) if most_drafts(usual) > 1 else ():
+        if isinstance(rule, NodeVerifier):
+            yield TreeCase(f"top-down {short}", TopDown(rule))
+        elif isinstance(rule, PathVerifier):
+            yield TreeCase(short, rule)
+    for rule in _made(line, measured.bottom_up):
+        if isinstance(rule, ScalableVerifier):
+            yield TreeCase(f"bottom-up {short}", BottomUp(rule))
+
+
+def _made(line: RuleLine, schemes: tuple[Scheme, ...] | None) -> list[NodeVerifier | TreeVerifier]:
+    """Return a line's rule for these schemes; None is the usual one."""
+    return [line.of(scheme) for scheme in (line.known[:1] if schemes is None else schemes)]
+
+
+def _place(scheme: Scheme) -> int:
+    """Return a scheme's place in the catalogue; one that is not there comes last."""
+    every = every_scheme()
+    return every.index(scheme) if scheme in every else len(every)
+
 
 TREE_SHAPES = ("chain:4", "2,2,1", "4,2,1")
 

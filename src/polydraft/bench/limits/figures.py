@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polydraft.bench.bootstrap import Estimate
-from polydraft.bench.limits.cases import NAIVE, NODE_CASES
+from polydraft.bench.limits.cases import NAIVE, node_cases
 from polydraft.bench.limits.summary import NodeResult, nearest
 from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
 
@@ -51,7 +51,7 @@ def draw_figures(nodes: Sequence[NodeResult], folder: Path) -> list[Path]:
 
 def colour_of(scheme: str) -> str:
     """Return a scheme's colour, the same in all figures."""
-    known = list(dict.fromkeys(case.scheme.name for case in NODE_CASES))
+    known = list(dict.fromkeys(case.scheme.name for case in node_cases()))
     return COLOURS[known.index(scheme) % len(COLOURS)] if scheme in known else COLOURS[-1]
 
 

@@ -1,7 +1,7 @@
 """The gap to the optimum on real text: what every rule accepts, and what any rule could, at every position."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -10,12 +10,12 @@ from torch import Tensor
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.limits.branching import Accepted, accepted_on_trees, every, most_room
 from polydraft.bench.limits.cases import (
-    NODE_CASES,
-    TREE_CASES,
     TREE_SHAPES,
     NodeCase,
     TreeCase,
     is_chain,
+    node_cases,
+    tree_cases,
     tree_policies,
 )
 from polydraft.bench.limits.positions import Models, generate_sample, rows_on_atoms
@@ -61,8 +61,8 @@ class LimitsSettings:
     tree_every: int = 4
     shapes: tuple[str, ...] = TREE_SHAPES
     seed: int = 0
-    node_cases: tuple[NodeCase, ...] = NODE_CASES
-    tree_cases: tuple[TreeCase, ...] = TREE_CASES
+    node_cases: tuple[NodeCase, ...] = field(default_factory=node_cases)
+    tree_cases: tuple[TreeCase, ...] = field(default_factory=tree_cases)
 
     def __post_init__(self) -> None:
         for temperature in (*self.temperatures, self.draft_temperature or 0.0):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.bootstrap import Estimate
-from polydraft.bench.limits.cases import MANY, NODE_CASES, TOO_DEAR, UNDEFINED
+from polydraft.bench.limits.cases import MANY, TOO_DEAR, UNDEFINED, node_cases
 from polydraft.bench.limits.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
 from polydraft.bench.limits.summary import NodeResult, TreeResult, nearest
 from polydraft.bench.prompts import ALL, template_in_words
@@ -88,7 +88,7 @@ def node_table(title: str, results: Sequence[NodeResult], column: Callable[[Node
 def gaps(columns: dict[str, int], results: Sequence[NodeResult]) -> dict[str, str]:
     """Return the signs of the columns for whose numbers of drafts a rule has no results at all."""
     there, name = {one.k for one in results}, (results[0].scheme, results[0].rule)
-    most = max((case.most for case in NODE_CASES if (case.scheme.name, case.label) == name), default=MANY)
+    most = max((case.most for case in node_cases() if (case.scheme.name, case.label) == name), default=MANY)
     return {title: UNDEFINED if most < k <= MANY else TOO_DEAR for title, k in columns.items() if k not in there}
 
 

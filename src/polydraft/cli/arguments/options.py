@@ -1,65 +1,22 @@
 """Options that several commands share, and under which headings help shows them."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from polydraft.cli.arguments.values import device_name, model_name, precision
+from polydraft.cli.arguments.words import (
+    drafter_word,
+    drafters_in_help,
+    rules_in_help,
+    scheme_word,
+    schemes_in_help,
+    trees_in_help,
+    verifier_word,
+)
 
 MODELS, DRAFTING, SAMPLING = "Models", "Drafting", "Sampling"
 PROMPTS, MEASURING, OUTPUT, FILES = "Prompts", "Measuring", "Output", "Files of prompts"
-
-
-class DrafterName(StrEnum):
-    """The drafters that the command line offers."""
-
-    model = "model"
-    ngram = "ngram"
-    lookup_first = "lookup-first"
-    none = "none"
-
-
-class VerifierName(StrEnum):
-    """The verification rules that the command line offers; the last three are lossy."""
-
-    auto = "auto"
-    naive = "naive"
-    speculative = "speculative"
-    recursive = "recursive"
-    recursive_wo = "recursive-wo"
-    top_then_sample = "top-then-sample"
-    k_seq = "k-seq"
-    spec_hub = "spec-hub"
-    importance_weighted = "importance-weighted"
-    optimal = "optimal"
-    race = "race"
-    block = "block"
-    traversal = "traversal"
-    shared_noise = "shared-noise"
-    typical = "typical"
-    lenient = "lenient"
-    top_beta = "top-beta"
-
-
-class SchemeName(StrEnum):
-    """The ways of drafting that the command line offers."""
-
-    iid = "iid"
-    without_replacement = "without-replacement"
-    top_k = "top-k"
-    top_then_sample = "top-then-sample"
-    top_then_iid = "top-then-iid"
-    conditional_poisson = "conditional-poisson"
-    spec_hub = "spec-hub"
-    product = "product"
-    coupled = "coupled"
-    given = "given"
-
-
-VERIFIERS = "auto, naive, speculative, recursive, recursive-wo, top-then-sample, k-seq, spec-hub, importance-weighted, "
-VERIFIERS += "optimal, race, block, traversal, shared-noise; LOSSY: typical, lenient, top-beta."
-SCHEMES = f"{', '.join(list(SchemeName)[:-1])} or {SchemeName.given}."
 
 TargetOption = Annotated[
     str | None,
@@ -104,22 +61,29 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
 ]
 DrafterOption = Annotated[
-    DrafterName | None,
+    str | None,
     typer.Option(
         metavar="NAME",
-        help="Who drafts: model, ngram, lookup-first or none. Default: model if there is one, else ngram.",
+        help=f"Who drafts: {drafters_in_help()}. Default: model if there is one, else ngram.",
+        callback=drafter_word,
         rich_help_panel=DRAFTING,
     ),
 ]
 VerifierOption = Annotated[
-    VerifierName,
-    typer.Option(metavar="NAME", help=f"Verification rule: {VERIFIERS}", rich_help_panel=DRAFTING),
-]
-SchemeOption = Annotated[
-    SchemeName | None,
+    str,
     typer.Option(
         metavar="NAME",
-        help=f"How drafts are drawn, for rules that know several ways: {SCHEMES}",
+        help=f"Verification rule: {rules_in_help()}.",
+        callback=verifier_word,
+        rich_help_panel=DRAFTING,
+    ),
+]
+SchemeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"How drafts are drawn, for rules that know several ways: {schemes_in_help()}.",
+        callback=scheme_word,
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -135,8 +99,7 @@ TreeOption = Annotated[
     str | None,
     typer.Option(
         metavar="TREE",
-        help='Children per depth such as "4,2,2,1"; or "chain:5", "trunk:2+3,2", "eagle", "medusa"; trees that '
-        'follow the draft: "best-first:16", "eagle-2", "confident:8:0.4", "adaptive:8" (docs/trees.md).',
+        help=f"{trees_in_help()} (docs/trees.md).",
         rich_help_panel=DRAFTING,
     ),
 ]

@@ -17,12 +17,10 @@ from polydraft.bench.speed import (
     plain_arm,
     rounded_arm,
 )
-from polydraft.drafters import LookupFirst, NgramDrafter
+from polydraft.catalogue import AUTO, drafter_line, drafter_words, parse_policy, verifier_by_name
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
-from polydraft.trees import parse_policy
-from polydraft.verifiers import verifier_by_name
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
 ASSISTED = {"tokens": "num_assistant_tokens", "threshold": "assistant_confidence_threshold"}
@@ -35,7 +33,8 @@ KEYS = {
     "bfloat16": (),
     "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
-DRAFTERS = ("model", "ngram", "lookup-first")
+MODEL, LOOKUP = "model", "ngram"
+"""The words of the drafters that arms have where they name none: with a draft model and without."""
 FLAGS = ("bottom-up",)
 
 
@@ -93,9 +92,10 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
     """Check an arm's values, before models are loaded."""
     _numbers(text, settings)
     if not kind:
-        if settings.get("drafter", DRAFTERS[0]) not in DRAFTERS:
-            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {', '.join(DRAFTERS)}.")
-        _configuration(settings, settings.get("drafter", DRAFTERS[0]))
+        drafter, words = settings.get("drafter", MODEL), drafter_words(1, proposing=True)
+        if drafter not in words:
+            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {', '.join(words)}.")
+        _configuration(settings, drafter)
 
 
 def _numbers(text: str, settings: dict[str, str]) -> dict[str, int | float]:
@@ -114,7 +114,7 @@ def _numbers(text: str, settings: dict[str, str]) -> dict[str, int | float]:
 
 def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
     """Return the verifier and policy of a configuration, None for those that are not said."""
-    rule, scheme = settings.get("verifier", "auto"), settings.get("scheme")
+    rule, scheme = settings.get("verifier", AUTO), settings.get("scheme")
     tree = settings.get("tree")
     return {
         "verifier": verifier_by_name(rule, drafter, scheme, bottom_up="bottom-up" in settings),
@@ -125,7 +125,8 @@ def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
 def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:
     """Tell whether any arm drafts by a draft model if there is one; no spellings are the usual arms, which do."""
     return not spellings or any(
-        one.kind in ("default", "hf-assisted") or (not one.kind and one.settings.get("drafter") != "ngram")
+        one.kind in ("default", "hf-assisted")
+        or (not one.kind and drafter_line(one.settings.get("drafter", MODEL)).models > 0)
         for one in spellings
     )
 
@@ -158,13 +159,14 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
         return hugging_face_arm(target)
     if one.kind == "hf-lookup":
         return lookup_arm(target, tokens=int(numbers.get("tokens", LOOKUP_TOKENS)))
-    drafter = one.settings.get("drafter", "model" if draft is not None or one.kind == "hf-assisted" else "ngram")
-    if drafter == "ngram":
-        return drafting_arm(one.name, target, NgramDrafter(), **_configuration(one.settings, drafter))
+    drafter = one.settings.get("drafter", MODEL if draft is not None or one.kind == "hf-assisted" else LOOKUP)
+    line = drafter_line(drafter)
+    if not line.models:
+        return drafting_arm(one.name, target, line.make(), **_configuration(one.settings, drafter))
     if draft is None:
         raise InvalidParameter(f"The arm {one.name!r} needs a draft model: give --draft beside --target.")
     if one.kind == "hf-assisted":
         settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
         return assisted_arm(target, draft, **settings)
-    drafts = LookupFirst(as_drafter(draft)) if drafter == "lookup-first" else draft
+    drafts = draft if drafter == MODEL else line.of(as_drafter(draft))
     return drafting_arm(one.name, target, drafts, **_configuration(one.settings, drafter))

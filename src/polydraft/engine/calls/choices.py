@@ -3,21 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from torch import Generator, nn
 
-from polydraft.drafters import Drafter, NgramDrafter, NoDraft
+from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verifier_by_name, word_of
+from polydraft.drafters import Drafter, NgramDrafter
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, largest_shape, parse_policy
-from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier, verifier_by_name
-
-DRAFTER_WORDS: Mapping[str, type[NgramDrafter] | type[NoDraft]] = {"ngram": NgramDrafter, "none": NoDraft}
-"""The words for drafters that need no model; every other text is a folder or hub name."""
-
+from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, largest_shape
+from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
 """Hugging Face's num_assistant_tokens where it is not said."""
@@ -70,7 +67,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     given = choices.drafter
     drafter = chosen_drafter(given, target, compile=choices.compile)
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
-    only_a_model = given is not None and not isinstance(given, Drafter) and given not in DRAFTER_WORDS
+    only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
     if only_a_model and not (choices.compile or policy):
         drafter = default_drafter(drafter, params, target.device)
     return Parts(drafter, verifier or default_verifier(drafter, params), policy or default_policy(drafter, params))
@@ -84,8 +81,8 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
         CheckpointError: no model can be loaded by that name.
         VocabularyMismatch: a draft model's tokens are others.
     """
-    if isinstance(given, str) and given in DRAFTER_WORDS:
-        return DRAFTER_WORDS[given]()
+    if _is_word(given):
+        return drafter_line(given).make()
     if isinstance(given, str | Path):
         return as_drafter(load_draft(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
@@ -95,7 +92,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if isinstance(given, Pair):
         raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
     raise InvalidParameter(
-        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(DRAFTER_WORDS)}, but is "
+        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(drafter_words(0))}, but is "
         f"{_described(given)}."
     )
 
@@ -110,7 +107,7 @@ def chosen_verifier(given: object, drafter: Drafter) -> TreeVerifier | None:
     if given is None:
         return None
     if isinstance(given, str):
-        return verifier_by_name(given, "ngram" if isinstance(drafter, NgramDrafter) else "model")
+        return verifier_by_name(given, word_of(drafter))
     if not isinstance(given, type):
         if isinstance(given, TreeVerifier):
             return given
@@ -182,6 +179,11 @@ def _with_drafts(policy: TreePolicy) -> TreePolicy:
     if not policy.shape.counts:
         raise InvalidParameter('policy has no drafts; plain decoding is drafter="none".')
     return policy
+
+
+def _is_word(given: object) -> TypeGuard[str]:
+    """Tell whether a value is the word of a drafter that needs no model; any other text is a folder or hub name."""
+    return isinstance(given, str) and given in drafter_words(0)
 
 
 def _described(value: object) -> str:

@@ -41,6 +41,7 @@ class SpecHubRule:
 
     scheme: Scheme = SpecHub()
     name = "spechub"
+    most_drafts = 2
     lossless = True
 
     def __post_init__(self) -> None:

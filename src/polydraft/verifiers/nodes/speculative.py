@@ -31,6 +31,7 @@ class SpeculativeSampling:
 
     scheme: Scheme = IID()
     name = "speculative sampling"
+    most_drafts = 1
     lossless = True
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class BlockVerification:
 
     scheme: Scheme = IID()
     name = "block verification"
+    most_drafts = 1
     lossless = True
 
     def __post_init__(self) -> None:

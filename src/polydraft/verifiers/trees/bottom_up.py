@@ -16,6 +16,7 @@ from polydraft.verifiers.law import (
     ScalableVerifier,
     check_rule,
     check_scalable,
+    most_drafts,
     node_by_node,
     on_host,
     present,
@@ -75,6 +76,11 @@ class BottomUp:
     def lossless(self) -> bool:
         """Whether the node rule is lossless."""
         return self.rule.lossless
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts at a node that the node rule and its scheme are defined for."""
+        return most_drafts(self.rule)
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path to the first node that succeeds, from the leaves up."""

@@ -10,7 +10,7 @@ from polydraft.probs import Noise, normalised, sample
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.host.top_down import by_nodes
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, on_host
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, most_drafts, on_host
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.chain import by_chain, is_speculative
@@ -56,6 +56,11 @@ class TopDown:
     def lossless(self) -> bool:
         """Whether the node rule is lossless."""
         return self.rule.lossless
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts at a node that the node rule and its scheme are defined for."""
+        return most_drafts(self.rule)
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path that the node rule accepts from the root down."""

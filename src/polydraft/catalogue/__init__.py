@@ -1,0 +1,41 @@
+"""The catalogue: one line for every rule, scheme, policy and drafter, and what is found through these lines.
+
+The tables are in `polydraft.catalogue.tables`. They are read when they are asked, so nobody keeps a copy of them.
+"""
+
+from polydraft.catalogue.lines import DrafterLine, Measured, PolicyLine, RuleLine, SchemeLine
+from polydraft.catalogue.members import every_scheme, node_rules, rules_of, tree_rules
+from polydraft.catalogue.words import (
+    AUTO,
+    drafter_line,
+    drafter_words,
+    example_trees,
+    parse_policy,
+    rule_words,
+    scheme_by_name,
+    scheme_words,
+    verifier_by_name,
+    word_of,
+)
+
+__all__ = [
+    "AUTO",
+    "DrafterLine",
+    "Measured",
+    "PolicyLine",
+    "RuleLine",
+    "SchemeLine",
+    "drafter_line",
+    "drafter_words",
+    "every_scheme",
+    "example_trees",
+    "node_rules",
+    "parse_policy",
+    "rule_words",
+    "rules_of",
+    "scheme_by_name",
+    "scheme_words",
+    "tree_rules",
+    "verifier_by_name",
+    "word_of",
+]

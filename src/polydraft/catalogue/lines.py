@@ -1,0 +1,135 @@
+"""What a line of each table says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polydraft.drafters import Drafter
+from polydraft.errors import UnpairedScheme
+from polydraft.schemes import Scheme
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import NodeVerifier, TreeVerifier
+
+Rule = NodeVerifier | TreeVerifier
+
+
+@dataclass(frozen=True)
+class SchemeLine:
+    """A way of drafting and the word for it."""
+
+    word: str
+    scheme: Scheme
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How `polydraft limits` measures a lossless rule on real text.
+
+    Args:
+        label: its name in tables; empty for the rule's own.
+        nodes: the schemes with which it is measured at single nodes; None for the usual one.
+        short: its name behind "top-down" or "bottom-up"; empty for the label.
+        trees: the schemes with which it is measured on trees, a node rule top down; None for the usual one.
+        bottom_up: the schemes with which a node rule is measured on trees from the bottom up.
+        chains: its name on chains, where the usual scheme is measured; empty if it is not.
+    """
+
+    label: str = ""
+    nodes: tuple[Scheme, ...] | None = None
+    short: str = ""
+    trees: tuple[Scheme, ...] | None = None
+    bottom_up: tuple[Scheme, ...] = ()
+    chains: str = ""
+
+
+@dataclass(frozen=True)
+class RuleLine:
+    """A verification rule.
+
+    What a rule can do is not said here but asked of the rule: whether it is lossless, whether it decides at nodes or
+    on whole trees, whether it can be lifted bottom up, and how many drafts it takes (`most_drafts`).
+
+    Args:
+        word: its name on the command line and wherever rules are named by text.
+        make: the rule's class, called with a scheme, or without for its usual one; or a function that does the same.
+        schemes: all that it can be made for; empty for a rule that has one scheme of its own.
+        on_trees: the schemes that `polydraft conformance` proves on whole trees, besides the usual one.
+        variants: the rule with other parameters, which are proved too.
+        measured: how it is measured on real text.
+    """
+
+    word: str
+    make: Callable[..., Rule]
+    schemes: tuple[Scheme, ...] = ()
+    on_trees: tuple[Scheme, ...] = ()
+    variants: tuple[Rule, ...] = ()
+    measured: Measured = Measured()
+
+    @property
+    def usual(self) -> Rule:
+        """The rule with its usual scheme."""
+        return self.make()
+
+    @property
+    def known(self) -> tuple[Scheme, ...]:
+        """All schemes that the rule can be made for, the usual one first."""
+        usual = self.usual.scheme
+        return usual, *(scheme for scheme in self.schemes if scheme != usual)
+
+    @property
+    def decides_at_nodes(self) -> bool:
+        """Whether it is a node rule, which trees are verified by once it is lifted."""
+        return isinstance(self.usual, NodeVerifier)
+
+    def of(self, scheme: Scheme) -> Rule:
+        """Return the rule for one of its schemes.
+
+        Raises:
+            UnpairedScheme: the rule is not exact for the scheme.
+        """
+        rule = self.make(scheme) if self.schemes else self.make()
+        if scheme not in self.known:
+            names = " or ".join(one.name for one in self.known)
+            raise UnpairedScheme(f"The verifier {self.word} works with drafts that are {names}, not {scheme.name}.")
+        return rule
+
+
+@dataclass(frozen=True)
+class PolicyLine:
+    """A kind of tree.
+
+    Args:
+        word: what its text begins with, before a colon; empty for trees that are numbers alone.
+        read: makes the policy from the text behind the colon; whatever it cannot read is a `ValueError` or `TypeError`.
+        examples: texts that it can be written as.
+    """
+
+    word: str
+    read: Callable[[str], TreePolicy]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DrafterLine:
+    """A drafter.
+
+    Args:
+        word: its name on the command line and wherever drafters are named by text.
+        make: its class, called with nothing, or with the drafter of the draft model if it takes one.
+        models: how many draft models it takes.
+        scheme: the only scheme that it drafts under; None for a drafter that follows the verifier's.
+        proposes: whether it drafts at all.
+    """
+
+    word: str
+    make: Callable[..., Drafter]
+    models: int = 0
+    scheme: Scheme | None = None
+    proposes: bool = True
+
+    def of(self, drafter: Drafter) -> Drafter:
+        """Return the drafter that has the drafter of a draft model inside, or is it."""
+        return drafter if self.makes(drafter) else self.make(drafter)
+
+    def makes(self, drafter: Drafter) -> bool:
+        """Tell whether a drafter is of this line."""
+        return isinstance(self.make, type) and isinstance(drafter, self.make)

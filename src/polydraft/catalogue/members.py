@@ -1,0 +1,44 @@
+"""Members: the rules of the table as instances, one for every scheme that they are made for."""
+
+from collections.abc import Iterator
+
+import polydraft.catalogue.tables as tables
+from polydraft.catalogue.lines import Rule, RuleLine
+from polydraft.schemes import Scheme
+from polydraft.verifiers import BottomUp, NodeVerifier, ScalableVerifier, TopDown, TreeVerifier
+
+
+def every_scheme() -> tuple[Scheme, ...]:
+    """Return every way of drafting."""
+    return tuple(line.scheme for line in tables.SCHEMES)
+
+
+def rules_of(line: RuleLine) -> list[Rule]:
+    """Return a line's rule for each of its schemes, and its variants; a lossy rule for its usual scheme only.
+
+    Schemes whose nodes are not independent are left out: a law at one node does not tell how they are drawn.
+    """
+    usual = line.usual
+    known = [scheme for scheme in line.known if scheme.independent] if usual.lossless else [usual.scheme]
+    return [*(line.of(scheme) for scheme in known), *line.variants]
+
+
+def node_rules() -> tuple[NodeVerifier, ...]:
+    """Return every node rule with every scheme that can be proved at single nodes."""
+    every = (rule for line in tables.RULES if line.decides_at_nodes for rule in rules_of(line))
+    return tuple(rule for rule in every if isinstance(rule, NodeVerifier))
+
+
+def tree_rules() -> tuple[TreeVerifier, ...]:
+    """Return every rule as it verifies trees, with its usual scheme and those of `RuleLine.on_trees`."""
+    every = (line.of(scheme) for line in tables.RULES for scheme in (line.known[0], *line.on_trees))
+    return tuple(lifted for rule in every for lifted in _lifts(rule))
+
+
+def _lifts(rule: Rule) -> Iterator[TreeVerifier]:
+    if not isinstance(rule, NodeVerifier):
+        yield rule
+        return
+    yield TopDown(rule)
+    if isinstance(rule, ScalableVerifier) and rule.scheme.independent:
+        yield BottomUp(rule)

@@ -1,0 +1,152 @@
+"""From words to what they name: rules, schemes, trees and drafters, on the command line and in Python."""
+
+import re
+
+import polydraft.catalogue.tables as tables
+from polydraft.catalogue.lines import DrafterLine, RuleLine
+from polydraft.drafters import Drafter
+from polydraft.errors import InvalidParameter
+from polydraft.schemes import Scheme
+from polydraft.trees import TreePolicy, is_dynamic
+from polydraft.trees.policies import shortened
+from polydraft.verifiers import BottomUp, NodeVerifier, ScalableVerifier, TopDown, TreeVerifier
+
+AUTO = "auto"
+"""The word for the verifier that suits drafter and temperature."""
+
+
+def rule_words(*, lossless: bool | None = None) -> list[str]:
+    """Return the words of all rules, or of those that are lossless, or of those that are not."""
+    return [line.word for line in tables.RULES if lossless in (None, line.usual.lossless)]
+
+
+def scheme_words() -> list[str]:
+    """Return the words of all ways of drafting."""
+    return [line.word for line in tables.SCHEMES]
+
+
+def drafter_words(most_models: int, *, proposing: bool = False) -> list[str]:
+    """Return the words of all drafters that take at most so many draft models; if asked, only those that draft."""
+    return [line.word for line in tables.DRAFTERS if line.models <= most_models and (line.proposes or not proposing)]
+
+
+def example_trees(*, growing: bool) -> list[str]:
+    """Return an example of every kind of tree that follows the draft, or of every kind whose shape is fixed."""
+    texts = (line.examples[0] for line in tables.POLICIES)
+    return [text for text in texts if is_dynamic(parse_policy(text)) == growing]
+
+
+def drafter_line(word: str) -> DrafterLine:
+    """Return the line of the drafter with a word.
+
+    Raises:
+        InvalidParameter: there is none.
+    """
+    for line in tables.DRAFTERS:
+        if line.word == word:
+            return line
+    words = ", ".join(line.word for line in tables.DRAFTERS)
+    raise InvalidParameter(f"There is no drafter {word!r}; choose from {words}.")
+
+
+def word_of(drafter: Drafter) -> str:
+    """Return the word of a drafter; empty for one that is not in the catalogue."""
+    return next((line.word for line in tables.DRAFTERS if line.makes(drafter)), "")
+
+
+def scheme_by_name(name: str) -> Scheme:
+    """Return the scheme with a word.
+
+    Raises:
+        InvalidParameter: the scheme is unknown.
+    """
+    for line in tables.SCHEMES:
+        if line.word == name:
+            return line.scheme
+    raise InvalidParameter(f"There is no scheme {name!r}; choose from {', '.join(scheme_words())}.")
+
+
+def verifier_by_name(
+    name: str, drafter: str, scheme: str | None = None, *, bottom_up: bool = False
+) -> TreeVerifier | None:
+    """Return the tree verifier with a word; None for "auto".
+
+    Args:
+        name: the rule.
+        drafter: the drafter's word; of one that drafts under one scheme only, the rule takes that one if it can.
+        scheme: the word of the way of drafting, for rules that know several; None for the rule's own.
+        bottom_up: lift the node rule with `BottomUp` instead of `TopDown`.
+
+    Raises:
+        InvalidParameter: the rule or scheme is unknown, or the rule cannot be had in this way.
+        UnpairedScheme: the rule is not exact for the scheme.
+    """
+    if name == AUTO:
+        if scheme or bottom_up:
+            raise InvalidParameter("--scheme and --bottom-up need a --verifier, not auto.")
+        return None
+    drawn = scheme_by_name(scheme) if scheme else None
+    line = _rule_line(name)
+    if drawn and len(line.known) == 1:
+        raise InvalidParameter(f"The verifier {name} has a scheme of its own; leave --scheme {scheme} out.")
+    return _lifted(line.of(drawn or _scheme_for(line, drafter)), name, bottom_up)
+
+
+def _rule_line(name: str) -> RuleLine:
+    for line in tables.RULES:
+        if line.word == name:
+            return line
+    raise InvalidParameter(f"There is no verifier {name!r}; choose from {', '.join([AUTO, *rule_words()])}.")
+
+
+def _scheme_for(line: RuleLine, drafter: str) -> Scheme:
+    """Return the scheme that a drafter is bound to, if the rule knows it; else the rule's usual one."""
+    bound = next((one.scheme for one in tables.DRAFTERS if one.word == drafter), None)
+    return bound if bound in line.known else line.known[0]
+
+
+def _lifted(rule: NodeVerifier | TreeVerifier, name: str, bottom_up: bool) -> TreeVerifier:
+    if not isinstance(rule, NodeVerifier):
+        if bottom_up:
+            raise InvalidParameter(f"The verifier {name} verifies whole trees already; leave --bottom-up out.")
+        return rule
+    if not bottom_up:
+        return TopDown(rule)
+    if not isinstance(rule, ScalableVerifier):
+        raise InvalidParameter(f"The verifier {name} cannot be lifted bottom up: its average acceptance is not known.")
+    return BottomUp(rule)
+
+
+def parse_policy(text: str) -> TreePolicy:
+    """Read a policy from text.
+
+    Ways: "4,2,2,1" (children per depth), "chain:5", "trunk:2+3,2" (a chain, then children per depth), "eagle" and
+    "medusa" (published trees), "best-first:16" or "best-first:16x4:3" (drafts x depth : children), "eagle-2" or
+    "eagle-2:10x6:25" (width x depth : drafts), "confident:8:0.4" or "confident:3,2,1:0.4" (length or children per depth
+    : threshold on the token; likewise "confident-path" and "confident-entropy"), "adaptive:8" or "adaptive:8:0.6"
+    (length : first threshold).
+
+    Raises:
+        InvalidParameter: the text is none of these, or a number is out of range.
+    """
+    _require_text(text)
+    kind, _, numbers = text.partition(":") if re.match(r"[a-z]", text) else ("", "", text)
+    for line in tables.POLICIES:
+        if line.word == kind:
+            try:
+                policy = line.read(numbers)
+                if policy.shape.size > 1:
+                    return policy
+            except (ValueError, TypeError) as error:
+                if isinstance(error, InvalidParameter):
+                    raise
+    words = ", ".join(line.word for line in tables.POLICIES if line.word)
+    raise InvalidParameter(
+        f'A tree is written as children per depth such as "4,2,2,1", or in one of the ways {words} '
+        f"with their numbers (docs/trees.md), not as {shortened(text)}."
+    )
+
+
+def _require_text(value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidParameter(f'A tree is written as a text such as "4,2,2,1", not as {shortened(value)}.')
