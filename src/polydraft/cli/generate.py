@@ -23,12 +23,12 @@ from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, stream
+from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, default_drafter, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain
+from polydraft.trees import Chain, TreePolicy
 
 AUTO = Path("auto")
 """The value of --plan that lets a planner choose."""
@@ -108,7 +108,7 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     with notes.status("Loading the models ..."):
         pair = load_models(request)
     ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
-    options["drafter"] = drafter_of(drafter, pair, compiled=request.compiled)
+    options["drafter"] = drafter_of(drafter, pair, request)
     if request.stop:
         options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
     try:
@@ -146,11 +146,7 @@ def check_request(request: Request, drafter: str) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
-        "policy": parse_policy(request.tree)
-        if request.tree is not None
-        else planner_for(drafter)
-        if plans(request, drafter)
-        else None,
+        "policy": _policy(request, drafter),
     }
     return options
 
@@ -185,17 +181,11 @@ def _clashes(request: Request, drafter: str) -> Iterator[tuple[object, str]]:
         yield given and drafter == "none", f"--drafter none drafts nothing; leave {name} out."
 
 
-def plans(request: Request, drafter: str) -> bool:
-    """Tell whether a planner chooses the trees: if asked to, and by default where nothing speaks for one tree.
-
-    Above temperature 0 a seed fixes the text only together with the trees, which a planner chooses by the clock; some
-    rules know trees of one kind only; passes are compiled for one tree; and lookups have trees of their own.
-    """
-    if request.plan or drafter in ("none", "lookup-first"):
-        return request.plan == AUTO
-    seeded = request.seed is not None and request.sampling.get("temperature", 0.0) > 0
-    own_rule = request.verifier != "auto" or request.scheme or request.bottom_up
-    return not (request.tree is not None or request.compiled or seeded or own_rule)
+def _policy(request: Request, drafter: str) -> TreePolicy | None:
+    """Return the trees that are asked for; None for those that suit the drafter."""
+    if request.tree is not None:
+        return parse_policy(request.tree)
+    return planner_for(drafter) if request.plan == AUTO else None
 
 
 def planner_for(drafter: str) -> Planner:
@@ -222,10 +212,17 @@ def drafter_name(request: Request) -> str:
     return request.drafter or ("model" if has_model else "ngram")
 
 
-def drafter_of(name: str, pair: Pair, *, compiled: bool = False) -> Drafter:
-    """Return the drafter with a name."""
+def drafter_of(name: str, pair: Pair, request: Request) -> Drafter:
+    """Return the drafter with a name; where none was named and a model drafts, what the engine takes by default."""
     line = drafter_line(name)
-    return line.of(as_drafter(pair.draft, compile=compiled)) if line.models else line.make()
+    if not line.models:
+        return line.make()
+    drafter = as_drafter(pair.draft, compile=request.compiled)
+    if request.drafter is not None:
+        return line.of(drafter)
+    params = SamplingParams(request.sampling.get("temperature", 0.0))
+    fixed = request.compiled or request.tree is not None or request.plan is not None
+    return default_drafter(drafter, params, pair.target.device, fixed=fixed)
 
 
 @contextmanager

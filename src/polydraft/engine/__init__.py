@@ -5,7 +5,7 @@ from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, decode
-from polydraft.engine.defaults import as_drafter
+from polydraft.engine.defaults import as_drafter, default_drafter
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.planner import Planner
@@ -33,6 +33,7 @@ __all__ = [
     "as_drafter",
     "compare",
     "decode",
+    "default_drafter",
     "generate",
     "generate_many",
     "stream",

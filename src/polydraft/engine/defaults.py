@@ -41,13 +41,19 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
     return _usual(drafter, params).policy
 
 
-def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device) -> Drafter:
-    """Return who drafts for a text if a draft model was named and no tree: at temperature 0, lookups before it.
+def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device, *, fixed: bool = False) -> Drafter:
+    """Return who drafts for a text if nothing but a draft model was named: at temperature 0, lookups before it.
 
     Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
     read the text on the host, for which a GPU would have to be waited for.
+
+    Args:
+        drafter: the draft model's drafter.
+        params: the target's sampling settings.
+        device: the target's device.
+        fixed: whether trees were named, or passes are compiled, each for one shape: lookups have shapes of their own.
     """
-    return drafter if params.temperature or device.type != "cpu" else LookupFirst(drafter)
+    return drafter if fixed or params.temperature or device.type != "cpu" else LookupFirst(drafter)
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:

@@ -69,7 +69,7 @@ def run_chat(call: ChatRequest) -> int:
     notes = new_console(errors=True, quiet=call.as_json or call.quiet)
     with notes.status("Loading the models ..."):
         pair = load_models(request)
-        options["drafter"] = drafter_of(drafter, pair)
+        options["drafter"] = drafter_of(drafter, pair, request)
         chat = Chat(pair, options, request.seed, call.system)
     with warnings_as_sentences():
         if rows is None and not call.as_json and sys.stdin.isatty():

@@ -193,7 +193,7 @@ class _Work:
         plan: PairPlan | None,
     ) -> ManyRun:
         """Start the batch."""
-        options["drafter"] = drafter_of(drafter_name(self.request), pair, compiled=self.request.compiled)
+        options["drafter"] = drafter_of(drafter_name(self.request), pair, self.request)
         if plan:
             example = _typical(list(prompts.values()))
             options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)

@@ -68,8 +68,9 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     drafter = chosen_drafter(given, target, compile=choices.compile)
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
-    if only_a_model and not (choices.compile or policy):
-        drafter = default_drafter(drafter, params, target.device)
+    if only_a_model:
+        fixed = choices.compile or policy is not None
+        drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     return Parts(drafter, verifier or default_verifier(drafter, params), policy or default_policy(drafter, params))
 
 
