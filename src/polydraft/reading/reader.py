@@ -80,7 +80,7 @@ class Reader:
             return self, None
         window = _Window.of(text, ends, width)
         scored = self._forward(window.tokens, window.places, window.mask(self._slots(ends), None), ends, width, keep=1)
-        features = self._features(window.places, scored.hidden, width) if self.layers else None
+        features = self._features(window.places, scored.hidden, ends) if self.layers else None
         return replace(self, read=tuple(ends)), features
 
     def score(self, text: Text, tree: TokenTree, beside: Draft | None = None) -> tuple[Scored, "Reader"]:
@@ -101,7 +101,8 @@ class Reader:
             table = None if beside is None else beside.embeddings
             scored = self._forward(tokens, places, mask, ends, width, table=table)
         first = width - 1
-        features = self._features(places[:, :first], {one: s[:, :first] for one, s in scored.hidden.items()}, first)
+        before = {layer: states[:, :first] for layer, states in scored.hidden.items()}
+        features = self._features(places[:, :first], before, [end - 1 for end in ends])
         hidden = {layer: states[:, first : first + nodes] for layer, states in scored.hidden.items()}
         riding = {layer: states[:, first + nodes :] for layer, states in scored.hidden.items()}
         found = Scored(
@@ -260,13 +261,13 @@ class Reader:
         return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
 
     def _features(
-        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], width: int
+        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int]
     ) -> Features:
-        """Return the hidden states of a window; what was read before counts as padding."""
-        known = self._device(self.read).unsqueeze(-1)
-        order = torch.arange(width, device=places.device)
-        again = (places < known) | ((places == 0) & (order < width - 1) & (places.roll(-1, 1) == 0))
-        return Features(places.masked_fill(again, -1), hidden)
+        """Return the hidden states of a window, each token before its row's end once; the rest counts as padding."""
+        known, stop = self._device(self.read).unsqueeze(-1), self._device(ends).unsqueeze(-1)
+        following = torch.nn.functional.pad(places[:, 1:], (0, 1), value=1)
+        first_again = (places == 0) & (following == 0)
+        return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden)
 
 
 @dataclass(frozen=True, eq=False)
