@@ -171,8 +171,7 @@ class Reader:
         """
         read = other.read[0] if length is None else min(length, other.read[0])
         cache = self.cache if row < len(self.read) else self.cache.extended()
-        if read:
-            cache.join(row, other.cache, read)
+        cache.join(row, other.cache, read)  # also if nothing was read: what is read beside the text comes with it
         return replace(self, cache=cache, read=(*self.read[:row], read, *self.read[row + 1 :]))
 
     def at(self, text: Text) -> "Reader":
