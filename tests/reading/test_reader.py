@@ -347,6 +347,50 @@ def test_the_first_layers_and_the_last_are_the_model(kind: str, rows: list[list[
     check_scores(reader, rows, kind=kind)
 
 
+@pytest.mark.parametrize("reason", ["unread tokens", "riders", "hidden states"])
+def test_what_the_first_layers_have_not_seen_is_run_through_all(reason: str) -> None:
+    """Their work is only of use for root and nodes whose hidden states nobody reads."""
+    text, tree = text_of(ROWS), tree_below(text_of(ROWS))
+    reader = new(layers=("final",) if reason == "hidden states" else ())
+    reader = reader.catch_up(text, 3 if reason == "unread tokens" else None)[0]
+    early, _ = replace(reader.first_layers(1), layers=(1,)).score(text, tree)
+    draft = replace(Draft.nothing(text.last()), tree=tree, resume=Resume(1, early.nodes[1]))
+    if reason == "riders":
+        sees = torch.zeros(len(ROWS), 1, SHAPE.size + 1, dtype=torch.bool)
+        sees[..., 0] = sees[..., -1] = True
+        ones = torch.ones(len(ROWS), 1, dtype=torch.int64)
+        draft = replace(draft, riders=Riders(13 * ones, ones, sees, ones == 1))
+    scored, after = reader.score(text, tree, draft)
+    close(scored.logits, plain(tree, ROWS))
+    if reason == "riders":
+        assert scored.riders is not None
+        close(scored.riders[:, 0], torch.stack([plain_logits(model().model, [*row, 13]) for row in ROWS]))
+    elif reason == "hidden states":
+        close(model().unembedded(scored.nodes["final"]), scored.logits)
+    nodes = (4, 0, 7, 2)
+    check_scores(after.keep(text, verdict_at(tree, nodes)), extended(ROWS, tree, nodes), seed=1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("views", ["both", "the batch", "the newcomer"])
+def test_compact_views_join(place: int, views: str) -> None:
+    """A row that joins brings the number of its slots; a row that is forgotten has none."""
+    rows, newcomer, slots = [ROWS[0], ROWS[3]], [2, 7, 1, 2, 9], torch.tensor([[0, 2, 3], [1, 3, 4]])
+    batch, alone = new(2).catch_up(text_of(rows))[0], new(1).catch_up(text_of([newcomer]))[0]
+    batch = batch if views == "the newcomer" else batch.compact(slots, 2 * SHAPE.size + 8)
+    alone = alone if views == "the batch" else alone.compact(slots[:1, :2], 2 * SHAPE.size)
+    joined, after = batch.join(place, alone), [*rows[:place], newcomer, *rows[place + 1 :]]
+    tree = tree_below(text_of(after))
+    found = joined.score(text_of(after), tree)[0].logits
+    close(found[place], alone.score(text_of([newcomer]), of(tree, [place]))[0].logits[0])
+    forgotten = joined.rewind(place, 0)
+    assert forgotten.read[place] == 0
+    close(
+        forgotten.score(text_of([*after[:place], [7], *after[place + 1 :]]), tree)[0].logits[place, 0],
+        plain_logits(model().model, [int(tree.tokens[place, 0])]),
+    )
+
+
 def test_a_model_that_adds_positions_to_embeddings_is_not_resumed() -> None:
     with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel cannot go on from the states of its first layers"):
         model("gpt2").last_layers(1)

@@ -95,7 +95,9 @@ class Reader:
         ends, width = text.counts, self._unread(text)
         tokens, places, mask = self._laid_out(text, tree, width, riders)
         nodes = tree.tokens.shape[1]
-        if beside is not None and beside.resume is not None:
+        # the first layers saw root and nodes alone, and nobody noted hidden states: for anything more all layers run
+        resumes = width == 1 and riders is None and not self.layers
+        if resumes and beside is not None and beside.resume is not None:
             scored = self._resumed(beside.resume, tokens, places, mask, ends)
         else:
             table = None if beside is None else beside.embeddings
@@ -159,7 +161,9 @@ class Reader:
 
     def rewind(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""
-        return replace(self, read=(*self.read[:row], min(length, self.read[row]), *self.read[row + 1 :]))
+        read = min(length, self.read[row])
+        dropped = _put(self.dropped, row, min(self.dropped[row], read)) if self.dropped else ()
+        return replace(self, read=_put(self.read, row, read), dropped=dropped)
 
     def join(self, row: int, other: "Reader", length: int | None = None) -> "Reader":
         """Let the only row of another reader take the place of a row, or come behind the last.
@@ -170,9 +174,11 @@ class Reader:
             length: no more than so many of its tokens; None for all that it has read.
         """
         read = other.read[0] if length is None else min(length, other.read[0])
+        gone = min(other.dropped[0], read) if other.dropped else 0
         cache = self.cache if row < len(self.read) else self.cache.extended()
-        cache.join(row, other.cache, read)  # also if nothing was read: what is read beside the text comes with it
-        return replace(self, cache=cache, read=(*self.read[:row], read, *self.read[row + 1 :]))
+        cache.join(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
+        dropped = _put(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
+        return replace(self, cache=cache, read=_put(self.read, row, read), dropped=dropped)
 
     def at(self, text: Text) -> "Reader":
         """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
@@ -306,6 +312,11 @@ class _Window:
         if min(slots) < width:
             whole[..., 0] = True  # tokens before the first are the first again
         return whole
+
+
+def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    """Return values with another in one place, or behind the last."""
+    return (*values[:place], value, *values[place + 1 :])
 
 
 def _above(window: Bool[Tensor, "b w w"], behind: Bool[Tensor, "b n s"]) -> Bool[Tensor, "b t u"]:
