@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TREE_KINDS, step_of, tiny_model
+from doubles import TREE_KINDS, plain_logits, step_of, tiny_model
 from torch import Tensor
 
 from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft, Session
+from polydraft.engine.decode import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import IID, Coupled, Given, Product, Scheme, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, causal_mask, tree_mask
+from polydraft.verifiers import NaiveMatch, TopDown, TreeVerifier
 
 VOCAB, WIDTH, CAPACITY = 20, 48, 60
 PARAMS = SamplingParams(temperature=0.9)
@@ -140,6 +142,42 @@ def test_a_row_that_nobody_joined_is_caught():
     forgotten.rows[0], forgotten.names[0] = list(NEWCOMERS["longer"]), 5
     with pytest.raises(AssertionError):
         same(forgotten.step(IID(), 0), 0, alone.step(IID(), 0), 0)
+
+
+# Decode loops.
+
+
+def greedy(prompt: list[int], length: int) -> list[int]:
+    text = list(prompt)
+    while len(text) < length:
+        text.append(int(plain_logits(model("llama").model, text).argmax()))
+    return text
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "last", "behind the last"])
+@pytest.mark.parametrize("same_method", [True, False])
+def test_a_row_joins_a_decode_loop(place: int, same_method: bool) -> None:
+    """Every row goes on as alone, whether the newcomer's drafts are made by the batch's drafter or by another."""
+    session = Session(SamplingParams(temperature=0), CAPACITY, VOCAB)
+    drafter, verifier = ModelDrafter(model("qwen2")), TopDown(NaiveMatch(TopK()))
+    other = (drafter, verifier) if same_method else (NgramDrafter(), TopDown(NaiveMatch(Given())))
+
+    def begun(prompts: list[list[int]], drafter: Drafter, verifier: TreeVerifier) -> Any:
+        state = LOOP.begin(model("llama"), drafter, verifier, policy, text_of(prompts), session)
+        return LOOP.step(state)[0]
+
+    policy, prompts = Chain(3), [[3, 1, 4, 3, 1], [7, 2]]
+    state = LOOP.join(begun(prompts, drafter, verifier), place, begun([[5, 8, 5, 8]], *other))
+    prompts = [*prompts[:place], [5, 8, 5, 8], *prompts[place + 1 :]]
+    assert len(state.rows.parts) == (1 if same_method else 2)
+    assert state.rows.parts[0].alone == same_method
+    for _ in range(3):
+        state, taken = LOOP.step(state)
+    text = state.rows.text
+    assert len(text.counts) == len(prompts) == len(taken.text.counts)
+    for row, prompt in enumerate(prompts):
+        assert text.counts[row] >= len(prompt) + 4
+        assert text.tokens[row, : text.counts[row]].tolist() == greedy(prompt, text.counts[row])
 
 
 # Caches.
