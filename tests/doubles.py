@@ -31,7 +31,8 @@ from transformers import (
 )
 
 from polydraft.models import LanguageModel
-from polydraft.trees import Widths, causal_mask, topology, tree_mask
+from polydraft.reading import Scored, Step, Text
+from polydraft.trees import Draft, Verdict, Widths, causal_mask, topology, tree_mask
 
 SPREAD = 0.6
 """Standard deviation of the random weights: large enough that the next-token laws are far from uniform."""
@@ -150,3 +151,9 @@ def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
         found.append(model.forward(tokens, positions, mask, cache, base).logits)
         cache.keep(base, torch.tensor([[2, 5]]).expand(batch, 2))
     return found
+
+
+def step_of(text: Text, draft: Draft, verdict: Verdict, vocab_size: int = 1) -> Step:
+    """Return the step of a draft for drafters that read nothing of what was scored."""
+    rows = torch.zeros(*draft.tree.tokens.shape, vocab_size)
+    return Step(text, draft.tree, Scored(rows, None, {}, {}), rows, verdict)

@@ -296,10 +296,8 @@ class Noise:
         return Noise(tuple(mixed), seeds, lengths)
 
     def joined(self, row: int, other: "Noise") -> "Noise":
-        """Return these streams with the only stream of another in place of a row's."""
-        generators = list(self.generators)
-        generators[row] = other.generators[0]
-        return Noise(tuple(generators))
+        """Return these streams with the only stream of another in place of a row's, or behind the last."""
+        return Noise((*self.generators[:row], other.generators[0], *self.generators[row + 1 :]))
 
     def of(self, rows: Sequence[int]) -> "Noise":
         """Return the streams of some rows, in the state that they are in; of -1 some other."""

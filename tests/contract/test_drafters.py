@@ -1,17 +1,31 @@
 """One suite over all drafters: whatever they propose is a tree that the engine and the verifiers can work with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from doubles import tiny_model
+from doubles import step_of, tiny_model
 
-from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft, Session, Text
+from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft, Session
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text
 from polydraft.schemes import IID, Given, Scheme, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreePolicy, Verdict, Widths
+from polydraft.trees import (
+    EAGLE_25,
+    Chain,
+    Draft,
+    Fixed,
+    Pieces,
+    TokenTree,
+    TreePolicy,
+    Verdict,
+    Widths,
+    in_pieces,
+    stacked_tree,
+)
 
 VOCAB = 20
 ROWS = [[3, 1, 4, 3, 1], [7], [5, 8, 5, 8, 5, 8], [2, 7, 1]]
@@ -38,8 +52,21 @@ def text_of(rows: list[list[int]]) -> Text:
     return Text(tokens, lengths)
 
 
-def check_draft(draft: Draft, text: Text, scheme: Scheme, policy: TreePolicy) -> None:
-    """Check everything that a draft promises."""
+def tree_of(draft: Draft | Pieces) -> TokenTree:
+    """Return the tree of all rows."""
+    return stacked_tree([(piece.rows, piece.draft.tree) for piece in in_pieces(draft)])
+
+
+def check_draft(draft: Draft | Pieces, text: Text, scheme: Scheme, policy: TreePolicy) -> None:
+    """Check everything that a draft promises: each row is in one piece, and every piece is a sound draft."""
+    pieces = in_pieces(draft)
+    assert sorted(row for piece in pieces for row in piece.rows) == [*range(len(text.lengths))]
+    for piece in pieces:
+        check_piece(piece.draft, text.of(piece.rows), scheme, policy)
+
+
+def check_piece(draft: Draft, text: Text, scheme: Scheme, policy: TreePolicy) -> None:
+    """Check the draft of some rows."""
     tree = draft.tree
     batch, nodes = tree.tokens.shape
     assert batch == len(text.lengths)
@@ -80,17 +107,20 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
     rows = [list(row) for row in ROWS]
     text, noise = text_of(rows), Noise.from_seed(0, len(rows))
     state = drafter.start(text, Session(SamplingParams(temperature=temperature), 48 + policy.shape.size, VOCAB))
+    state = drafter.read(state, text, None)
     for step in range(3):
-        draft = drafter.draft(state, text, scheme, policy, noise)
+        draft, state = drafter.draft(state, text, scheme, policy, noise)
         check_draft(draft, text, scheme, policy)
+        tree = tree_of(draft)
         path = torch.full((len(rows), policy.shape.depth), -1)
         for row in range(len(rows)):
-            first = int(draft.tree.children[row, 0, 0])
-            kept = [first] if first >= 0 and (row + step) % 2 else []
+            first = int(tree.children[row, 0, 0])
+            kept = [first] if first >= 0 and tree.valid[row, first] and (row + step) % 2 else []
             path[row, : len(kept)] = torch.tensor(kept)
-            rows[row] += [*draft.tree.tokens[row, kept].tolist(), (3 * row + step) % VOCAB]
+            rows[row] += [*tree.tokens[row, kept].tolist(), (3 * row + step) % VOCAB]
         next_token = torch.tensor([row[-1] for row in rows])
-        state = drafter.commit(state, text, Verdict(path, (path >= 0).sum(dim=-1), next_token))
+        verdict = Verdict(path, (path >= 0).sum(dim=-1), next_token)
+        state = drafter.commit(state, step_of(text, replace(in_pieces(draft)[0].draft, tree=tree), verdict))
         text = text_of(rows)
 
 
@@ -105,7 +135,7 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     drafter = MEMBERS[member][0]()
     assert isinstance(drafter, Drafter)
     assert drafter.name
-    assert drafter.reads_hidden == ()
+    assert drafter.reads == () and drafter.riders == 0
 
 
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
@@ -114,6 +144,6 @@ def test_the_same_noise_gives_the_same_draft(member: str, scheme: Scheme) -> Non
     drafts = []
     for _ in range(2):
         state = drafter.start(text, Session(SamplingParams(), 80, VOCAB))
-        drafts.append(drafter.draft(state, text, scheme, policy, Noise.from_seed(4, len(ROWS))))
-    assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
-    assert torch.equal(drafts[0].tree.valid, drafts[1].tree.valid)
+        drafts.append(tree_of(drafter.draft(state, text, scheme, policy, Noise.from_seed(4, len(ROWS)))[0]))
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+    assert torch.equal(drafts[0].valid, drafts[1].valid)

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TREE_KINDS, tiny_model
+from doubles import TREE_KINDS, plain_logits, step_of, tiny_model
 from torch import Tensor
 
-from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft, Session, Text
+from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft, Session
+from polydraft.engine.decode import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text
 from polydraft.schemes import IID, Coupled, Given, Product, Scheme, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, causal_mask, tree_mask
+from polydraft.verifiers import NaiveMatch, TopDown, TreeVerifier
 
 VOCAB, WIDTH, CAPACITY = 20, 48, 60
 PARAMS = SamplingParams(temperature=0.9)
@@ -64,16 +67,19 @@ def noise_of(names: list[int], step: int) -> Noise:
 class Play:
     """A drafter, its state, and the texts of a batch that is drafted for and that accepts first children."""
 
-    def __init__(self, drafter: Drafter, rows: list[list[int]], names: list[int], capacity: int = CAPACITY) -> None:
+    def __init__(
+        self, drafter: Drafter, rows: list[list[int]], names: list[int], capacity: int = CAPACITY, reads: bool = True
+    ) -> None:
         self.drafter = drafter
         self.rows, self.names = [list(row) for row in rows], list(names)
-        self.state: Any = drafter.start(text_of(rows), Session(PARAMS, capacity, VOCAB))
+        state = drafter.start(text_of(rows), Session(PARAMS, capacity, VOCAB))
+        self.state: Any = drafter.read(state, text_of(rows), None) if reads else state
 
     def step(self, scheme: Scheme, number: int) -> Draft:
         """Draft, accept what every text wants, and return the draft."""
         policy: TreePolicy = Chain(3) if scheme == Given() else BRANCHING
         text = text_of(self.rows)
-        draft = self.drafter.draft(self.state, text, scheme, policy, noise_of(self.names, number))
+        draft, self.state = self.drafter.draft(self.state, text, scheme, policy, noise_of(self.names, number))
         path = torch.full((len(self.rows), draft.tree.topology.height), -1)
         for row, name in enumerate(self.names):
             kept = [int(draft.tree.children[row, 0, 0])] if path.shape[-1] and (name + number) % 2 else []
@@ -81,12 +87,12 @@ class Play:
             path[row, : len(kept)] = torch.tensor(kept)
             self.rows[row] += [*draft.tree.tokens[row, kept].tolist(), (3 * name + number) % VOCAB]
         verdict = Verdict(path, (path >= 0).sum(dim=-1), torch.tensor([row[-1] for row in self.rows]))
-        self.state = self.drafter.commit(self.state, text, verdict)
+        self.state = self.drafter.commit(self.state, step_of(text, draft, verdict))
         return draft
 
     def join(self, row: int, other: "Play") -> None:
         self.state = self.drafter.join(self.state, row, other.state)
-        self.rows[row], self.names[row] = list(other.rows[0]), other.names[0]
+        self.rows[row : row + 1], self.names[row : row + 1] = [list(other.rows[0])], [other.names[0]]
 
 
 def same(one: Draft, row: int, other: Draft, place: int) -> None:
@@ -107,33 +113,71 @@ def same(one: Draft, row: int, other: Draft, place: int) -> None:
 @each_pair
 @each_newcomer
 @pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("place", [ROW, len(ROWS)], ids=["in a row's place", "behind the last"])
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
 def test_a_joined_row_drafts_what_it_drafts_alone_and_the_others_what_they_did(
-    member: str, scheme: Scheme, newcomer: list[int], before: int
+    member: str, scheme: Scheme, newcomer: list[int], before: int, place: int, reads: bool
 ):
     """The newcomer comes after some steps of the batch, with a state that has no room for more than its prompt."""
-    drafter = MEMBERS[member][0]()
+    drafter, others = MEMBERS[member][0](), [row for row in range(len(ROWS)) if row != place]
     joined, undisturbed = (Play(drafter, ROWS, [0, 1, 2]) for _ in range(2))
     for number in range(before):
         joined.step(scheme, number)
         undisturbed.step(scheme, number)
-    joined.join(ROW, Play(drafter, [newcomer], [5], capacity=len(newcomer) + 1))
+    joined.join(place, Play(drafter, [newcomer], [5], capacity=len(newcomer) + 1, reads=reads))
     alone = Play(drafter, [newcomer], [5])
     for number in range(before, before + 3):
         here, there, by_itself = (play.step(scheme, number) for play in (joined, undisturbed, alone))
-        same(here, ROW, by_itself, 0)
-        for row in (0, 2):
+        same(here, place, by_itself, 0)
+        for row in others:
             same(here, row, there, row)
-    assert joined.rows[ROW] == alone.rows[0]
-    assert [joined.rows[row] for row in (0, 2)] == [undisturbed.rows[row] for row in (0, 2)]
+    assert joined.rows[place] == alone.rows[0]
+    assert [joined.rows[row] for row in others] == [undisturbed.rows[row] for row in others]
 
 
 def test_a_row_that_nobody_joined_is_caught():
     """What the other tests rest on: a state that kept the old row drafts something else."""
     drafter = MEMBERS["model"][0]()
     forgotten, alone = Play(drafter, ROWS, [0, 1, 2]), Play(drafter, [NEWCOMERS["longer"]], [5])
-    forgotten.rows[ROW], forgotten.names[ROW] = list(NEWCOMERS["longer"]), 5
+    forgotten.rows[0], forgotten.names[0] = list(NEWCOMERS["longer"]), 5
     with pytest.raises(AssertionError):
-        same(forgotten.step(IID(), 0), ROW, alone.step(IID(), 0), 0)
+        same(forgotten.step(IID(), 0), 0, alone.step(IID(), 0), 0)
+
+
+# Decode loops.
+
+
+def greedy(prompt: list[int], length: int) -> list[int]:
+    text = list(prompt)
+    while len(text) < length:
+        text.append(int(plain_logits(model("llama").model, text).argmax()))
+    return text
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "last", "behind the last"])
+@pytest.mark.parametrize("same_method", [True, False])
+def test_a_row_joins_a_decode_loop(place: int, same_method: bool) -> None:
+    """Every row goes on as alone, whether the newcomer's drafts are made by the batch's drafter or by another."""
+    session = Session(SamplingParams(temperature=0), CAPACITY, VOCAB)
+    drafter, verifier = ModelDrafter(model("qwen2")), TopDown(NaiveMatch(TopK()))
+    other = (drafter, verifier) if same_method else (NgramDrafter(), TopDown(NaiveMatch(Given())))
+
+    def begun(prompts: list[list[int]], drafter: Drafter, verifier: TreeVerifier) -> Any:
+        state = LOOP.begin(model("llama"), drafter, verifier, policy, text_of(prompts), session)
+        return LOOP.step(state)[0]
+
+    policy, prompts = Chain(3), [[3, 1, 4, 3, 1], [7, 2]]
+    state = LOOP.join(begun(prompts, drafter, verifier), place, begun([[5, 8, 5, 8]], *other))
+    prompts = [*prompts[:place], [5, 8, 5, 8], *prompts[place + 1 :]]
+    assert len(state.rows.parts) == (1 if same_method else 2)
+    assert state.rows.parts[0].alone == same_method
+    for _ in range(3):
+        state, taken = LOOP.step(state)
+    text = state.rows.text
+    assert len(text.counts) == len(prompts) == len(taken.text.counts)
+    for row, prompt in enumerate(prompts):
+        assert text.counts[row] >= len(prompt) + 4
+        assert text.tokens[row, : text.counts[row]].tolist() == greedy(prompt, text.counts[row])
 
 
 # Caches.
@@ -170,7 +214,7 @@ def test_a_joined_row_of_a_cache_scores_what_it_scores_alone_and_the_others_what
     narrow, alone = model(kind).new_cache(1, len(newcomer) + 1), model(kind).new_cache(1, CAPACITY)
     for one, texts in ((batch, rows), (undisturbed, rows), (narrow, [newcomer]), (alone, [newcomer])):
         read(one, kind, texts)
-    batch.join(ROW, narrow)
+    batch.join(ROW, narrow, len(newcomer) - 1)
     after = [*rows[:ROW], newcomer, *rows[ROW + 1 :]]
     joined, there = tree_logits(batch, kind, after), tree_logits(undisturbed, kind, rows)
     torch.testing.assert_close(joined[ROW], tree_logits(alone, kind, [newcomer])[0], rtol=0, atol=1e-10)
@@ -187,4 +231,4 @@ def test_a_text_that_does_not_fit_is_refused():
     small, large = model("llama").new_cache(2, 6), model("llama").new_cache(1, CAPACITY)
     read(large, "llama", [NEWCOMERS["longer"]])
     with pytest.raises(UnsupportedModel, match="has 6 slots, but 11 are needed"):
-        small.join(ROW, large)
+        small.join(ROW, large, 11)

@@ -21,12 +21,11 @@ OPTIONS = {"max_new_tokens": 4, "top_k": 0}
 
 
 @dataclass(frozen=True)
-class Mine:
+class Mine(Drafter):
     """Looks texts up; says that its drafts are `allowed`."""
 
     allowed: tuple[type, ...] = (Given,)
     name = "mine"
-    reads_hidden: tuple[int, ...] = ()
 
     def check(self, scheme: Scheme) -> None:
         require_scheme(scheme, self.allowed, "Mine")

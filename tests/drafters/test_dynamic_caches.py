@@ -4,11 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from doubles import plain_logits, tiny_model
+from doubles import plain_logits, step_of, tiny_model
 
-from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session, Text
+from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, to_probs
+from polydraft.reading import Text
 from polydraft.schemes import Product, Scheme, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Confident, Draft, DynamicPolicy, Eagle2, Merged, Verdict
 
@@ -52,7 +53,7 @@ def check_steps(drafter: ModelDrafter | EnsembleDrafter, scheme: Scheme, policy:
     state = drafter.start(text, Session(PARAMS, 48 + policy.shape.size, VOCAB))
     longest = 0
     for step in range(4):
-        draft = drafter.draft(state, text, scheme, policy, noise.at(step))
+        draft, state = drafter.draft(state, text, scheme, policy, noise.at(step))
         assert check_rows(draft, rows, models) > len(rows)
         height = draft.tree.topology.height
         paths = torch.full((len(rows), height), -1)
@@ -62,7 +63,8 @@ def check_steps(drafter: ModelDrafter | EnsembleDrafter, scheme: Scheme, policy:
             paths[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
             rows[row] += [*draft.tree.tokens[row, kept].tolist(), (row + step) % VOCAB]
             longest = max(longest, len(kept))
-        state = drafter.commit(state, text, Verdict(paths, (paths >= 0).sum(dim=-1), text.last()))
+        verdict = Verdict(paths, (paths >= 0).sum(dim=-1), text.last())
+        state = drafter.commit(state, step_of(text, draft, verdict))
         text = text_of(rows)
     assert longest > 2
 

@@ -6,16 +6,17 @@ from itertools import product
 
 import pytest
 import torch
-from doubles import perturbed, plain_logits, tiny_model
+from doubles import perturbed, plain_logits, step_of, tiny_model
 from scipy.stats import chi2
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session, Text
+from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, to_probs
+from polydraft.reading import Text
 from polydraft.schemes import IID, Product, TopK
 from polydraft.trees import EAGLE_25, Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, Widths
 from polydraft.verifiers import NaiveMatch, NodeVerifier, OutcomeLaw, TopDown
@@ -42,7 +43,7 @@ def text_of(rows: list[list[int]]) -> Text:
 def first_draft(drafter: EnsembleDrafter, rows: list[list[int]], policy: TreePolicy = SHAPE, seed: int = 3) -> Draft:
     text = text_of(rows)
     state = drafter.start(text, Session(PARAMS, 64, VOCAB))
-    return drafter.draft(state, text, Product(), policy, Noise.from_seed(seed, len(rows)))
+    return drafter.draft(state, text, Product(), policy, Noise.from_seed(seed, len(rows)))[0]
 
 
 def path(draft: Draft, row: int, node: int) -> list[int]:
@@ -84,7 +85,7 @@ def test_caches_stay_in_step_after_commits_of_different_lengths() -> None:
     text, noise = text_of(rows), Noise.from_seed(5, len(rows))
     state = drafter.start(text, Session(PARAMS, 64, VOCAB))
     for step, nodes in enumerate([(0, 25, 7, 3), (25, 0, 1, 20), (20, 8, 0, 25)]):
-        draft = drafter.draft(state, text, Product(), Fixed(EAGLE_25), noise)
+        draft, state = drafter.draft(state, text, Product(), Fixed(EAGLE_25), noise)
         assert draft.tree.valid.all()
         assert check_rows(draft, rows, drafter) >= 40
         paths = torch.full((len(rows), EAGLE_25.depth), -1)
@@ -93,7 +94,8 @@ def test_caches_stay_in_step_after_commits_of_different_lengths() -> None:
             paths[row, : len(kept)] = kept
             rows[row] += [*path(draft, row, node), (row + step) % VOCAB]
         next_token = torch.tensor([row[-1] for row in rows])
-        state = drafter.commit(state, text, Verdict(paths, (paths >= 0).sum(dim=-1), next_token))
+        verdict = Verdict(paths, (paths >= 0).sum(dim=-1), next_token)
+        state = drafter.commit(state, step_of(text, draft, verdict))
         text = text_of(rows)
 
 
@@ -119,9 +121,11 @@ def test_one_model_at_several_temperatures_is_run_once_per_depth() -> None:
     drafter = EnsembleDrafter(((one, PARAMS), (two, None), (one, HOT)))
     text = text_of([[3, 1, 4, 1]])
     state = drafter.start(text, Session(PARAMS, 64, VOCAB))
+    assert (one.calls, two.calls) == (0, 0)
+    state = drafter.read(state, text, None)
     assert (one.calls, two.calls) == (1, 1)
     drafter.draft(state, text, Product(), Widths((3, 2, 1)), Noise.from_seed(0, 1))
-    assert one.widths[1:] == two.widths[1:] == [2, 3, 6]
+    assert one.widths[1:] == two.widths[1:] == [1, 3, 6]
 
 
 def test_one_member_drafts_what_a_model_drafter_drafts() -> None:
@@ -129,7 +133,7 @@ def test_one_member_drafts_what_a_model_drafter_drafts() -> None:
     drafts = []
     for drafter in (EnsembleDrafter(((model(1), None),), 10), ModelDrafter(model(1), 10)):
         state = drafter.start(text, session)
-        drafts.append(drafter.draft(state, text, Product(), SHAPE, Noise.from_seed(1, len(ROWS))))
+        drafts.append(drafter.draft(state, text, Product(), SHAPE, Noise.from_seed(1, len(ROWS)))[0])
     one, two = drafts
     assert torch.equal(one.tree.tokens, two.tree.tokens)
     assert torch.equal(one.shortlist, two.shortlist)

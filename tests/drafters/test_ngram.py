@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from doubles import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydraft.drafters import NgramDrafter, Session, Text, continuation, given_chain
+from polydraft.drafters import NgramDrafter, Session, continuation, given_chain
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text
 from polydraft.schemes import Given
 from polydraft.trees import Chain, Verdict
 
@@ -64,7 +66,7 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
     text = Text(tokens, lengths)
     drafter = NgramDrafter()
     state = drafter.start(text, Session(SamplingParams(), 64, vocab))
-    draft = drafter.draft(state, text, Given(), Chain(length), Noise.from_seed(0, len(rows)))
+    draft, state = drafter.draft(state, text, Given(), Chain(length), Noise.from_seed(0, len(rows)))
     tree = draft.tree
     assert tree.tokens[:, 0].tolist() == [row[-1] for row in rows]
     atoms = draft.drafted_atoms()
@@ -73,7 +75,7 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
     assert torch.equal(own, atoms)
     nothing = torch.full((len(rows), 0), -1)
     verdict = Verdict(nothing, torch.zeros_like(lengths), tokens[:, 0])
-    assert drafter.commit(state, text, verdict) == state
+    assert drafter.commit(state, step_of(text, draft, verdict)) == state
     return [row[1:][valid[1:]].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
 
 

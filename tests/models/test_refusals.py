@@ -77,8 +77,17 @@ def test_foreign_cache_is_refused() -> None:
     class Foreign:
         def keep(self, base: torch.Tensor, path: torch.Tensor) -> None: ...
 
-        def join(self, row: int, other: object) -> None:
+        def join(self, row: int, other: object, length: int) -> None:
             """Do nothing."""
+
+        def extended(self) -> "Foreign":
+            return self
+
+        def of_layers(self, first: int, stop: int | None) -> "Foreign":
+            return self
+
+        def compacted(self, slots: torch.Tensor, room: int) -> "Foreign":
+            return self
 
     place = torch.tensor([[0]])
     with pytest.raises(InvalidParameter, match="must come from new_cache, but is a Foreign"):

@@ -350,9 +350,13 @@ LOOP = Loop()
 
 @torch.inference_mode()
 def joined(rows: Rows, row: int, alone: Rows) -> Rows:
-    """Return a batch in which the only row of another takes the place of a row, with what drafts for it."""
-    length = alone.text.counts[0]
-    tokens, lengths = rows.text.tokens, rows.text.lengths.clone()
+    """Return a batch in which the only row of another takes the place of a row, or comes behind the last.
+
+    What drafts for it comes with it.
+    """
+    length, behind = alone.text.counts[0], int(row == len(rows.steps))
+    tokens = torch.nn.functional.pad(rows.text.tokens, (0, 0, 0, 1)) if behind else rows.text.tokens
+    lengths = torch.nn.functional.pad(rows.text.lengths, (0, behind))
     tokens[row, :length] = alone.text.tokens[0, :length]
     lengths[row] = length
     return Rows(

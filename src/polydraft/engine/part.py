@@ -81,7 +81,8 @@ class Part:
         place = self.rows.index(-1) if place == len(self.rows) and -1 in self.rows else place
         rows = (*self.rows[:place], row, *self.rows[place + 1 :])
         state, policy = self.drafter.join(self.state, place, other), policy_joined(self.policy, place)
-        return replace(self, state=state, policy=policy, rows=rows, alone=self.alone and rows == self.rows)
+        alone = self.alone and (rows == self.rows or row == len(self.rows))
+        return replace(self, state=state, policy=policy, rows=rows, alone=alone)
 
     def rewound(self, row: int, length: int) -> "Part":
         """Return the part with a row's text forgotten beyond its first `length` tokens."""
@@ -90,7 +91,9 @@ class Part:
         return replace(self, state=self.drafter.rewind(self.state, self.rows.index(row), length))
 
     def left(self, row: int) -> "Part":
-        """Return the part without a row of the batch."""
+        """Return the part without a row of the batch, which it may not have had."""
+        if row not in self.rows:
+            return replace(self, alone=False)
         place = self.rows.index(row)
         rows = (*self.rows[:place], -1, *self.rows[place + 1 :])
         return replace(self, state=self.drafter.leave(self.state, place), rows=rows, alone=False)
@@ -113,7 +116,7 @@ def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
     itself. The part that had the row is without it then, and goes with its last.
     """
     ours = next((place for place, part in enumerate(parts) if part.takes(new)), None)
-    kept = [part.left(row) if row in part.rows and place != ours else part for place, part in enumerate(parts)]
+    kept = [part if place == ours else part.left(row) for place, part in enumerate(parts)]
     if ours is None:
         kept.append(replace(new, rows=(row,), alone=False))
     else:

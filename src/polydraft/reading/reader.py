@@ -80,7 +80,7 @@ class Reader:
             return self, None
         window = _Window.of(text, ends, width)
         scored = self._forward(window.tokens, window.places, window.mask(self._slots(ends), None), ends, width, keep=1)
-        features = self._features(window.places, scored.hidden, width) if self.layers else None
+        features = self._features(window.places, scored.hidden, ends) if self.layers else None
         return replace(self, read=tuple(ends)), features
 
     def score(self, text: Text, tree: TokenTree, beside: Draft | None = None) -> tuple[Scored, "Reader"]:
@@ -95,13 +95,16 @@ class Reader:
         ends, width = text.counts, self._unread(text)
         tokens, places, mask = self._laid_out(text, tree, width, riders)
         nodes = tree.tokens.shape[1]
-        if beside is not None and beside.resume is not None:
+        # the first layers saw root and nodes alone, and nobody noted hidden states: for anything more all layers run
+        resumes = width == 1 and riders is None and not self.layers
+        if resumes and beside is not None and beside.resume is not None:
             scored = self._resumed(beside.resume, tokens, places, mask, ends)
         else:
             table = None if beside is None else beside.embeddings
             scored = self._forward(tokens, places, mask, ends, width, table=table)
         first = width - 1
-        features = self._features(places[:, :first], {one: s[:, :first] for one, s in scored.hidden.items()}, first)
+        before = {layer: states[:, :first] for layer, states in scored.hidden.items()}
+        features = self._features(places[:, :first], before, [end - 1 for end in ends])
         hidden = {layer: states[:, first : first + nodes] for layer, states in scored.hidden.items()}
         riding = {layer: states[:, first + nodes :] for layer, states in scored.hidden.items()}
         found = Scored(
@@ -158,7 +161,9 @@ class Reader:
 
     def rewind(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""
-        return replace(self, read=(*self.read[:row], min(length, self.read[row]), *self.read[row + 1 :]))
+        read = min(length, self.read[row])
+        dropped = _put(self.dropped, row, min(self.dropped[row], read)) if self.dropped else ()
+        return replace(self, read=_put(self.read, row, read), dropped=dropped)
 
     def join(self, row: int, other: "Reader", length: int | None = None) -> "Reader":
         """Let the only row of another reader take the place of a row, or come behind the last.
@@ -169,10 +174,11 @@ class Reader:
             length: no more than so many of its tokens; None for all that it has read.
         """
         read = other.read[0] if length is None else min(length, other.read[0])
+        gone = min(other.dropped[0], read) if other.dropped else 0
         cache = self.cache if row < len(self.read) else self.cache.extended()
-        if read:
-            cache.join(row, other.cache, read)
-        return replace(self, cache=cache, read=(*self.read[:row], read, *self.read[row + 1 :]))
+        cache.join(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
+        dropped = _put(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
+        return replace(self, cache=cache, read=_put(self.read, row, read), dropped=dropped)
 
     def at(self, text: Text) -> "Reader":
         """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
@@ -260,13 +266,13 @@ class Reader:
         return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
 
     def _features(
-        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], width: int
+        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int]
     ) -> Features:
-        """Return the hidden states of a window; what was read before counts as padding."""
-        known = self._device(self.read).unsqueeze(-1)
-        order = torch.arange(width, device=places.device)
-        again = (places < known) | ((places == 0) & (order < width - 1) & (places.roll(-1, 1) == 0))
-        return Features(places.masked_fill(again, -1), hidden)
+        """Return the hidden states of a window, each token before its row's end once; the rest counts as padding."""
+        known, stop = self._device(self.read).unsqueeze(-1), self._device(ends).unsqueeze(-1)
+        following = torch.nn.functional.pad(places[:, 1:], (0, 1), value=1)
+        first_again = (places == 0) & (following == 0)
+        return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,6 +312,11 @@ class _Window:
         if min(slots) < width:
             whole[..., 0] = True  # tokens before the first are the first again
         return whole
+
+
+def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    """Return values with another in one place, or behind the last."""
+    return (*values[:place], value, *values[place + 1 :])
 
 
 def _above(window: Bool[Tensor, "b w w"], behind: Bool[Tensor, "b n s"]) -> Bool[Tensor, "b t u"]:
