@@ -24,12 +24,14 @@ class EarlyExit(Drafter):
 
     resumes: bool
     name = "early exit"
+    shares = True
 
     def check(self, scheme: Scheme) -> None: ...
 
-    def start(self, text: Text, session: Session) -> Reader:
-        assert session.target is not None
-        return replace(session.target.first_layers(LAYERS), layers=(LAYERS,))
+    def start(self, text: Text, session: Session) -> None: ...
+
+    def over(self, state: Any, target: Reader) -> Reader:
+        return replace(target.first_layers(LAYERS), layers=(LAYERS,))
 
     def draft(
         self, state: Reader, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
@@ -66,3 +68,14 @@ def test_the_targets_own_keys_serve_its_first_layers(
         target, ids, drafter=EarlyExit(resumes), policy=policy, max_new_tokens=16
     ).statistics.steps
     assert len(passes) == 1 + (0 if resumes else steps), "after the prompt, verification runs the last layers alone"
+
+
+def test_it_drafts_for_some_rows_of_a_running_batch(target: PreTrainedModel) -> None:
+    prompts, options = {"a": [3, 1, 4, 1, 5], "b": [2, 7, 1], "c": [4, 4]}, {"max_new_tokens": 12, "do_sample": False}
+    plain = {one.name: one.tokens for one in polydraft.generate_many(target, prompts, drafter="none", **options)}
+    own = {name: {"drafter": EarlyExit(resumes=False), "policy": 3} for name in ("a", "c")}
+    for common in ({"drafter": "none"}, {"drafter": EarlyExit(resumes=True), "policy": 3}):
+        run = polydraft.generate_many(target, prompts, batch_size=2, per_prompt=own, **common, **options)
+        texts = {one.name: one for one in run}
+        assert {name: text.tokens for name, text in texts.items()} == plain and not run.statistics.fallback
+        assert all(texts[name].accepted for name in own)

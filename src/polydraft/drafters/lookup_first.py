@@ -12,7 +12,7 @@ from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Product, Scheme
 from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces
 
@@ -55,9 +55,11 @@ class LookupFirst(Drafter):
     name: str = field(init=False)
     reads: tuple[Layer, ...] = field(init=False)
     riders: int = field(init=False)
+    shares: bool = field(init=False)
 
     def __post_init__(self) -> None:
         told = {"name": f"lookup, else {self.drafter.name}", "reads": self.drafter.reads, "riders": self.drafter.riders}
+        told["shares"] = self.drafter.shares
         for name, value in told.items():
             object.__setattr__(self, name, value)
         if min(self.trusted, self.most) < 1:
@@ -87,6 +89,10 @@ class LookupFirst(Drafter):
     def read(self, state: LookupState, text: Text, features: Features | None) -> LookupState:
         """Let the other drafter read the prompts."""
         return replace(state, inner=self.drafter.read(state.inner, text, features))
+
+    def over(self, state: LookupState, target: Reader) -> LookupState:
+        """Hand the target's reader to the other drafter."""
+        return replace(state, inner=self.drafter.over(state.inner, target))
 
     def draft(
         self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise

@@ -107,11 +107,13 @@ class Drafter(Protocol):
         name: its name in tables.
         reads: which of the target's hidden states it reads; () for none.
         riders: the most riders that its drafts bring; the target's cache must have room for them.
+        shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
     """
 
     name: str
     reads: tuple[Layer, ...] = ()
     riders: int = 0
+    shares: bool = False
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""
@@ -137,6 +139,10 @@ class Drafter(Protocol):
             text: what may be read so far: the prompts, or their beginnings.
             features: the target's hidden states of what it read of them since the last call, if `reads` asks for any.
         """
+        return state
+
+    def over(self, state: Any, target: Reader) -> Any:
+        """Take the target's reader of these rows as it is now; called before each draft of a drafter that `shares`."""
         return state
 
     def draft(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,6 +22,7 @@ class Emission:
             leaf.
         kept: drafts that the verifier accepted, also those after the end of the text.
         finish: why the row ended with this step: "eos", "stop", "length" or "context"; empty if it goes on.
+        logprobs: with output_logprobs, a `Logprob` for each token; else none.
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +31,7 @@ class Emission:
     offered: int
     kept: int
     finish: str = ""
+    logprobs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

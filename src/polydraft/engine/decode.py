@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, NoDraft, Session, resumed
 from polydraft.engine.block import Block, Emission
+from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.past import Past
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
 from polydraft.engine.stopping import Limits
@@ -42,6 +43,7 @@ class Method:
         verifier: decides what to keep of them, and owns the scheme by which they are drawn.
         policy: the trees' shape.
         keeps_scores: whether blocks hold the target's logits and scores, of every node.
+        logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
     """
 
     target: LanguageModel
@@ -49,6 +51,7 @@ class Method:
     verifier: TreeVerifier
     policy: TreePolicy
     keeps_scores: bool = False
+    logprobs: int | None = None
 
     @property
     def room(self) -> int:
@@ -183,7 +186,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
     """
     text, fresh = rows.text, rows.noise.at(rows.steps, rows.text.lengths)
-    drafts = [part.drafted(text, fresh) for part in rows.parts]
+    drafts = [part.drafted(text, rows.reader, fresh) for part in rows.parts]
     pieces = [piece for own, _ in drafts for piece in own]
     tree = stacked_tree(scored_trees(pieces, method.target.vocab_size))
     scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
@@ -193,6 +196,8 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     )
     taken = Step(text, tree, scored, target.probs, verdict)
     gains = _emissions(tree, verdict, rows)
+    if method.logprobs is not None:
+        gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
     after = replace(
         rows,
         text=_extended(text, gains),
@@ -355,6 +360,7 @@ def joined(rows: Rows, row: int, alone: Rows) -> Rows:
     What drafts for it comes with it.
     """
     length, behind = alone.text.counts[0], int(row == len(rows.steps))
+    layers = tuple(dict.fromkeys((*rows.reader.layers, *alone.reader.layers)))
     tokens = torch.nn.functional.pad(rows.text.tokens, (0, 0, 0, 1)) if behind else rows.text.tokens
     lengths = torch.nn.functional.pad(rows.text.lengths, (0, behind))
     tokens[row, :length] = alone.text.tokens[0, :length]
@@ -366,7 +372,7 @@ def joined(rows: Rows, row: int, alone: Rows) -> Rows:
         noise=rows.noise.joined(row, alone.noise),
         steps=_replaced(rows.steps, row, 0),
         going=rows.going | {row},
-        reader=rows.reader.join(row, alone.reader),
+        reader=replace(rows.reader.join(row, alone.reader), layers=layers),
         parts=parts_with(rows.parts, row, alone.parts[0]),
     )
 

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine.calls.choices import Choices, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past
 from polydraft.engine.defaults import target_model
@@ -65,6 +66,7 @@ def generate(
     compile: bool = False,
     past: Past | None = None,
     keep_past: bool = False,
+    output_logprobs: int | None = None,
     **options: Any,
 ) -> GenerationOutput | Tensor:
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
@@ -98,6 +100,8 @@ def generate(
         past: what an earlier run or call with keep_past=True has as its past: of the prompt only what comes after
             their common beginning is read. One row only. The text is the same as without it, up to rounding.
         keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
+        output_logprobs: return the model's own log-probability of every new token, before processors, temperature and
+            filters, and those of so many of the likeliest tokens; 0 for the token's own alone.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
@@ -116,9 +120,11 @@ def generate(
         InvalidProbabilities: NaN or infinite logits.
     """
     with _ended_in_any_case(streamer):
-        choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past)
+        choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs)
         if is_prepared(options):
-            _check_returned(options["generation_config"], keep_past)
+            _check_returned(
+                options["generation_config"], keep_past=keep_past, output_logprobs=output_logprobs is not None
+            )
             run, prepared = _run_inside(model, input_ids, choices, options)
             output = _finish(run, prepared, streamer)
             return output if options["generation_config"].return_dict_in_generate else output.sequences
@@ -138,6 +144,7 @@ def stream(
     compile: bool = False,
     past: Past | None = None,
     keep_past: bool = False,
+    output_logprobs: int | None = None,
     **options: Any,
 ) -> Run:
     """Start a generation and return it as an iterator of blocks; arguments and errors are those of `generate`.
@@ -145,7 +152,7 @@ def stream(
     Each block tells what every row gained in one step, which of it was drafted, and the tree it came from. A streamer,
     `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
-    choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past)
+    choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs)
     run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
 
@@ -201,6 +208,7 @@ def _run_prepared(
         fallback=reason,
         past=choices.past,
         keeps_past=choices.keep_past,
+        logprobs=checked_logprobs(choices.output_logprobs),
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
 
@@ -237,9 +245,15 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
     return Noise.from_seed(seed, rows)
 
 
-def _check_returned(config: Any, keeps_past: bool) -> None:
-    if keeps_past and not config.return_dict_in_generate:
-        raise InvalidParameter("keep_past needs return_dict_in_generate=True here: a tensor has no past.")
+def _check_returned(config: Any, **asked: bool) -> None:
+    """Check that what is asked for beside the tokens can be returned.
+
+    Raises:
+        InvalidParameter: it cannot: a tensor is to be returned.
+    """
+    for name, is_asked in asked.items():
+        if is_asked and not config.return_dict_in_generate:
+            raise InvalidParameter(f"{name} needs return_dict_in_generate=True here: a tensor holds tokens alone.")
 
 
 @contextmanager
@@ -262,6 +276,7 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
     rows = len(prepared.input_ids)
     logits: list[list[Tensor]] = [[] for _ in range(rows)]
     scores: list[list[Tensor]] = [[] for _ in range(rows)]
+    logprobs: list[list[Logprob]] = [[] for _ in range(rows)]
     if streamer is not None:
         if rows > 1:
             raise InvalidParameter(f"A streamer takes one row, but there are {rows}.")
@@ -272,6 +287,8 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         for row, (own_logits, own_scores) in emitted_rows(block, run.setup.laws).items():
             logits[row].append(own_logits)
             scores[row].append(own_scores)
+        for row, gained in block.rows.items():
+            logprobs[row] += gained.logprobs
     return GenerationOutput(
         run.sequences(prepared.input_ids, prepared.pad),
         run.statistics,
@@ -279,4 +296,5 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         in_steps(scores) if prepared.wants_scores else None,
         in_steps(logits) if prepared.wants_logits else None,
         run.past,
+        None if run.setup.logprobs is None else tuple(map(tuple, logprobs)),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
     Piece,
@@ -51,6 +51,7 @@ class Part:
     def takes(self, other: "Part") -> bool:
         """Tell whether the rows of another part can be rows of this one."""
         same = self.drafter is other.drafter and self.verifier is other.verifier and self.origin is other.origin
+        same = same and (self.alone or not self.drafter.shares)
         return same and not (self.drafter.ended(self.state) or other.drafter.ended(other.state))
 
     def text(self, text: Text) -> Text:
@@ -62,10 +63,12 @@ class Part:
         own = features if features is None or self.alone else features.of(self.rows)
         return replace(self, state=self.drafter.read(self.state, self.text(text), own))
 
-    def drafted(self, text: Text, noise: Noise) -> tuple[list[Piece], "Part"]:
+    def drafted(self, text: Text, target: Reader, noise: Noise) -> tuple[list[Piece], "Part"]:
         """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on."""
-        fresh = noise if self.alone else noise.of(self.rows)
-        draft, state = self.drafter.draft(self.state, self.text(text), self.verifier.scheme, self.policy, fresh)
+        fresh, before = noise if self.alone else noise.of(self.rows), self.state
+        if self.drafter.shares:  # a part that shares and has not all rows has one
+            before = self.drafter.over(before, target if self.alone else target.of_row(self.rows[0]))
+        draft, state = self.drafter.draft(before, self.text(text), self.verifier.scheme, self.policy, fresh)
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 

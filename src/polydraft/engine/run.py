@@ -31,6 +31,7 @@ class Setup:
         laws: per row, how the target's logits become distributions.
         limits: per row, when it ends.
         keeps_scores: whether blocks hold the target's logits and scores.
+        logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
         fallback: why nothing is drafted whatever was asked for; else empty.
         past: what the models know already of how the only prompt begins.
         keeps_past: whether the run keeps its own past when it is over.
@@ -44,6 +45,7 @@ class Setup:
     laws: tuple[TargetLaw, ...]
     limits: tuple[Limits, ...]
     keeps_scores: bool = False
+    logprobs: int | None = None
     fallback: str = ""
     past: Past | None = None
     keeps_past: bool = False
@@ -68,7 +70,13 @@ class Run:
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._noise = noise
         self._watched = Watched(
-            setup.target, setup.drafter, setup.verifier, setup.policy, setup.keeps_scores, setup.fallback
+            setup.target,
+            setup.drafter,
+            setup.verifier,
+            setup.policy,
+            setup.keeps_scores,
+            setup.fallback,
+            setup.logprobs,
         )
         self._taken: _Taken | None = None
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over

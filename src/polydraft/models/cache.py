@@ -124,7 +124,11 @@ class TreeCache(TransformersCache):
 
     def of_layers(self, first: int, stop: int | None) -> "TreeCache":
         """Return a view of the keys of some layers."""
-        return _LayerView(self, first, self.shape[0] if stop is None else stop)
+        return _View(self, layers=range(first, self.shape[0] if stop is None else stop))
+
+    def of_row(self, row: int) -> "TreeCache":
+        """Return a view of the keys of one row."""
+        return _View(self, row=row)
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
@@ -150,26 +154,32 @@ class TreeCache(TransformersCache):
         return False
 
 
-class _LayerView(TreeCache):
-    """Some layers of another cache, which may not be allocated yet."""
+class _View(TreeCache):
+    """Some layers, or one row, of another cache, which may be a view itself and need not be allocated yet."""
 
-    def __init__(self, whole: TreeCache, first: int, stop: int) -> None:
-        super().__init__(stop - first, whole.shape[1], whole.shape[2])
-        self.whole, self.from_layer = whole, first
+    def __init__(self, whole: TreeCache, *, layers: range | None = None, row: int | None = None) -> None:
+        count, batch, capacity = whole.shape
+        super().__init__(count if layers is None else len(layers), batch if row is None else 1, capacity)
+        self.whole = whole
+        self.part = (1, row or 0, 1) if layers is None else (0, 2 * layers.start, 2 * len(layers))
 
     def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
         """Say where the next forward pass writes, in memory that the whole cache may have by now."""
-        if self.whole.store is not None:
-            self.store = self.whole.store.narrow(0, 2 * self.from_layer, 2 * self.shape[0])
+        self._look()
         super().place(starts, width, used)
+
+    def _look(self) -> None:
+        if isinstance(self.whole, _View):
+            self.whole._look()
+        self.store = None if self.whole.store is None else self.whole.store.narrow(*self.part)
 
     def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
         if self.store is None:
-            whole = self.whole._allocated(key_states, value_states)
-            self.store = whole.narrow(0, 2 * self.from_layer, 2 * self.shape[0])
+            self.whole._allocated(key_states, value_states)
+            self._look()
             if self.shape[1] == 1:
                 self._cut()
-        return self.store
+        return super()._allocated(key_states, value_states)
 
 
 def _stays(path: list[int]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.models import Cache, LanguageModel, Layer
 from polydraft.reading.scored import Features, Scored
 from polydraft.reading.text import Text
@@ -184,18 +185,32 @@ class Reader:
         """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
         return replace(self, read=tuple(count - 1 for count in text.counts))
 
+    def of_row(self, row: int) -> "Reader":
+        """Return a view of one row, over the same keys."""
+        dropped = self.dropped[row : row + 1]
+        return replace(self, cache=self.cache.of_row(row), read=(self.read[row],), dropped=dropped)
+
     def first_layers(self, count: int) -> "Reader":
         """Return a view of the first layers, with the last norm and the head behind them, over the same keys."""
         return replace(self, model=self.model.first_layers(count), cache=self.cache.of_layers(0, count), layers=())
 
     def compact(self, slots: Int[Tensor, "b m"], room: int) -> "Reader":
-        """Return a reader over a copy of some slots of each row, in rising order, with `room` slots behind them."""
+        """Return a reader over a copy of some slots of each row, in rising order, with `room` slots behind them.
+
+        It reads on in rows that have equally much to read, as those of `at` do: tokens that have no slot any more
+        cannot be read again.
+        """
         cache = self.cache.compacted(slots, room)
         return replace(self, cache=cache, dropped=tuple(read - slots.shape[1] for read in self.read))
 
     def _unread(self, text: Text) -> int:
         """Return the width of a window that holds every row's root and all that is unread before it."""
-        return max(1, *(count - read for count, read in zip(text.counts, self.read, strict=True)))
+        unread = [count - read for count, read in zip(text.counts, self.read, strict=True)]
+        if self.dropped and min(unread) != max(unread):
+            raise InvalidParameter(
+                f"A compact reader reads rows that have equally much to read, but they have {unread}; make it anew."
+            )
+        return max(1, *unread)
 
     def _slots(self, ends: Sequence[int]) -> list[int]:
         """Return the slots behind the tokens that end at these places."""

@@ -9,6 +9,7 @@ from torch import Generator, nn
 
 from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verifier_by_name, word_of
 from polydraft.drafters import Drafter, NgramDrafter
+from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
@@ -25,7 +26,7 @@ class Choices:
     """polydraft's own arguments of a call, as they were given.
 
     Raises:
-        InvalidParameter: `compile` or `keep_past` is neither True nor False.
+        InvalidParameter: `compile` or `keep_past` is neither True nor False, or `output_logprobs` no number.
     """
 
     drafter: object = None
@@ -36,8 +37,10 @@ class Choices:
     compile: bool = False
     past: Any = None
     keep_past: bool = False
+    output_logprobs: Any = None
 
     def __post_init__(self) -> None:
+        checked_logprobs(self.output_logprobs)
         for name, value in {"compile": self.compile, "keep_past": self.keep_past}.items():
             if not isinstance(value, bool):
                 raise InvalidParameter(f"{name} must be True or False, but is {_described(value)}.")

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.engine.block import Block, Statistics
+from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.calls.past import Past
 from polydraft.engine.target_law import TargetLaw
 from polydraft.probs import filtered_scores
@@ -27,6 +28,7 @@ class GenerationOutput:
         scores: with output_scores, for each new token the scores that it was chosen by, after all processors and
             filters; zeros in rows that had ended. Else None.
         logits: with output_logits, likewise the target's own logits.
+        logprobs: with output_logprobs, per row a `Logprob` for each new token. Else None.
         past: with keep_past, what the models know of the text, for a call whose prompt begins like it. Else None.
     """
 
@@ -36,6 +38,7 @@ class GenerationOutput:
     scores: Rows | None = None
     logits: Rows | None = None
     past: Past | None = None
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
     def __getitem__(self, name: str | int) -> Any:
         """Return a field by its name, or by its place among those that are there."""

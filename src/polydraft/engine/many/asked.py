@@ -15,6 +15,7 @@ from polydraft.engine.calls.choices import (
     Parts,
     chosen_parts,
 )
+from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.generate import row_laws, row_limits
 from polydraft.engine.slots import Request
 from polydraft.engine.target_law import TargetLaw
@@ -52,6 +53,7 @@ class Completed:
         error: why it was refused; else empty.
         target_calls: the target's passes that this text took part in, after its prompt.
         accepted: how many of the tokens were drafted.
+        logprobs: with output_logprobs, a `Logprob` for each token.
         seed: its own seed: `generate` with it, and with the drafter, verifier and policy of this run, gives this text.
     """
 
@@ -62,6 +64,7 @@ class Completed:
     target_calls: int = 0
     accepted: int = 0
     seed: int = 0
+    logprobs: tuple[Logprob, ...] = ()
 
     @property
     def block_efficiency(self) -> float:

@@ -15,6 +15,7 @@ from polydraft.engine.calls.choices import (
     chosen_parts,
     with_hugging_faces_words,
 )
+from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.defaults import target_model
 from polydraft.engine.many.asked import (
@@ -53,6 +54,7 @@ def generate_many(
     seed: int | None = None,
     per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
     compile: bool = False,
+    output_logprobs: int | None = None,
     **options: Any,
 ) -> ManyRun:
     """Continue many prompts in one running batch, and return an iterator over the texts as they end.
@@ -73,6 +75,7 @@ def generate_many(
         seed: fixes the texts.
         per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed,
             and `drafter`, `verifier` and `policy` are its own too.
+        output_logprobs: as for `generate`; a `Completed` has them.
         compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
         **options: Hugging Face's generation arguments.
 
@@ -83,7 +86,7 @@ def generate_many(
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
     """
     require_count("batch_size", batch_size)
-    choices = Choices(drafter, verifier, policy, compile=compile)
+    choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs)
     target = target_model(model, compile=compile)
     check_arguments(model, options, OF_ONE_CALL)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
@@ -104,5 +107,6 @@ def generate_many(
         models = {id(model): model for one in every for model in one.drafter.models() or ()}
         caches = [model for model in models.values() if isinstance(model, HuggingFaceModel)]
         check_memory([target, *caches], size, capacity)
-    setup = ManySetup(target, parts.drafter, parts.verifier, parts.policy, law, options, size, capacity, asked, refused)
-    return ManyRun(setup)
+    top = checked_logprobs(output_logprobs)
+    drafter, verifier, policy = parts.drafter, parts.verifier, parts.policy
+    return ManyRun(ManySetup(target, drafter, verifier, policy, law, options, size, capacity, asked, refused, top))

@@ -33,6 +33,7 @@ class ManySetup:
         capacity: key slots of each.
         asked: the prompts that can be continued.
         refused: those that cannot, with the reason.
+        logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
     """
 
     target: HuggingFaceModel
@@ -45,6 +46,7 @@ class ManySetup:
     capacity: int
     asked: tuple[Asked, ...]
     refused: tuple[Completed, ...]
+    logprobs: int | None = None
 
 
 class ManyRun:
@@ -63,7 +65,7 @@ class ManyRun:
         self._gains: dict[Hashable, list[Emission]] = {}  # of the texts in progress, step by step
         self._ended = _Ended(texts=setup.refused)
         self._learnt = 0
-        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy)
+        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy, logprobs=setup.logprobs)
         self._slots = self._open() if setup.asked else None
 
     @property
@@ -153,6 +155,7 @@ class ManyRun:
             target_calls=len(gains),
             accepted=sum(gained.accepted for gained in gains),
             seed=self._asked[name].seed,
+            logprobs=tuple(one for gained in gains for one in gained.logprobs),
         )
 
 

@@ -11,7 +11,7 @@ from polydraft.engine.wrappers.door import checked
 from polydraft.errors import InvalidDraft, UnpairedScheme, VocabularyMismatch
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy, in_pieces
 
@@ -46,7 +46,8 @@ class Guarded(Drafter):
         self._open = False  # whether the failure is of a step that may yet be taken again
         self._sound = is_sound(drafter)
         self._vocab_size = 0
-        self.name, self.reads, self.riders = drafter.name, drafter.reads, drafter.riders
+        self.name, self.reads = drafter.name, drafter.reads
+        self.riders, self.shares = drafter.riders, drafter.shares
 
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
@@ -64,6 +65,10 @@ class Guarded(Drafter):
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         """Let the drafter read, unless it has failed."""
         return state if self.ended(state) else self._tried(partial(self.drafter.read, state, text, features))
+
+    def over(self, state: Any, target: Reader) -> Any:
+        """Hand the target's reader on."""
+        return state if self.ended(state) else self._tried(partial(self.drafter.over, state, target))
 
     def draft(
         self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise

@@ -12,7 +12,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter, Session
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy, Verdict
 from polydraft.verifiers import TreeVerifier
@@ -89,7 +89,8 @@ class TimedDrafter(Drafter):
     def __init__(self, drafter: Drafter, watch: Stopwatch) -> None:
         self.drafter = drafter
         self.watch = watch
-        self.name, self.reads, self.riders = drafter.name, drafter.reads, drafter.riders
+        self.name, self.reads = drafter.name, drafter.reads
+        self.riders, self.shares = drafter.riders, drafter.shares
 
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
@@ -108,6 +109,10 @@ class TimedDrafter(Drafter):
         """Read against the clock."""
         with self.watch.charge("prefill"):
             return self.drafter.read(state, text, features)
+
+    def over(self, state: Any, target: Reader) -> Any:
+        """Pass it on."""
+        return self.drafter.over(state, target)
 
     def draft(
         self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise

@@ -21,8 +21,8 @@ class Watched:
     """Wrap the parts of a method; `method` is what decodes.
 
     Args:
-        target, drafter, verifier, policy, keeps_scores: those of `Method`; a planner for a policy is told how each step
-            went.
+        target, drafter, verifier, policy, keeps_scores, logprobs: those of `Method`; a planner for a policy is told how
+            each step went.
         fallback: why nothing is drafted from the beginning; else empty.
     """
 
@@ -34,6 +34,7 @@ class Watched:
         policy: TreePolicy,
         keeps_scores: bool = False,
         fallback: str = "",
+        logprobs: int | None = None,
     ) -> None:
         self._watch, self._guard = Stopwatch(target.device), Guarded(drafter, fallback)
         self._planner = policy if isinstance(policy, Planner) else None
@@ -42,7 +43,7 @@ class Watched:
         self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
         self._relative = relative_cost(target, drafter) if self._planner else 0.0
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
-        self.method = Method(model, drafts, self._witness or timed, policy, keeps_scores)
+        self.method = Method(model, drafts, self._witness or timed, policy, keeps_scores, logprobs)
         self._others: dict[int, tuple[Parts, Guarded, Method]] = {}
 
     def method_of(self, parts: Parts) -> Method:

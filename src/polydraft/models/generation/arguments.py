@@ -37,6 +37,7 @@ OURS = (
     "compile",
     "past",
     "keep_past",
+    "output_logprobs",
     "batch_size",
     "per_prompt",
 )
