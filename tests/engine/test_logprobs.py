@@ -54,4 +54,6 @@ def test_they_are_not_there_unless_asked_for(target: PreTrainedModel) -> None:
         with pytest.raises(InvalidParameter, match="output_logprobs must be a number of tokens"):
             polydraft.generate(target, torch.tensor([PROMPTS["one"]]), output_logprobs=wrong)  # pyright: ignore
     with pytest.raises(InvalidParameter, match="output_logprobs needs return_dict_in_generate=True"):
-        target.generate(torch.tensor([PROMPTS["one"]]), custom_generate=polydraft.generate, output_logprobs=1)
+        target.generate(
+            torch.tensor([PROMPTS["one"]]), custom_generate=polydraft.generate, output_logprobs=1, max_new_tokens=2
+        )

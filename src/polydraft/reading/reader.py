@@ -80,7 +80,9 @@ class Reader:
         if not width:
             return self, None
         window = _Window.of(text, ends, width)
-        scored = self._forward(window.tokens, window.places, window.mask(self._slots(ends), None), ends, width, keep=1)
+        mask = window.mask(self._slots(ends), None)
+        given, named = self._inputs(window.tokens, window.places, mask, self._starts(ends, width), 1)
+        scored = self.model.forward(*given, **named)
         features = self._features(window.places, scored.hidden, ends) if self.layers else None
         return replace(self, read=tuple(ends)), features
 
@@ -102,17 +104,17 @@ class Reader:
             scored = self._resumed(beside.resume, tokens, places, mask, ends)
         else:
             table = None if beside is None else beside.embeddings
-            scored = self._forward(tokens, places, mask, ends, width, table=table)
+            given, named = self._inputs(tokens, places, mask, self._starts(ends, width), 0, table)
+            scored = self.model.forward(*given, **named)
         first = width - 1
-        before = {layer: states[:, :first] for layer, states in scored.hidden.items()}
+        hidden: dict[Layer, Tensor] = scored.hidden
+        before = _columns(hidden, slice(first))
         features = self._features(places[:, :first], before, [end - 1 for end in ends])
-        hidden = {layer: states[:, first : first + nodes] for layer, states in scored.hidden.items()}
-        riding = {layer: states[:, first + nodes :] for layer, states in scored.hidden.items()}
         found = Scored(
             scored.logits[:, first : first + nodes],
             scored.logits[:, first + nodes :] if riders is not None else None,
-            hidden,
-            riding,
+            _columns(hidden, slice(first, first + nodes)),
+            _columns(hidden, slice(first + nodes, None)),
             features if first and self.layers else None,
         )
         return found, replace(self, read=ends)
@@ -131,13 +133,14 @@ class Reader:
             width = self._unread(text)
             window = _Window.of(text, ends, width)
             mask = window.mask(self._slots(ends), None)
-            logits = self._forward(window.tokens, window.places, mask, ends, width, keep=1).logits
-            return logits[:, -1:]
+            given, named = self._inputs(window.tokens, window.places, mask, self._starts(ends, width), 1)
+            return self.model.forward(*given, **named).logits[:, -1:]
         first, stop = frontier.nodes.start, frontier.nodes.stop
-        base = self._device(self._slots(ends)) - 1
-        mask = tree_mask(frontier.ancestors, base, max(self._slots(ends)) - 1 + stop)
+        roots = [slot - 1 for slot in self._slots(ends)]
+        mask = tree_mask(frontier.ancestors, self._device(roots), max(roots) + stop)
         places = (text.lengths - 1 + frontier.depth).unsqueeze(-1).expand(-1, stop - first)
-        return self._pass(frontier.tokens, places, mask, base + first).logits
+        given, named = self._inputs(frontier.tokens, places, mask, [root + first for root in roots])
+        return self.model.forward(*given, **named).logits
 
     def grown(self, text: Text, draft: Draft) -> "Reader":
         """Return the reader when a tree has grown below a text: the keys of its nodes are put in the tree's order."""
@@ -237,34 +240,27 @@ class Reader:
             places = torch.cat([window.places[:, :-1], places], dim=1)
         return tokens, places, window.mask(slots, behind)
 
-    def _forward(
+    def _inputs(
         self,
         tokens: Int[Tensor, "b s"],
         places: Int[Tensor, "b s"],
         mask: Bool[Tensor, "b s m"],
-        ends: Sequence[int],
-        width: int,
+        starts: Sequence[int],
         keep: int = 0,
         table: Float[Tensor, "e d"] | None = None,
-    ) -> Any:
-        starts = self._device([slot - width for slot in self._slots(ends)])
-        return self._pass(tokens, places, mask, starts, keep, table)
-
-    def _pass(
-        self,
-        tokens: Int[Tensor, "b s"],
-        places: Int[Tensor, "b s"],
-        mask: Bool[Tensor, "b s m"],
-        starts: Int[Tensor, "b"],
-        keep: int = 0,
-        table: Float[Tensor, "e d"] | None = None,
-    ) -> Any:
-        model = self.model
-        extra: dict[str, Any] = {"hidden_layers": self.layers} if self.layers else {}
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a forward pass is given: tokens and places that the model has, the slots, and what is wanted."""
+        model, named = self.model, dict[str, Any](logits_to_keep=keep)
+        if self.layers:
+            named["hidden_layers"] = self.layers
         if table is not None:
-            extra["embeddings"] = model.embedded(tokens, table)
+            named["embeddings"] = model.embedded(tokens, table)
         tokens, places = tokens.clamp(0, model.vocab_size - 1), places.clamp_max(model.context - 1)
-        return model.forward(tokens, places, mask, self.cache, starts, logits_to_keep=keep, **extra)
+        return (tokens, places, mask, self.cache, self._device(starts)), named
+
+    def _starts(self, ends: Sequence[int], width: int) -> list[int]:
+        """Return the first slots of windows that end at these places."""
+        return [slot - width for slot in self._slots(ends)]
 
     def _resumed(
         self,
@@ -288,6 +284,13 @@ class Reader:
         following = torch.nn.functional.pad(places[:, 1:], (0, 1), value=1)
         first_again = (places == 0) & (following == 0)
         return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden)
+
+
+def _columns(
+    hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice
+) -> Mapping[Layer, Float[Tensor, "b w d"]]:
+    """Return the hidden states of some columns."""
+    return {layer: states[:, part] for layer, states in hidden.items()}
 
 
 @dataclass(frozen=True, eq=False)
