@@ -152,7 +152,7 @@ class Slots:
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
         room, sources = prompt.shape[1] + 1, None if request.source is None else [request.source]
         laws, limits = (request.law,), (request.limits,)
-        alone = opened(method, text, laws, limits, request.noise, room, sources=sources)
+        alone = opened(method, text, laws, limits, request.noise, self.capacity, sources=sources, room=room)
         standing, waits = self._standing, self.chunk is not None and alone.unread > self.chunk
         if waits:
             reading = {**standing.reading, slot: (request, alone)}
