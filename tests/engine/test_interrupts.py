@@ -190,10 +190,10 @@ class AtCall:
         for one in {id(one): one for one in models}.values():
             self.wrap_caches(one)
             self.wrap(one, "forward")
-        self.wrap(setup.drafter, "start", "draft", "commit", "join")
+        self.wrap(setup.drafter, "start", "read", "draft", "commit", "join")
         self.wrap(setup.verifier, "verify")
         if isinstance(run, ManyRun) and run._slots is not None:
-            self.wrap(run._slots.rows.cache, "keep", "join")  # made before
+            self.wrap(run._slots.rows.reader.cache, "keep", "join")  # made before
 
 
 def models_of(drafter: Drafter) -> list[HuggingFaceModel]:
