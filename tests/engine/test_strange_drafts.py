@@ -30,7 +30,6 @@ from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, i
 from polydraft.engine import Limits, Run, Setup, TargetLaw
 from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
 from polydraft.errors import UnpairedScheme
-from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Product, Scheme, TopK, TopThenSample, WithoutReplacement
@@ -469,18 +468,17 @@ class Strange(Drafter):
     def join(self, state: None, row: int, other: None) -> None: ...
 
 
-class Refusing:
+class Refusing(HuggingFaceModel):
     """A draft model that raises when it is to score a token; one that was drawn, not one of the prompt."""
 
-    def __init__(self, model: LanguageModel, token: int) -> None:
-        self.model, self.token = model, token
-        self.vocab_size, self.context, self.device = model.vocab_size, model.context, model.device
-        self.new_cache = model.new_cache
+    def __init__(self, model: PreTrainedModel, token: int) -> None:
+        super().__init__(model)
+        self.token = token
 
     def forward(self, tokens: Tensor, *inputs: Any, **options: Any) -> Any:
         if tokens.shape[1] == 1 and bool((tokens == self.token).any()):
             raise RuntimeError("not this one")
-        return self.model.forward(tokens, *inputs, **options)
+        return super().forward(tokens, *inputs, **options)
 
 
 def law_of_texts() -> Tensor:
@@ -577,7 +575,7 @@ class Dropping(Strange):
 @pytest.mark.filterwarnings("ignore:The .* drafter failed:RuntimeWarning")
 def test_single_texts_follow_the_target_where_drafts_fail_for_what_was_drawn() -> None:
     """If the engine is exact, this fails for two choices of seeds in a million."""
-    raising = ModelDrafter(Refusing(HuggingFaceModel(perturbed(target(SMALL), 0.1)), 1))
+    raising = ModelDrafter(Refusing(perturbed(target(SMALL), 0.1), 1))
     for drafter in (Strange(), raising):
         counts, failures, accepted = one_by_one(drafter, 2300)
         assert p_value(counts) > FALSE_ALARM_RATE
