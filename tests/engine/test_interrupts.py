@@ -1,5 +1,6 @@
 """A run that is interrupted anywhere goes on, writes the text it would have written, and counts everything once."""
 
+import copy
 import dis
 import gc
 import sys
@@ -67,7 +68,7 @@ class Case:
         rule = self.rule() if self.rule else default_verifier(drafter, SamplingParams(temperature=self.temperature))
         return {
             "drafter": drafter,
-            "verifier": rule,
+            "verifier": copy.copy(rule),  # defaults are shared, and its verbs are wrapped
             "policy": self.policy(),
             "temperature": self.temperature,
             "max_new_tokens": NEW,
@@ -341,6 +342,7 @@ def test_an_interrupt_at_any_of_many_lines_loses_nothing(case: Case) -> None:
 
 
 def calls_of(begin: Callable[[], Run | ManyRun]) -> list[str]:
+    list(begin())  # in the first of its kind the models are tried
     at, run = AtCall(), begin()
     at.wrap_run(run)
     list(run)
