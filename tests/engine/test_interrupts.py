@@ -363,6 +363,24 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
             check(case, run, at)
 
 
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+def test_an_interrupt_loses_nothing_where_prompts_have_drafters_of_their_own(heat: float) -> None:
+    case = CASES["model, sampled" if heat else "model, greedy"]
+    own = {1: {"drafter": "none"}, 2: {"drafter": "ngram", "verifier": None}, 4: {"drafter": ensemble(), "policy": 2}}
+    own[4]["verifier"] = own[1]["verifier"] = None
+
+    def begin() -> ManyRun:
+        return many(case, per_prompt=own)
+
+    whole = begin()
+    expected, totals = collected(whole)[0], counts(whole.statistics)
+    lines = lines_of(begin)
+    for number in range(lines // 9, lines, lines // 4):
+        run = begin()
+        done, interrupts = collected(run, AtLine(number))
+        assert (done, interrupts, counts(run.statistics)) == (expected, 1, totals)
+
+
 def test_steps_of_a_run_over_many_prompts_hand_every_text_over_once() -> None:
     case = CASES["plain, greedy"]
     for number in range(200, 1000, 170):
