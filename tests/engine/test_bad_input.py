@@ -28,7 +28,7 @@ from polydraft import (
     Widths,
     generate_many,
 )
-from polydraft.drafters import Drafter, Session, Text
+from polydraft.drafters import Drafter, Session
 from polydraft.engine import Limits, Method, TargetLaw, decode
 from polydraft.engine.many.asked import _ids
 from polydraft.errors import (
@@ -41,8 +41,9 @@ from polydraft.errors import (
 )
 from polydraft.models import check_prompts
 from polydraft.probs import Noise
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, Pieces, TreePolicy
 
 VOCAB, NEW = 24, 12
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -209,7 +210,7 @@ class TestArguments:
 
 
 @dataclass
-class Failing:
+class Failing(Drafter):
     """A drafter that works until a verb is called for the given time, and then raises."""
 
     verb: str
@@ -218,7 +219,6 @@ class Failing:
     inner: Drafter = field(default_factory=good_drafter)
     calls: dict[str, int] = field(default_factory=dict)
     name = "failing"
-    reads_hidden: tuple[int, ...] = ()
 
     def check(self, scheme: Scheme) -> None:
         self.inner.check(scheme)
@@ -227,13 +227,19 @@ class Failing:
         self._count("start")
         return self.inner.start(text, session)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        self._count("read")
+        return self.inner.read(state, text, features)
+
+    def draft(
+        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Any]:
         self._count("draft")
         return self.inner.draft(state, text, scheme, policy, noise)
 
-    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
+    def commit(self, state: Any, step: Step) -> Any:
         self._count("commit")
-        return self.inner.commit(state, text, verdict)
+        return self.inner.commit(state, step)
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         self._count("join")
@@ -247,7 +253,7 @@ class Failing:
 
 class TestDraftersThatRaise:
     @pytest.mark.parametrize(
-        ("verb", "after"), [("start", 0), ("draft", 0), ("draft", 2), ("commit", 0), ("commit", 2)]
+        ("verb", "after"), [("start", 0), ("read", 0), ("draft", 0), ("draft", 2), ("commit", 0), ("commit", 2)]
     )
     def test_the_rest_is_decoded_plainly(self, verb: str, after: int) -> None:
         drafter = Failing(verb, after)

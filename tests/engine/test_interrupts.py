@@ -1,5 +1,6 @@
 """A run that is interrupted anywhere goes on, writes the text it would have written, and counts everything once."""
 
+import copy
 import dis
 import gc
 import sys
@@ -68,7 +69,7 @@ class Case:
         rule = self.rule() if self.rule else default_verifier(drafter, SamplingParams(temperature=self.temperature))
         return {
             "drafter": drafter,
-            "verifier": rule,
+            "verifier": copy.copy(rule),  # defaults are shared, and its verbs are wrapped
             "policy": self.policy(),
             "temperature": self.temperature,
             "max_new_tokens": NEW,
@@ -191,10 +192,10 @@ class AtCall:
         for one in {id(one): one for one in models}.values():
             self.wrap_caches(one)
             self.wrap(one, "forward")
-        self.wrap(setup.drafter, "start", "draft", "commit", "join")
+        self.wrap(setup.drafter, "start", "read", "draft", "commit", "join")
         self.wrap(setup.verifier, "verify")
         if isinstance(run, ManyRun) and run._slots is not None:
-            self.wrap(run._slots.rows.cache, "keep", "join")  # made before
+            self.wrap(run._slots.rows.reader.cache, "keep", "join")  # made before
 
 
 def models_of(drafter: Drafter) -> list[HuggingFaceModel]:
@@ -342,6 +343,7 @@ def test_an_interrupt_at_any_of_many_lines_loses_nothing(case: Case) -> None:
 
 
 def calls_of(begin: Callable[[], Run | ManyRun]) -> list[str]:
+    list(begin())  # in the first of its kind the models are tried
     at, run = AtCall(), begin()
     at.wrap_run(run)
     list(run)
@@ -360,6 +362,24 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
             run, at = begin(case), AtCall(number)
             at.wrap_run(run)
             check(case, run, at)
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+def test_an_interrupt_loses_nothing_where_prompts_have_drafters_of_their_own(heat: float) -> None:
+    case = CASES["model, sampled" if heat else "model, greedy"]
+    own = {1: {"drafter": "none"}, 2: {"drafter": "ngram", "verifier": None}, 4: {"drafter": ensemble(), "policy": 2}}
+    own[4]["verifier"] = own[1]["verifier"] = None
+
+    def begin() -> ManyRun:
+        return many(case, per_prompt=own)
+
+    whole = begin()
+    expected, totals = collected(whole)[0], counts(whole.statistics)
+    lines = lines_of(begin)
+    for number in range(lines // 9, lines, lines // 4):
+        run = begin()
+        done, interrupts = collected(run, AtLine(number))
+        assert (done, interrupts, counts(run.statistics)) == (expected, 1, totals)
 
 
 def test_steps_of_a_run_over_many_prompts_hand_every_text_over_once() -> None:

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain, ModelDrafter, NgramDrafter, NoDraft, Past, Run, Widths
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDraftState, Session, Text, resumed
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDraftState, Session, resumed
 from polydraft.engine import Planner
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.probs import SamplingParams
+from polydraft.reading import Text
 from polydraft.trees import TreePolicy
 from polydraft.trees.dynamic import BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown
@@ -196,7 +197,7 @@ class Interrupt(KeyboardInterrupt):
 def test_a_run_that_was_interrupted_has_the_past_of_what_was_complete(case: Case, part: str) -> None:
     going = run(case, *PROMPT, keep_past=True)
     next(going)
-    place = {"verify": going._watched.method.verifier, "keep": going._taken.rows.cache}  # type: ignore[union-attr]
+    place = {"verify": going._watched.method.verifier, "keep": going._taken.rows.reader.cache}  # type: ignore[union-attr]
     owner = place.get(part, going._watched.method.drafter)
     whole = getattr(owner, part)
 
@@ -231,7 +232,7 @@ def test_the_draft_model_reads_only_what_is_new(drafter: Callable[[], Drafter]) 
     assert sum(seen) < len(text)
     with counted(draft()) as seen:
         next(run(case, *text, *QUESTION))
-    assert seen[0] == len(text) + len(QUESTION) - 2
+    assert seen[0] == len(text) + len(QUESTION) - 1
 
 
 def test_a_draft_model_that_was_not_asked_before_reads_what_it_missed() -> None:
@@ -258,7 +259,7 @@ def test_another_draft_model_reads_everything() -> None:
     with counted(draft(0.1)) as seen:
         second = run(other, *text, *QUESTION, past=past).exhaust()
     assert second.new_tokens == run(other, *text, *QUESTION).exhaust().new_tokens
-    assert seen[0] == len(text) + len(QUESTION) - 2
+    assert seen[0] == len(text) + len(QUESTION) - 1
 
 
 def test_a_draft_model_that_is_passed_as_it_is_goes_on_too() -> None:
@@ -293,25 +294,30 @@ def test_a_drafter_that_failed_is_started_anew() -> None:
     assert not second.statistics.fallback
 
 
-def test_a_derived_drafter_is_started_unless_it_says_itself_that_it_can_be_resumed() -> None:
+def test_a_drafter_is_started_unless_it_says_itself_that_it_can_go_on() -> None:
     calls: list[str] = []
 
-    class Derived(ModelDrafter):
-        def start(self, text: Text, session: Session) -> ModelDraftState:
-            calls.append("start")
-            return super().start(text, session)
+    class Reluctant(ModelDrafter):
+        def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
+            calls.append("join")
+            return super().join(state, row, other)
 
-    class Saying(Derived):
-        resume = ModelDrafter.resume
+        def continues(self, state: object) -> bool:
+            return Drafter.continues(self, state)
+
+    class Willing(Reluctant):
+        continues = ModelDrafter.continues
 
     text = Text(torch.tensor([PROMPT]), torch.tensor([len(PROMPT)]))
     session = Session(SamplingParams(), 40, VOCAB)
-    for kind, expected in ((Derived, ["start", "start"]), (Saying, ["start"])):
+    for kind, known in ((Reluctant, 0), (Willing, 5)):
         calls.clear()
-        drafter = kind(HuggingFaceModel(draft()))
-        state = Guarded(drafter).start(text, session)
-        resumed(Guarded(drafter), state, text, text, 5, session)
-        assert calls == expected
+        drafter = Guarded(kind(HuggingFaceModel(draft())))
+        state = drafter.read(drafter.start(text, session), text, None)
+        assert state.reader.read == (len(PROMPT) - 1,)
+        assert resumed(drafter, state, 5, text, session).reader.read == (known,)
+        assert calls == ["join"] * (known > 0)
+        assert state.reader.read == (len(PROMPT) - 1,)
 
 
 def test_a_planner_goes_on_learning_from_turn_to_turn() -> None:

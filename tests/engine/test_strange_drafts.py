@@ -26,15 +26,15 @@ from polydraft import (
     Widths,
     generate_many,
 )
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, Text, is_sound
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, is_sound
 from polydraft.engine import Limits, Run, TargetLaw
 from polydraft.engine.run import Setup
 from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
 from polydraft.errors import UnpairedScheme
-from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Product, Scheme, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import Draft, Frontier, TreePolicy, Verdict, grow
+from polydraft.trees import Draft, Frontier, TreePolicy, grow
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -66,14 +66,13 @@ def good_drafter() -> ModelDrafter:
 
 
 @dataclass
-class Bending:
+class Bending(Drafter):
     """A drafter whose second and later proposals are changed."""
 
     bend: Callable[[Draft], Any]
     after: int = 1
     drafted: int = 0
     name = "bending"
-    reads_hidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.inner = good_drafter()
@@ -84,13 +83,16 @@ class Bending:
     def start(self, text: Text, session: Session) -> Any:
         return self.inner.start(text, session)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Any:
-        self.drafted += 1
-        draft = self.inner.draft(state, text, scheme, policy, noise)
-        return self.bend(draft) if self.drafted > self.after else draft
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        return self.inner.read(state, text, features)
 
-    def commit(self, state: Any, text: Text, verdict: Verdict) -> Any:
-        return self.inner.commit(state, text, verdict)
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+        self.drafted += 1
+        draft, after = self.inner.draft(state, text, scheme, policy, noise)
+        return (self.bend(draft) if self.drafted > self.after else draft), after
+
+    def commit(self, state: Any, step: Step) -> Any:
+        return self.inner.commit(state, step)
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         return self.inner.join(state, row, other)
@@ -319,10 +321,10 @@ def test_own_drafts_pass_the_door() -> None:
     text, noise = Text(PROMPT, torch.tensor([5])), Noise.from_seed(0, 1)
     for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Product()):
         state = good_drafter().start(text, Session(SamplingParams(), 40, VOCAB))
-        draft = good_drafter().draft(state, text, scheme, SHAPE, noise)
+        draft, _ = good_drafter().draft(state, text, scheme, SHAPE, noise)
         assert checked(draft, text, scheme, SHAPE, VOCAB).failure is None
     whole = replace(good_drafter(), shortlist_size=None)
-    draft = whole.draft(whole.start(text, Session(SamplingParams(), 40, VOCAB)), text, IID(), Chain(2), noise)
+    draft, _ = whole.draft(whole.start(text, Session(SamplingParams(), 40, VOCAB)), text, IID(), Chain(2), noise)
     assert checked(draft, text, IID(), Chain(2), VOCAB).whole
     turned = replace(draft, shortlist=draft.shortlist.flip(-1), probs=draft.probs.flip(-1))
     turned = replace(turned, atoms=(VOCAB - 1 - draft.atoms).where(draft.atoms >= 0, -1))
@@ -444,42 +446,40 @@ HOT = SamplingParams(temperature=2.5)
 
 
 @dataclass
-class Strange:
+class Strange(Drafter):
     """Draws with `grow` from fixed rows in which half of the mass lies on ids that the target does not have."""
 
     name = "strange"
-    reads_hidden: tuple[int, ...] = ()
 
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
         listed, row = torch.tensor([1, SMALL, 0, -4, 3]), torch.tensor([0.2, 0.25, 0.2, 0.25, 0.1])
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             size = frontier.tokens.shape
             return listed.expand(*size, len(listed)), row.expand(*size, len(row))
 
-        return grow(text.last(), policy, scheme, propose, noise)
+        return grow(text.last(), policy, scheme, propose, noise), None
 
-    def commit(self, state: None, text: Text, verdict: Verdict) -> None: ...
+    def commit(self, state: None, step: Step) -> None: ...
 
     def join(self, state: None, row: int, other: None) -> None: ...
 
 
-class Refusing:
+class Refusing(HuggingFaceModel):
     """A draft model that raises when it is to score a token; one that was drawn, not one of the prompt."""
 
-    def __init__(self, model: LanguageModel, token: int) -> None:
-        self.model, self.token = model, token
-        self.vocab_size, self.context, self.device = model.vocab_size, model.context, model.device
-        self.new_cache = model.new_cache
+    def __init__(self, model: PreTrainedModel, token: int) -> None:
+        super().__init__(model)
+        self.token = token
 
     def forward(self, tokens: Tensor, *inputs: Any, **options: Any) -> Any:
         if tokens.shape[1] == 1 and bool((tokens == self.token).any()):
             raise RuntimeError("not this one")
-        return self.model.forward(tokens, *inputs, **options)
+        return super().forward(tokens, *inputs, **options)
 
 
 def law_of_texts() -> Tensor:
@@ -536,7 +536,7 @@ def test_texts_with_strange_drafts_follow_the_target(verifier: Any, policy: Tree
 class Several(Strange):
     """The same with two rows for each node."""
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
+    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
         listed = torch.tensor([1, SMALL, 0, -4, 3])
         rows = torch.tensor([[0.2, 0.25, 0.2, 0.25, 0.1], [0.5, 0.0, 0.1, 0.3, 0.1]])
 
@@ -544,7 +544,7 @@ class Several(Strange):
             size = frontier.tokens.shape
             return listed.expand(*size, len(listed)), rows.expand(*size, *rows.shape)
 
-        return grow(text.last(), policy, scheme, propose, noise)
+        return grow(text.last(), policy, scheme, propose, noise), None
 
 
 def one_by_one(drafter: Drafter, samples: int) -> tuple[Tensor, int, int]:
@@ -565,18 +565,18 @@ def one_by_one(drafter: Drafter, samples: int) -> tuple[Tensor, int, int]:
 class Dropping(Strange):
     """Fails before anything can be verified, because of what it drew."""
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Draft:
-        draft = super().draft(state, text, scheme, policy, noise)
+    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
+        draft, after = super().draft(state, text, scheme, policy, noise)
         if int(draft.tree.tokens[0, 1]) in (1, SMALL):
             raise RuntimeError("not this one")
-        return draft
+        return draft, after
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .* drafter failed:RuntimeWarning")
 def test_single_texts_follow_the_target_where_drafts_fail_for_what_was_drawn() -> None:
     """If the engine is exact, this fails for two choices of seeds in a million."""
-    raising = ModelDrafter(Refusing(HuggingFaceModel(perturbed(target(SMALL), 0.1)), 1))
+    raising = ModelDrafter(Refusing(perturbed(target(SMALL), 0.1), 1))
     for drafter in (Strange(), raising):
         counts, failures, accepted = one_by_one(drafter, 2300)
         assert p_value(counts) > FALSE_ALARM_RATE

@@ -119,8 +119,8 @@ class LookupFirst(Drafter):
         own = step if len(state.asked) == len(step.text.lengths) else step.only(state.asked)
         return replace(state, inner=self.drafter.commit(state.inner, own), asked=())
 
-    def join(self, state: LookupState, row: int, other: LookupState) -> LookupState:
-        """Let the other drafter take over the newcomer."""
+    def join(self, state: LookupState, row: int, other: object) -> LookupState:
+        """Let the other drafter take over the newcomer, also from a state of its own (`continues`)."""
         return replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
 
     def rewind(self, state: LookupState, row: int, length: int) -> LookupState:

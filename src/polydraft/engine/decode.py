@@ -143,16 +143,18 @@ def opened(
     capacity: int,
     past: Past | None = None,
     sources: Sequence[Any] | None = None,
+    room: int | None = None,
 ) -> Rows:
     """Return the rows of prompts of which nothing is read yet, but for what a past of a single row knows of them.
 
-    The past stays as it is.
+    The past stays as it is. Rows that are to join a batch need key slots of the target for the prompt alone, which
+    `room` says; their drafter's state has the whole capacity, for it may be a part by itself.
     """
     check_room(prompt, limits)
     method.drafter.check(method.verifier.scheme)
-    text = _with_room(prompt, capacity)
+    text = _with_room(prompt, room or capacity)
     batch = len(text.lengths)
-    reader = Reader.new(method.target, batch, capacity, method.drafter.reads, sources)
+    reader = Reader.new(method.target, batch, room or capacity, method.drafter.reads, sources)
     known = past.known(text) if past and not method.drafter.reads else 0
     if past and known:
         reader = reader.join(0, past.reader, known)

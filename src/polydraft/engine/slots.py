@@ -150,9 +150,9 @@ class Slots:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
-        sources = None if request.source is None else [request.source]
+        room, sources = prompt.shape[1] + 1, None if request.source is None else [request.source]
         laws, limits = (request.law,), (request.limits,)
-        alone = opened(method, text, laws, limits, request.noise, self.capacity, sources=sources)
+        alone = opened(method, text, laws, limits, request.noise, self.capacity, sources=sources, room=room)
         standing, waits = self._standing, self.chunk is not None and alone.unread > self.chunk
         if waits:
             reading = {**standing.reading, slot: (request, alone)}

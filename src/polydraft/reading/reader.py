@@ -286,9 +286,7 @@ class Reader:
         return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden)
 
 
-def _columns(
-    hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice
-) -> Mapping[Layer, Float[Tensor, "b w d"]]:
+def _columns(hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice) -> Mapping[Layer, Float[Tensor, "b w d"]]:
     """Return the hidden states of some columns."""
     return {layer: states[:, part] for layer, states in hidden.items()}
 

@@ -194,7 +194,7 @@ def with_parts(
             found.append(one)
             continue
         rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
-        params = request_for(target, rest, options).law.params if rest.own else law.params
+        params = _params(target, rest, options) if rest.own else law.params
         key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)
         parts = next((parts for other, parts in known if _same(other, key)), None)
         if parts is None:
@@ -205,6 +205,11 @@ def with_parts(
     return tuple(found)
 
 
+def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling settings of a prompt, whose length does not matter for them: it may be refused later."""
+    return request_for(target, replace(asked, tokens=asked.tokens[:1]), options).law.params
+
+
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
     """Tell whether two choices are the same objects, or equal words and numbers."""
     plain = (str, int, tuple, SamplingParams)
@@ -213,14 +218,20 @@ def _same(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def _refused_planner(asked: Asked, parts: Parts) -> Parts:
-    """Refuse a planner of one prompt: it plans for a whole batch.
+    """Refuse a planner of one prompt: it plans for a whole batch, and for what drafts and verifies there.
 
     Raises:
         InvalidParameter: the policy is one.
     """
-    if isinstance(parts.policy, ChoosingPolicy):
+    if not isinstance(parts.policy, ChoosingPolicy):
+        return parts
+    if "policy" in asked.own:
         raise InvalidParameter(f"Prompt {asked.name!r} has a planner of its own; give it as policy for all prompts.")
-    return parts
+    name = next(name for name in CHOICES if name in asked.own)
+    raise InvalidParameter(
+        f"Prompt {asked.name!r} has a {name} of its own, for which the planner of all prompts does not plan; give it "
+        "a policy of its own too."
+    )
 
 
 def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) -> Request:
