@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Widths, generate_many
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session
-from polydraft.engine import Guarded, Limits, Method, Planner, Request, Slots, TargetLaw, capacity_for
+from polydraft.engine import Limits, Method, Planner, Request, Slots, TargetLaw
+from polydraft.engine.decode import capacity_for
 from polydraft.engine.defaults import default_verifier
+from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams

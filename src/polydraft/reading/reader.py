@@ -104,18 +104,20 @@ class Reader:
             scored = self._resumed(beside.resume, tokens, places, mask, ends)
         else:
             table = None if beside is None else beside.embeddings
-            given, named = self._inputs(tokens, places, mask, self._starts(ends, width), 0, table)
+            starts = self._roots(text) if width == 1 else self._starts(ends, width)
+            given, named = self._inputs(tokens, places, mask, starts, 0, table)
             scored = self.model.forward(*given, **named)
         first = width - 1
         hidden: dict[Layer, Tensor] = scored.hidden
-        before = _columns(hidden, slice(first))
-        features = self._features(places[:, :first], before, [end - 1 for end in ends])
+        features = None
+        if first and self.layers:
+            features = self._features(places[:, :first], _columns(hidden, slice(first)), [end - 1 for end in ends])
         found = Scored(
             scored.logits[:, first : first + nodes],
             scored.logits[:, first + nodes :] if riders is not None else None,
             _columns(hidden, slice(first, first + nodes)),
             _columns(hidden, slice(first + nodes, None)),
-            features if first and self.layers else None,
+            features,
         )
         return found, replace(self, read=ends)
 
@@ -136,16 +138,16 @@ class Reader:
             given, named = self._inputs(window.tokens, window.places, mask, self._starts(ends, width), 1)
             return self.model.forward(*given, **named).logits[:, -1:]
         first, stop = frontier.nodes.start, frontier.nodes.stop
-        roots = [slot - 1 for slot in self._slots(ends)]
-        mask = tree_mask(frontier.ancestors, self._device(roots), max(roots) + stop)
+        roots = self._roots(text)
+        mask = tree_mask(frontier.ancestors, roots, max(self._slots(ends)) - 1 + stop)
         places = (text.lengths - 1 + frontier.depth).unsqueeze(-1).expand(-1, stop - first)
-        given, named = self._inputs(frontier.tokens, places, mask, [root + first for root in roots])
+        given, named = self._inputs(frontier.tokens, places, mask, roots + first)
         return self.model.forward(*given, **named).logits
 
     def grown(self, text: Text, draft: Draft) -> "Reader":
         """Return the reader when a tree has grown below a text: the keys of its nodes are put in the tree's order."""
         if draft.scored is not None and draft.failure is None:  # else nothing is drafted from these keys again
-            self.cache.keep(self._device(self._slots(text.counts)) - 1, draft.scored[:, 1:])
+            self.cache.keep(self._roots(text), draft.scored[:, 1:])
         return replace(self, read=text.counts)
 
     def keep(self, text: Text, verdict: Verdict, *, grown: bool = False) -> "Reader":
@@ -156,7 +158,7 @@ class Reader:
             verdict: the accepted path.
             grown: whether the tree was scored as it grew, so that the last node of a path may not have been.
         """
-        self.cache.keep(self._device(self._slots(text.counts)) - 1, verdict.path)
+        self.cache.keep(self._roots(text), verdict.path)
         read = tuple(
             count + max(kept - grown, 0) if read == count else read
             for read, count, kept in zip(self.read, text.counts, verdict.kept, strict=True)
@@ -227,17 +229,17 @@ class Reader:
     ) -> tuple[Int[Tensor, "b s"], Int[Tensor, "b s"], Bool[Tensor, "b s m"]]:
         """Return the tokens of a pass, their places in the text, and which slots they see."""
         roots, slots = text.lengths.unsqueeze(-1) - 1, self._slots(text.counts)
-        window = _Window.of(text, text.counts, width)
-        tokens, places = tree.tokens, roots + tree.depth
-        behind = tree.ancestors
+        tokens, places, behind = tree.tokens, roots + tree.depth, tree.ancestors
         if riders is not None:
             tokens = torch.cat([tokens, riders.tokens], dim=1)
             places = torch.cat([places, (roots + riders.places).clamp_min(0)], dim=1)
             count = riders.tokens.shape[1]
             behind = torch.cat([torch.nn.functional.pad(behind, (0, count)), riders.sees], dim=1)
-        if width > 1:
-            tokens = torch.cat([window.tokens[:, :-1], tokens], dim=1)
-            places = torch.cat([window.places[:, :-1], places], dim=1)
+        if width == 1:  # the root alone, which is the tree's own: the usual step
+            return tokens, places, tree_mask(behind, self._roots(text), max(slots) - 1 + behind.shape[-1])
+        window = _Window.of(text, text.counts, width)
+        tokens = torch.cat([window.tokens[:, :-1], tokens], dim=1)
+        places = torch.cat([window.places[:, :-1], places], dim=1)
         return tokens, places, window.mask(slots, behind)
 
     def _inputs(
@@ -245,7 +247,7 @@ class Reader:
         tokens: Int[Tensor, "b s"],
         places: Int[Tensor, "b s"],
         mask: Bool[Tensor, "b s m"],
-        starts: Sequence[int],
+        starts: Int[Tensor, "b"],
         keep: int = 0,
         table: Float[Tensor, "e d"] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -256,11 +258,15 @@ class Reader:
         if table is not None:
             named["embeddings"] = model.embedded(tokens, table)
         tokens, places = tokens.clamp(0, model.vocab_size - 1), places.clamp_max(model.context - 1)
-        return (tokens, places, mask, self.cache, self._device(starts)), named
+        return (tokens, places, mask, self.cache, starts), named
 
-    def _starts(self, ends: Sequence[int], width: int) -> list[int]:
+    def _starts(self, ends: Sequence[int], width: int) -> Int[Tensor, "b"]:
         """Return the first slots of windows that end at these places."""
-        return [slot - width for slot in self._slots(ends)]
+        return self._device([slot - width for slot in self._slots(ends)])
+
+    def _roots(self, text: Text) -> Int[Tensor, "b"]:
+        """Return the slots of the last tokens."""
+        return self._device(self._slots(text.counts)) - 1 if self.dropped else text.lengths - 1
 
     def _resumed(
         self,
@@ -272,7 +278,7 @@ class Reader:
     ) -> Any:
         """Run the remaining layers over what the first ones made of root and nodes."""
         rest, first = self.model.last_layers(resume.layers), self.cache.of_layers(resume.layers, None)
-        starts = self._device(self._slots(ends)) - 1
+        starts = self._starts(ends, 1)
         tokens, places = tokens.clamp(0, rest.vocab_size - 1), places.clamp_max(rest.context - 1)
         return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
 
