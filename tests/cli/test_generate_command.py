@@ -243,19 +243,21 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "planned"),
+    ("arguments", "drafter", "planned"),
     [
-        ([], True),
-        (["--temperature", "0.9"], True),
-        (["--seed", "1"], True),
-        (["--temperature", "0.9", "--seed", "1"], False),
-        (["--tree", "2,1"], False),
-        (["--temperature", "0.9", "--verifier", "recursive"], False),
-        (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], True),
+        ([], "lookup, else model", False),
+        (["--temperature", "0.9"], "model", False),
+        (["--verifier", "recursive"], "lookup, else model", False),
+        (["--tree", "2,1"], "model", False),
+        (["--drafter", "model"], "model", False),
+        (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup, else model", False),
+        (["--plan", "auto"], "model", True),
+        (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], "model", True),
     ],
 )
-def test_a_planner_is_the_default_where_nothing_asks_for_one_tree(
+def test_the_defaults_are_those_of_python(
     arguments: list[str],
+    drafter: str,
     planned: bool,
     folders: Folders,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,5 +265,5 @@ def test_a_planner_is_the_default_where_nothing_asks_for_one_tree(
 ) -> None:
     common = ["generate", "def add", *models(folders), "--json", "--max-new-tokens", "4"]
     assert run(monkeypatch, *common, *arguments) == 0
-    tree = json.loads(capsys.readouterr().out)["settings"]["tree"]
-    assert ("chosen for every step" in tree) is planned
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert ("chosen for every step" in settings["tree"]) is planned and settings["drafter"] == drafter

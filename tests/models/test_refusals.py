@@ -26,7 +26,7 @@ from transformers import (
 
 import polydraft
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, Pair, draft_model, prepare_by_hugging_face
+from polydraft.models import Cache, HuggingFaceModel, Pair, draft_model, prepare_by_hugging_face
 from polydraft.trees import EAGLE_25, Fixed
 
 
@@ -74,20 +74,10 @@ def test_rotary_falcon_is_supported() -> None:
 
 
 def test_foreign_cache_is_refused() -> None:
-    class Foreign:
+    class Foreign(Cache):
         def keep(self, base: torch.Tensor, path: torch.Tensor) -> None: ...
 
-        def join(self, row: int, other: object, length: int) -> None:
-            """Do nothing."""
-
-        def extended(self) -> "Foreign":
-            return self
-
-        def of_layers(self, first: int, stop: int | None) -> "Foreign":
-            return self
-
-        def compacted(self, slots: torch.Tensor, room: int) -> "Foreign":
-            return self
+        def join(self, row: int, other: object, length: int) -> None: ...
 
     place = torch.tensor([[0]])
     with pytest.raises(InvalidParameter, match="must come from new_cache, but is a Foreign"):
