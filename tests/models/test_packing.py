@@ -101,3 +101,11 @@ def test_what_would_not_gain_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     large = model()
     pack_linear_layers(large)
     assert not [one for whole in (double, large) for one in whole.modules() if isinstance(one, PackedLinear)]
+
+
+def test_packed_layers_are_in_the_mode_of_those_that_they_replace() -> None:
+    """Else every pass would have to put them into evaluation mode, and back."""
+    for training in (False, True):
+        plain = nn.Sequential(nn.Linear(512, 512)).train(training)
+        assert type(pack_linear_layers(plain)[0]) is PackedLinear
+        assert all(one.training is training for one in plain.modules())

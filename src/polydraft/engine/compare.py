@@ -48,7 +48,7 @@ class Comparison:
 
 def compare(
     model: nn.Module,
-    prompts: Sequence[Int[Tensor, "1 t"]],
+    prompts: Sequence[Int[Tensor, "1 _"]],
     *,
     repeats: int = 1,
     on_pair: Callable[[Run, Run], None] | None = None,

@@ -27,6 +27,7 @@ class PackedLinear(nn.Linear):
 
     def __init__(self, plain: nn.Linear) -> None:
         nn.Module.__init__(self)
+        self.training = plain.training
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.packed = _packed(plain.weight)

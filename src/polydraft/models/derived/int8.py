@@ -27,6 +27,7 @@ class Int8Linear(nn.Linear):
 
     def __init__(self, plain: nn.Linear) -> None:
         nn.Module.__init__(self)
+        self.training = plain.training
         self.in_features, self.out_features = plain.in_features, plain.out_features
         weight, scales = rounded(plain.weight.detach())
         self.weight = nn.Parameter(weight, requires_grad=False)
