@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import polydraft
 from polydraft.drafters import Drafter, Session, given_chain
 from polydraft.probs import Noise
 from polydraft.reading import Step, Text
@@ -56,3 +58,12 @@ class Guessing(Drafter):
 
 def test_riders_are_scored_as_text_and_change_nothing(target: PreTrainedModel, beside: Any) -> None:
     beside(Guessing(target), COUNT)
+
+
+def test_more_riders_than_were_announced_cost_the_drafts_and_not_the_text(target: PreTrainedModel) -> None:
+    drafter, ids = Guessing(target), torch.tensor([[3, 1, 4]])
+    plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=6)
+    drafter.riders = COUNT - 1
+    with pytest.warns(RuntimeWarning, match="has 3 riders, but its drafter says that it brings 2 at most"):
+        found = polydraft.generate(target, ids, drafter=drafter, policy=COUNT, max_new_tokens=6)
+    assert torch.equal(found.sequences, plain.sequences)

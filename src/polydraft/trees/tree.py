@@ -89,7 +89,8 @@ class Draft:
             The tree is a draft all the same, to be verified as it is; see `trees.grow`.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
-        resume: what the target's first layers made of the nodes already, where the drafter ran them.
+        resume: what the target's first layers made of the nodes already, where the drafter ran them. It is trusted: the
+            text follows the law that these states lead to.
     """
 
     tree: TokenTree

@@ -15,16 +15,22 @@ TOLERANCE = 1e-4
 """How far the sum of a draft row may be from one."""
 
 
-def checked(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft | Pieces:
+def checked(
+    draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int, riders: int = 0
+) -> Draft | Pieces:
     """Return what can be verified of a draft, or of drafts by row; see `checked_draft`.
 
     Raises:
         InvalidDraft: nothing can be.
     """
     if not isinstance(draft, Pieces):
-        return checked_draft(draft, text, scheme, policy, vocab_size)
+        found = checked_draft(draft, text, scheme, policy, vocab_size)
+        _check_riders(found, vocab_size, riders)
+        return found
     if sorted(row for piece in draft.pieces for row in piece.rows) != list(range(len(text.lengths))):
         raise InvalidDraft("The draft's pieces must have every row once.")
+    for one in draft.pieces:
+        _check_riders(one.draft, vocab_size, riders)
     return Pieces(
         tuple(
             Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size))
@@ -51,6 +57,27 @@ def checked_draft(draft: object, text: Text, scheme: Scheme, policy: TreePolicy,
     if draft.whole and not _is_whole(draft, vocab_size):
         draft = replace(draft, whole=False)
     return _with_one_unknown(_with_usable_rows(draft), vocab_size)
+
+
+def _check_riders(draft: Draft, vocab_size: int, most: int) -> None:
+    """Check that there is room for the riders, and a token or a learnt embedding for each.
+
+    Raises:
+        InvalidDraft: there is not, or their tensors do not fit one another.
+    """
+    riders, (batch, nodes) = draft.riders, draft.tree.tokens.shape
+    if riders is None:
+        return
+    count = riders.tokens.shape[-1]
+    shapes = (riders.tokens.shape, riders.places.shape, riders.valid.shape, riders.sees.shape)
+    if shapes != ((batch, count),) * 3 + ((batch, count, nodes + count),):
+        raise InvalidDraft(f"The draft's riders must have shapes (b, r) and (b, r, n + r), but have {shapes}.")
+    if count > most:
+        raise InvalidDraft(f"The draft has {count} riders, but its drafter says that it brings {most} at most.")
+    known = vocab_size + (0 if draft.embeddings is None else len(draft.embeddings))
+    least, largest = riders.tokens.aminmax() if riders.tokens.numel() else (0, 0)
+    if int(least) < 0 or int(largest) >= known:
+        raise InvalidDraft(f"Riders must be tokens or learnt embeddings, 0 to {known - 1}.")
 
 
 def known_tokens(draft: Draft, vocab_size: int) -> TokenTree:

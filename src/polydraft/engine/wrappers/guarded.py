@@ -133,7 +133,7 @@ class Guarded(Drafter):
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
         draft, after = answer
-        return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size)), after
+        return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size, self.riders)), after
 
     def _tried(self, verb: Callable[[], Any]) -> Any:
         try:
