@@ -1,4 +1,4 @@
-"""Branches below a text that was read once give the logits of ordinary passes over each path."""
+"""TreesBelow below a text that was read once give the logits of ordinary passes over each path."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ from doubles import plain_logits, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.bench.reading import Branches, Reading, read
+from polydraft.bench.reading import Reading, TreesBelow, read
 from polydraft.models import HuggingFaceModel
 from polydraft.trees import TokenTree, Widths, topology
 
@@ -43,7 +43,7 @@ def test_the_last_rows_of_a_text() -> None:
 
 def test_all_nodes_of_all_trees_at_once() -> None:
     tree = trees()
-    logits = Branches(reading(), ROOTS, SHAPE.size).score(range(SHAPE.size), tree.tokens, tree.depth, tree.ancestors)
+    logits = TreesBelow(reading(), ROOTS, SHAPE.size).score(range(SHAPE.size), tree.tokens, tree.depth, tree.ancestors)
     for row in range(len(ROOTS)):
         for node in range(SHAPE.size):
             torch.testing.assert_close(logits[row, node], expected(tree, row, node), rtol=1e-9, atol=1e-9)
@@ -52,7 +52,7 @@ def test_all_nodes_of_all_trees_at_once() -> None:
 def test_level_by_level_and_twice_below_one_text() -> None:
     tree, text = trees(), reading()
     for _ in range(2):
-        branches = Branches(text, ROOTS, SHAPE.size)
+        branches = TreesBelow(text, ROOTS, SHAPE.size)
         for level in SHAPE.levels:
             nodes = slice(level.start, level.stop)
             ancestors = tree.ancestors[:, nodes, : level.stop]

@@ -11,6 +11,7 @@ from doubles import tiny_model
 import polydraft
 import polydraft.schemes as schemes
 import polydraft.verifiers as verifiers
+from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter, NgramDrafter
 from polydraft.engine import generate_many
 from polydraft.errors import UnpairedScheme
@@ -76,7 +77,7 @@ def test_many_texts_say_the_same() -> None:
 
 
 def test_every_scheme_is_hinted_at_by_its_own_name() -> None:
-    for scheme in schemes.EVERY_SCHEME:
+    for scheme in every_scheme():
         other = verifiers.TopDown(verifiers.NaiveMatch(Given() if scheme != Given() else schemes.TopK()))
         with pytest.raises(UnpairedScheme, match=re.escape(f"verifier=TopDown(NaiveMatch({scheme}))")):
             generated(0.8, drafter=Mine((type(scheme),)), verifier=other)

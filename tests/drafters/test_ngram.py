@@ -7,7 +7,8 @@ from doubles import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydraft.drafters import NgramDrafter, Session, continuation, given_chain
+from polydraft.drafters import NgramDrafter, Session, given_chain
+from polydraft.drafters.ngram import continuation
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given

@@ -29,7 +29,7 @@ from polydraft import (
     generate_many,
 )
 from polydraft.drafters import Drafter, Session
-from polydraft.engine import Limits, Method, TargetLaw, decode
+from polydraft.engine import Ending, Method, Prompts, TargetLaw, decode
 from polydraft.engine.many.asked import _ids
 from polydraft.errors import (
     ContextOverflow,
@@ -124,7 +124,7 @@ class TestPrompts:
     def test_the_loop_itself_checks_too(self) -> None:
         door, text = HuggingFaceModel(target()), Text(PROMPT, torch.tensor([5]))
         method = Method(door, NoDraft(), TopDown(NaiveMatch()), Chain(1))
-        blocks = decode(method, text, (TargetLaw(),), (Limits(max_length=5),), Noise.from_seed(0, 1))
+        blocks = decode(method, Prompts(text, (TargetLaw(),), (Ending(max_length=5),), Noise.from_seed(0, 1)))
         with pytest.raises(ContextOverflow, match="has 5 tokens, but at most 5 fit"):
             next(blocks)
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Widths, generate_many
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session
-from polydraft.engine import Limits, Method, Planner, Request, Slots, TargetLaw
+from polydraft.engine import Ending, Method, Planner, Request, Slots, TargetLaw
 from polydraft.engine.decode import capacity_for
 from polydraft.engine.defaults import default_verifier
 from polydraft.engine.wrappers.guarded import Guarded
@@ -304,12 +304,12 @@ def method(drafter: Drafter, heat: float) -> Method:
 
 def request(name: str, tokens: list[int], heat: float, own: Method | None = None) -> Request:
     law = TargetLaw(SamplingParams(temperature=heat))
-    return Request(name, torch.tensor(tokens), law, Limits(len(tokens) + NEW), Noise.from_seed(3, 1), own)
+    return Request(name, torch.tensor(tokens), law, Ending(len(tokens) + NEW), Noise.from_seed(3, 1), own)
 
 
 def opened(drafter: Drafter, heat: float, chunk: int | None, size: int = 3) -> Slots:
     way = method(drafter, heat)
-    return Slots(way, size, capacity_for(way, [Limits(len(LONG) + NEW)]), SamplingParams(temperature=heat), chunk)
+    return Slots(way, size, capacity_for(way, [Ending(len(LONG) + NEW)]), SamplingParams(temperature=heat), chunk)
 
 
 def texts_of(batch: Slots, steps: int = 100) -> dict[Hashable, list[int]]:

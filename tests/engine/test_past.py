@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain, ModelDrafter, NgramDrafter, NoDraft, Past, Run, Widths
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDraftState, Session, resumed
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, resumed
+from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter

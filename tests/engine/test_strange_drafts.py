@@ -27,7 +27,7 @@ from polydraft import (
     generate_many,
 )
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, is_sound
-from polydraft.engine import Limits, Run, TargetLaw
+from polydraft.engine import Ending, Run, TargetLaw
 from polydraft.engine.run import Setup
 from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
 from polydraft.errors import UnpairedScheme
@@ -553,8 +553,8 @@ def one_by_one(drafter: Drafter, samples: int) -> tuple[Tensor, int, int]:
     door = HuggingFaceModel(target(SMALL))
     prompt = Text(torch.tensor([START]), torch.tensor([len(START)]))
     for seed in range(samples):
-        limits = (Limits(len(START) + FEW),)
-        setup = Setup(door, drafter, BlockVerification(IID()), Chain(2), prompt, (TargetLaw(HOT),), limits)
+        endings = (Ending(len(START) + FEW),)
+        setup = Setup(door, drafter, BlockVerification(IID()), Chain(2), prompt, (TargetLaw(HOT),), endings)
         run = Run(setup, Noise.from_seed(1000 + seed, 1)).exhaust()
         rows.append(run.new_tokens[0])
         failures += run.statistics.fallback != ""

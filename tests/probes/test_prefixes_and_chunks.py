@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from polydraft import Chain, HuggingFaceModel, ModelDrafter, NaiveMatch, SamplingParams, TopDown
 from polydraft.drafters import Session
-from polydraft.engine import Limits, Method, Request, Slots, TargetLaw
+from polydraft.engine import Ending, Method, Request, Slots, TargetLaw
 from polydraft.engine.decode import LOOP
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
@@ -48,8 +48,8 @@ def test_a_long_prompt_is_read_between_other_rows_steps(target: PreTrainedModel)
     model, texts = HuggingFaceModel(target), dict[int | None, dict[str, list[int]]]()
     for chunk in (None, 4):
         batch, read = slots(model, chunk)
-        law, limits = TargetLaw(GREEDY), Limits(max_length=24)
-        short = Request("short", torch.tensor(FIRST[:2]), law, limits, Noise.from_seed(1, 1))
+        law, ending = TargetLaw(GREEDY), Ending(max_length=24)
+        short = Request("short", torch.tensor(FIRST[:2]), law, ending, Noise.from_seed(1, 1))
         batch.join(short)
         batch.step()
         batch.join(replace(short, name="long", tokens=torch.tensor(FIRST + SECOND)))

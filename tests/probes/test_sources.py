@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft import Chain, ModelDrafter, NaiveMatch, NoDraft, SamplingParams, TopDown, Widths
 from polydraft.drafters import Drafter
-from polydraft.engine import Limits, Method, TargetLaw
+from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, joined, opened, read_on, step
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
@@ -58,12 +58,13 @@ def texts(drafter: Drafter, policy: Any, rows: Sequence[int]) -> list[list[int]]
     method = Method(Toy(), drafter, TopDown(NaiveMatch()), policy)
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(PROMPTS[row]) for row in rows], batch_first=True)
     prompt = Text(tokens, torch.tensor([len(PROMPTS[row]) for row in rows]))
-    laws, limits = [TargetLaw(GREEDY)] * len(rows), [Limits(max_length=20)] * len(rows)
-    sources, room = [SOURCES[row] for row in rows], capacity_for(method, limits)
-    batch = begin(method, prompt, laws, limits, Noise.from_seed(0, len(rows)), room, sources=sources)
+    laws, endings = [TargetLaw(GREEDY)] * len(rows), [Ending(max_length=20)] * len(rows)
+    sources, room = [SOURCES[row] for row in rows], capacity_for(method, endings)
+    batch = begin(method, Prompts(prompt, laws, endings, Noise.from_seed(0, len(rows)), sources), room)
     if len(rows) > 1:  # the last row's text is another's, which joins
         own = Text(tokens[-1:, : len(PROMPTS[rows[-1]])], prompt.lengths[-1:])
-        alone = opened(method, own, laws[:1], limits[:1], Noise.from_seed(0, 1), room, sources=sources[-1:])
+        newcomer = Prompts(own, laws[:1], endings[:1], Noise.from_seed(0, 1), sources[-1:])
+        alone = opened(method, newcomer, room)
         batch = joined(batch, len(rows) - 1, read_on(alone))
     while batch.going:
         batch, _ = step(method, batch)

@@ -46,7 +46,7 @@ def read(model: LanguageModel, tokens: Int[Tensor, " t"], keep: int, room: int) 
     return Reading(model, cache, length, logits[0, -keep:].double())
 
 
-class Branches:
+class TreesBelow:
     """Trees of one size below several tokens of a text; nodes are scored in any order that has parents first.
 
     Every tree sees the text up to and without its root, and its own nodes, of which node 0 is the root.

@@ -143,11 +143,11 @@ def generate(
 ) -> None:
     """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
     with importing():
-        from polydraft.cli.generate import Request, given_prompt, run_generate
+        from polydraft.cli.generate import GenerateRequest, given_prompt, run_generate
         from polydraft.cli.generation import file_job, run_file
 
     job = file_job(prompt, input_file, output, batch_size, compared=compare)
-    request = Request(
+    request = GenerateRequest(
         prompt=given_prompt(prompt),
         target=target,
         draft=draft,
@@ -210,9 +210,9 @@ def chat(
     """Talk with a chat model: accepted drafts in green; every turn reads only what is new."""
     with importing():
         from polydraft.cli.chat import ChatRequest, run_chat
-        from polydraft.cli.generate import Request
+        from polydraft.cli.generate import GenerateRequest
 
-    request = Request(
+    request = GenerateRequest(
         prompt="",
         target=target,
         draft=draft,

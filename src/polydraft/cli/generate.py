@@ -40,7 +40,7 @@ WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerateRequest:
     """One call of `polydraft generate`: the options as given."""
 
     prompt: str
@@ -88,7 +88,7 @@ def given_prompt(prompt: str | None) -> str:
     return text
 
 
-def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool) -> int:
+def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compared: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
     notes = new_console(errors=True, quiet=as_json or quiet)
     if not request.prompt:
@@ -132,7 +132,7 @@ def run_generate(request: Request, *, as_json: bool, quiet: bool, compared: bool
     return INTERRUPTED if interrupted else 0
 
 
-def check_request(request: Request, drafter: str) -> dict[str, Any]:
+def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
     """Check what can be checked before models are loaded, and return the generation options.
 
     Raises:
@@ -164,7 +164,7 @@ def check_sampling(settings: dict[str, Any]) -> None:
         raise InvalidParameter(f"repetition_penalty must be a finite number > 0, but is {penalty}.")
 
 
-def _clashes(request: Request, drafter: str) -> Iterator[tuple[object, str]]:
+def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, str]]:
     """Yield the combinations in which an option could have no effect, each with its sentence."""
     one, auto, file = request, request.plan == AUTO, request.plan_file
     yield one.draft and not one.target, "--draft needs --target: a draft model belongs to one family of targets."
@@ -181,7 +181,7 @@ def _clashes(request: Request, drafter: str) -> Iterator[tuple[object, str]]:
         yield given and drafter == "none", f"--drafter none drafts nothing; leave {name} out."
 
 
-def _policy(request: Request, drafter: str) -> TreePolicy | None:
+def _policy(request: GenerateRequest, drafter: str) -> TreePolicy | None:
     """Return the trees that are asked for; None for those that suit the drafter."""
     if request.tree is not None:
         return parse_policy(request.tree)
@@ -193,14 +193,14 @@ def planner_for(drafter: str) -> Planner:
     return Planner(tuple(map(Chain, (8, 3, 16)))) if drafter == "ngram" else Planner()
 
 
-def load_models(request: Request) -> Pair:
+def load_models(request: GenerateRequest) -> Pair:
     """Load the models of the request, or the embedded pair."""
     if request.target is None:
         return load_pair(dtype=request.dtype, device=request.device)
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
-def drafter_name(request: Request) -> str:
+def drafter_name(request: GenerateRequest) -> str:
     """Return the name of the drafter that the request means.
 
     Raises:
@@ -212,7 +212,7 @@ def drafter_name(request: Request) -> str:
     return request.drafter or ("model" if has_model else "ngram")
 
 
-def drafter_of(name: str, pair: Pair, request: Request) -> Drafter:
+def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
     """Return the drafter with a name; where none was named and a model drafts, what the engine takes by default."""
     line = drafter_line(name)
     if not line.models:
@@ -241,7 +241,7 @@ def warm_up(run: Run) -> None:
 
 
 def planned_options(
-    request: Request, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
+    request: GenerateRequest, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
 ) -> dict[str, Any]:
     """Return drafter, verifier and tree by the plan; where it does not fit, say why and measure again."""
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
@@ -301,7 +301,7 @@ def _compared(pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console) 
 
 
 def _as_json(
-    request: Request, run: Run, pair: Pair, comparison: Comparison | None, interrupted: bool
+    request: GenerateRequest, run: Run, pair: Pair, comparison: Comparison | None, interrupted: bool
 ) -> dict[str, object]:
     tokens = run.new_tokens[0]
     return {

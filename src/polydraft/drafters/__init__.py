@@ -1,9 +1,9 @@
 """Drafters: everything that can propose a token tree."""
 
-from polydraft.drafters.ensemble import EnsembleDrafter, EnsembleState
+from polydraft.drafters.ensemble import EnsembleDrafter
 from polydraft.drafters.lookup_first import LookupFirst
-from polydraft.drafters.model import ModelDrafter, ModelDraftState, model_defaults
-from polydraft.drafters.ngram import NgramDrafter, continuation, given_chain
+from polydraft.drafters.model import ModelDrafter, model_defaults
+from polydraft.drafters.ngram import NgramDrafter, given_chain
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
 
@@ -12,15 +12,12 @@ __all__ = [
     "Defaults",
     "Drafter",
     "EnsembleDrafter",
-    "EnsembleState",
     "LookupFirst",
-    "ModelDraftState",
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
     "Session",
     "SoundDrafter",
-    "continuation",
     "given_chain",
     "is_sound",
     "model_defaults",

@@ -4,14 +4,14 @@ from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
-from polydraft.engine.decode import Method, decode
+from polydraft.engine.decode import Method, Prompts, decode
 from polydraft.engine.defaults import as_drafter, default_drafter
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.planner import Planner
 from polydraft.engine.run import Run
 from polydraft.engine.slots import Request, Slots
-from polydraft.engine.stopping import Limits
+from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 
 __all__ = [
@@ -19,12 +19,13 @@ __all__ = [
     "Comparison",
     "Completed",
     "Emission",
+    "Ending",
     "GenerationOutput",
-    "Limits",
     "ManyRun",
     "Method",
     "Past",
     "Planner",
+    "Prompts",
     "Request",
     "Run",
     "Slots",

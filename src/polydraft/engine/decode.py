@@ -8,18 +8,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter, NoDraft, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.past import Past
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
-from polydraft.engine.stopping import Limits
+from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.errors import ContextOverflow, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Reader, Step, Text
-from polydraft.schemes import EVERY_SCHEME, require_pairs
+from polydraft.schemes import require_pairs
 from polydraft.trees import (
     TokenTree,
     TreePolicy,
@@ -60,13 +61,32 @@ class Method:
 
 
 @dataclass(frozen=True, eq=False)
+class Prompts:
+    """What is to be continued.
+
+    Args:
+        text: the prompts, at least one token per row.
+        laws: per row, how the target's logits become distributions.
+        endings: per row, where it ends; the largest length must leave room for a token.
+        noise: one stream of random numbers per row; the same streams give the same text.
+        sources: per row, what the target reads beside the text; None for nothing.
+    """
+
+    text: Text
+    laws: Sequence[TargetLaw]
+    endings: Sequence[Ending]
+    noise: Noise
+    sources: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A batch in mid-text. `step` uses it up when it returns the next one, and leaves it alone if it does not return.
 
     Args:
         text: the committed tokens.
         laws: per row, how the target's logits become distributions.
-        limits: per row, when it ends.
+        endings: per row, where it ends.
         noise: one stream of random numbers per row.
         steps: per row, the steps it has taken.
         going: the rows that have not ended.
@@ -76,7 +96,7 @@ class Rows:
 
     text: Text
     laws: tuple[TargetLaw, ...]
-    limits: tuple[Limits, ...]
+    endings: tuple[Ending, ...]
     noise: Noise
     steps: tuple[int, ...]
     going: frozenset[int]
@@ -90,69 +110,40 @@ class Rows:
         return max(count - 1 - read for count, read in pairs)
 
 
-def decode(
-    method: Method, prompt: Text, laws: Sequence[TargetLaw], limits: Sequence[Limits], noise: Noise
-) -> Iterator[Block]:
+def decode(method: Method, prompts: Prompts) -> Iterator[Block]:
     """Continue every prompt until its row ends; the output law is the target's, whatever is drafted.
-
-    Args:
-        method: target, drafter, verifier and tree policy.
-        prompt: at least one token per row.
-        laws: per row, how the target's logits become distributions.
-        limits: per row, when it ends; the maximum must leave room for a token.
-        noise: one stream of random numbers per row; the same streams give the same text.
 
     Raises:
         ContextOverflow: a prompt leaves no room.
         InvalidProbabilities: the target's logits are NaN or infinite.
         UnpairedScheme: the drafter cannot draft under the verifier's scheme.
     """
-    rows = begin(method, prompt, laws, limits, noise, capacity_for(method, limits))
+    rows = begin(method, prompts, capacity_for(method, prompts.endings))
     while rows.going:
         rows, block = step(method, rows)
         yield block
 
 
-def capacity_for(method: Method, limits: Sequence[Limits]) -> int:
+def capacity_for(method: Method, endings: Sequence[Ending]) -> int:
     """Return the key slots that the longest row and one step need."""
-    return max(limit.max_length for limit in limits) + method.room
+    return max(ending.max_length for ending in endings) + method.room
 
 
-def begin(
-    method: Method,
-    prompt: Text,
-    laws: Sequence[TargetLaw],
-    limits: Sequence[Limits],
-    noise: Noise,
-    capacity: int,
-    past: Past | None = None,
-    sources: Sequence[Any] | None = None,
-) -> Rows:
+def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
     """Start on prompts and read them; errors are those of `decode`."""
-    rows = opened(method, prompt, laws, limits, noise, capacity, past, sources)
-    return read_on(rows)
+    return read_on(opened(method, prompts, capacity, past))
 
 
 @torch.inference_mode()
-def opened(
-    method: Method,
-    prompt: Text,
-    laws: Sequence[TargetLaw],
-    limits: Sequence[Limits],
-    noise: Noise,
-    capacity: int,
-    past: Past | None = None,
-    sources: Sequence[Any] | None = None,
-    room: int | None = None,
-) -> Rows:
+def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = None, room: int | None = None) -> Rows:
     """Return the rows of prompts of which nothing is read yet, but for what a past of a single row knows of them.
 
     The past stays as it is. Rows that are to join a batch need key slots of the target for the prompt alone, which
     `room` says; their drafter's state has the whole capacity, for it may be a part by itself.
     """
-    check_room(prompt, limits)
+    check_room(prompts.text, prompts.endings)
     method.drafter.check(method.verifier.scheme)
-    text = _with_room(prompt, room or capacity)
+    text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     batch = len(text.lengths)
     reader = Reader.new(method.target, batch, room or capacity, method.drafter.reads, sources)
     known = past.known(text) if past and not method.drafter.reads else 0
@@ -162,7 +153,7 @@ def opened(
     state = resumed(method.drafter, past.drafts if past else None, known, text, session)
     part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), method.policy)
     going = frozenset(range(batch))
-    return Rows(text, tuple(laws), tuple(limits), noise, (0,) * batch, going, reader, (part,))
+    return Rows(text, laws, tuple(prompts.endings), prompts.noise, (0,) * batch, going, reader, (part,))
 
 
 @torch.inference_mode()
@@ -213,14 +204,14 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     return after, Block(gains, tree, verdict, *kept), taken
 
 
-def check_room(prompt: Text, limits: Sequence[Limits]) -> None:
+def check_room(prompt: Text, endings: Sequence[Ending]) -> None:
     """Check that every prompt has a token and leaves room for one.
 
     Raises:
         ContextOverflow: a prompt is empty, or as long as its limit.
     """
-    for length, limit in zip(prompt.lengths.tolist(), limits, strict=True):
-        most = limit.max_length
+    for length, ending in zip(prompt.lengths.tolist(), endings, strict=True):
+        most = ending.max_length
         if length < 1:
             raise ContextOverflow("The prompt is empty: give at least one token.")
         if length >= most:
@@ -244,7 +235,7 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
 
 def _fitting_verifier(drafter: Drafter) -> str:
     """Say which verifier to pass: naive match, exact for all drafts, with the first scheme that the drafter takes."""
-    for scheme in EVERY_SCHEME:
+    for scheme in every_scheme():
         try:
             drafter.check(scheme)
         except UnpairedScheme:
@@ -265,7 +256,7 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emiss
     drafted = (tree.valid.sum(dim=-1) - 1).tolist()
     deeper, lengths = _has_drafts(tree, verdict), rows.text.lengths.tolist()
     return {
-        row: rows.limits[row].cut(
+        row: rows.endings[row].cut(
             rows.text.tokens[row, : lengths[row]], tokens[row][: kept[row] + 1], kept[row], drafted[row], deeper[row]
         )
         for row in sorted(rows.going)
@@ -320,9 +311,9 @@ class Loop:
         """Return a loop over a text of which nothing was read."""
         method, batch = Method(model, drafter, verifier, policy), len(text.lengths)
         laws = (TargetLaw(session.params),) * batch
-        limits = (Limits(max_length=session.capacity),) * batch
-        room = session.capacity + method.room
-        return Decoding(method, opened(method, text, laws, limits, Noise.from_seed(0, batch), room))
+        endings = (Ending(max_length=session.capacity),) * batch
+        prompts = Prompts(text, laws, endings, Noise.from_seed(0, batch))
+        return Decoding(method, opened(method, prompts, session.capacity + method.room))
 
     def on(self, state: Decoding, text: Text, noise: Noise) -> Decoding:
         """Return the loop over a text that agrees with its own up to what was committed, with fresh noise."""
@@ -370,7 +361,7 @@ def joined(rows: Rows, row: int, alone: Rows) -> Rows:
     return Rows(
         text=Text(tokens, lengths),
         laws=_replaced(rows.laws, row, alone.laws[0]),
-        limits=_replaced(rows.limits, row, alone.limits[0]),
+        endings=_replaced(rows.endings, row, alone.endings[0]),
         noise=rows.noise.joined(row, alone.noise),
         steps=_replaced(rows.steps, row, 0),
         going=rows.going | {row},

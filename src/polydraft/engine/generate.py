@@ -16,7 +16,7 @@ from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_ste
 from polydraft.engine.calls.past import Past
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Limits
+from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
@@ -203,7 +203,7 @@ def _run_prepared(
         policy=parts.policy,
         prompt=Text(prepared.tokens, prepared.lengths),
         laws=row_laws(prepared),
-        limits=row_limits(prepared, target.context),
+        endings=row_endings(prepared, target.context),
         keeps_scores=prepared.wants_scores or prepared.wants_logits,
         fallback=reason,
         past=choices.past,
@@ -222,12 +222,12 @@ def row_laws(prepared: Prepared) -> tuple[TargetLaw, ...]:
     )
 
 
-def row_limits(prepared: Prepared, context: int) -> tuple[Limits, ...]:
+def row_endings(prepared: Prepared, context: int) -> tuple[Ending, ...]:
     """Give every row the same number of new tokens, as far as the context reaches."""
     new = prepared.max_length - prepared.input_ids.shape[1]
     paddings = prepared.padding or (None,) * len(prepared.lengths)
     return tuple(
-        Limits(min(length + new, context), length + new > context, prepared.eos, own, padding)
+        Ending(min(length + new, context), length + new > context, prepared.eos, own, padding)
         for length, own, padding in zip(prepared.lengths.tolist(), prepared.criteria, paddings, strict=True)
     )
 

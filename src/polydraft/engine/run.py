@@ -10,8 +10,8 @@ from torch import Tensor
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
-from polydraft.engine.decode import Rows, begin, capacity_for, check_drafting, check_room, step
-from polydraft.engine.stopping import Limits
+from polydraft.engine.decode import Prompts, Rows, begin, capacity_for, check_drafting, check_room, step
+from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.models import LanguageModel
@@ -29,7 +29,7 @@ class Setup:
         target, drafter, verifier, policy: those of `Method`.
         prompt: the prompts.
         laws: per row, how the target's logits become distributions.
-        limits: per row, when it ends.
+        endings: per row, where it ends.
         keeps_scores: whether blocks hold the target's logits and scores.
         logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
         fallback: why nothing is drafted whatever was asked for; else empty.
@@ -43,7 +43,7 @@ class Setup:
     policy: TreePolicy
     prompt: Text
     laws: tuple[TargetLaw, ...]
-    limits: tuple[Limits, ...]
+    endings: tuple[Ending, ...]
     keeps_scores: bool = False
     logprobs: int | None = None
     fallback: str = ""
@@ -62,7 +62,7 @@ class Run:
 
     def __init__(self, setup: Setup, noise: Noise) -> None:
         check_past(setup.past, setup.target, len(setup.prompt.lengths), keeps=setup.keeps_past)
-        check_room(setup.prompt, setup.limits)
+        check_room(setup.prompt, setup.endings)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
         self.statistics = Statistics(in_force=setup.laws[0].in_force)
@@ -81,7 +81,7 @@ class Run:
         self._taken: _Taken | None = None
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
-        left = max(limit.max_length - length for limit, length in zip(setup.limits, lengths, strict=True))
+        left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
         self._weights = state_of(setup.target) if setup.keeps_past else None
         self._known = setup.past.known(setup.prompt) if setup.past else 0
         self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0].params.temperature > 0)
@@ -143,8 +143,8 @@ class Run:
         """Take a step, the first after reading the prompts."""
         setup, method = self.setup, self._watched.method
         if last is None or last.rows is None:
-            capacity = capacity_for(method, setup.limits)
-            rows = begin(method, setup.prompt, setup.laws, setup.limits, self._noise, capacity, setup.past)
+            prompts = Prompts(setup.prompt, setup.laws, setup.endings, self._noise)
+            rows = begin(method, prompts, capacity_for(method, setup.endings), setup.past)
         else:
             rows = last.rows
         known, number = tuple(map(len, self.new_tokens)), last.number if last else 0

@@ -9,8 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.engine.block import Block
-from polydraft.engine.decode import Method, Rows, begin, joined, opened, read_on, step
-from polydraft.engine.stopping import Limits
+from polydraft.engine.decode import Method, Prompts, Rows, begin, joined, opened, read_on, step
+from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise, SamplingParams
@@ -25,7 +25,7 @@ class Request:
         name: what the caller knows it by.
         tokens: the prompt.
         law: how the target's logits become distributions.
-        limits: when it ends.
+        ending: where it ends.
         noise: one stream of random numbers, which fixes the text whatever runs beside it.
         method: what drafts and verifies, with the batch's target; None for what the batch has.
         source: what the target reads beside the text; None for nothing.
@@ -34,14 +34,14 @@ class Request:
     name: Hashable
     tokens: Int[Tensor, " t"]
     law: TargetLaw
-    limits: Limits
+    ending: Ending
     noise: Noise
     method: Method | None = None
     source: Any = None
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class BatchStep:
     """A step of a running batch.
 
     Args:
@@ -72,7 +72,7 @@ class _Standing:
     rows: Rows
     requests: dict[int, Request]
     joined: int = 0
-    last: Round | None = None
+    last: BatchStep | None = None
     reading: Mapping[int, tuple[Request, Rows]] = field(default_factory=dict)
 
 
@@ -100,8 +100,8 @@ class Slots:
         self.chunk = chunk
         nothing = torch.zeros(size, 1, dtype=torch.int64, device=method.target.device)
         idle = Text(nothing, torch.ones(size, dtype=torch.int64, device=nothing.device))
-        limits = (Limits(max_length=capacity),) * size
-        rows = begin(method, idle, (TargetLaw(params),) * size, limits, Noise.from_seed(0, size), capacity)
+        laws, endings = (TargetLaw(params),) * size, (Ending(max_length=capacity),) * size
+        rows = begin(method, Prompts(idle, laws, endings, Noise.from_seed(0, size)), capacity)
         self._standing = _Standing(replace(rows, going=frozenset()), {})
 
     @property
@@ -120,7 +120,7 @@ class Slots:
         return self._standing.joined
 
     @property
-    def last(self) -> Round | None:
+    def last(self) -> BatchStep | None:
         """The last step; None before the first."""
         return self._standing.last
 
@@ -145,14 +145,14 @@ class Slots:
             IndexError: no slot is free.
         """
         method = request.method or self.method
-        needed = request.limits.max_length + method.room
+        needed = request.ending.max_length + method.room
         if needed > self.capacity:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
-        room, sources = prompt.shape[1] + 1, None if request.source is None else [request.source]
-        laws, limits = (request.law,), (request.limits,)
-        alone = opened(method, text, laws, limits, request.noise, self.capacity, sources=sources, room=room)
+        sources = None if request.source is None else [request.source]
+        prompts = Prompts(text, (request.law,), (request.ending,), request.noise, sources)
+        alone = opened(method, prompts, self.capacity, room=prompt.shape[1] + 1)
         standing, waits = self._standing, self.chunk is not None and alone.unread > self.chunk
         if waits:
             reading = {**standing.reading, slot: (request, alone)}
@@ -171,7 +171,7 @@ class Slots:
         rows, block = step(self.method, standing.rows)
         number = 1 + (standing.last.number if standing.last else 0)
         going = {slot: request for slot, request in standing.requests.items() if slot in rows.going}
-        last = Round(number, block, standing.requests, rows.steps)
+        last = BatchStep(number, block, standing.requests, rows.steps)
         self._standing = replace(standing, rows=rows, requests=going, last=last)
         return block
 

@@ -23,8 +23,8 @@ class StoppingCriterion(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a row ends.
+class Ending:
+    """Where a row ends.
 
     Args:
         max_length: the largest number of tokens, prompt included.

@@ -2,7 +2,6 @@
 
 from polydraft.schemes.conditional_poisson import ConditionalPoisson
 from polydraft.schemes.coupled import Coupled
-from polydraft.schemes.every import EVERY_SCHEME
 from polydraft.schemes.given import Given
 from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
@@ -23,7 +22,6 @@ from polydraft.schemes.top_then import TopThenIID, TopThenSample
 from polydraft.schemes.without_replacement import WithoutReplacement
 
 __all__ = [
-    "EVERY_SCHEME",
     "IID",
     "MOST_DRAFTS",
     "ConditionalPoisson",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polydraft.bench.limits.cases import TreeCase, is_chain
 from polydraft.bench.limits.positions import Sample, draft_rows
-from polydraft.bench.reading import Branches
+from polydraft.bench.reading import TreesBelow
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Frontier, TreePolicy, grow
@@ -77,7 +77,7 @@ def draw_trees(
     noise: Noise,
 ) -> Draft:
     """Grow a tree below each root with the draft model."""
-    branches = Branches(sample.draft, roots, policy.shape.size)
+    branches = TreesBelow(sample.draft, roots, policy.shape.size)
     shared = sample.target.logits.shape[-1]
 
     def propose(frontier: Frontier) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f K"]]:
@@ -91,7 +91,7 @@ def draw_trees(
 def score_trees(sample: Sample, roots: Int[Tensor, "b"], draft: Draft, temperature: float) -> Float[Tensor, "b n V"]:
     """Return the target's row at every node, in one forward pass."""
     tree = draft.tree
-    branches = Branches(sample.target, roots, tree.tokens.shape[1])
+    branches = TreesBelow(sample.target, roots, tree.tokens.shape[1])
     logits = branches.score(range(tree.tokens.shape[1]), tree.tokens, tree.depth, tree.ancestors)
     return to_probs(logits, SamplingParams(temperature=temperature))
 

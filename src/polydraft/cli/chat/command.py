@@ -15,7 +15,7 @@ from polydraft.cli.chat.speaking import attempted, speak
 from polydraft.cli.chat.telling import as_json, dropping
 from polydraft.cli.chat.terminal import Terminal, typed, with_editing
 from polydraft.cli.generate import (
-    Request,
+    GenerateRequest,
     check_request,
     drafter_name,
     drafter_of,
@@ -41,7 +41,7 @@ class ChatRequest:
         quiet: whether nothing but answers is printed.
     """
 
-    request: Request
+    request: GenerateRequest
     system: str | None = None
     source: Path | None = None
     as_json: bool = False

@@ -17,7 +17,7 @@ from polydraft.bench.prompts import read_text
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
     WARM_UP_STEPS,
-    Request,
+    GenerateRequest,
     check_request,
     compiling,
     drafter_name,
@@ -41,7 +41,7 @@ SHOWN_ERRORS = 10
 
 
 @dataclass
-class Outcome:
+class FileOutcome:
     """What became of the rows.
 
     Args:
@@ -66,7 +66,7 @@ class Outcome:
         return INTERRUPTED if self.interrupted else FAILED if self.failed else 0
 
 
-def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> int:
+def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bool) -> int:
     """Carry out the request for every row, and say what happened.
 
     Returns the exit code: 0, 1 if there are rows that cannot be used, or 130 after Ctrl-C with no finished text lost.
@@ -86,7 +86,7 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
     output = Output(job.output, settings_of(request))
     output.check_rows(rows, job.input)
     waiting = [row for row in rows if not row.error and row.id not in output.texts]
-    outcome = Outcome(before=sum(not row.error for row in rows) - len(waiting), left=len(waiting))
+    outcome = FileOutcome(before=sum(not row.error for row in rows) - len(waiting), left=len(waiting))
     for row in rows:
         if row.error:
             _note_error(output, outcome, row, row.error)
@@ -102,7 +102,7 @@ def run_file(request: Request, job: FileJob, *, as_json: bool, quiet: bool) -> i
     return outcome.code
 
 
-def settings_of(request: Request) -> dict[str, Any]:
+def settings_of(request: GenerateRequest) -> dict[str, Any]:
     """Return all that determines the texts, but for the rows: batch size, device and places of files do not."""
     settings = {
         "version": __version__,
@@ -124,7 +124,7 @@ def settings_of(request: Request) -> dict[str, Any]:
     return said if request.chat_template is None else {**said, "chat_template": request.chat_template}
 
 
-def fingerprint(request: Request) -> str | None:
+def fingerprint(request: GenerateRequest) -> str | None:
     """Return what tells one plan from another."""
     if request.plan_file is None:
         return str(request.plan) if request.plan else None
@@ -138,7 +138,7 @@ def _rows(job: FileJob, chat_template: bool | None) -> list[Row]:
     return read_rows(job.input, chat_template)
 
 
-def _note_error(output: Output, outcome: Outcome, row: Row, error: str) -> None:
+def _note_error(output: Output, outcome: FileOutcome, row: Row, error: str) -> None:
     output.add_error(row, error)
     outcome.failed.append({"id": row.id, "line": row.line, "error": error})
 
@@ -147,11 +147,11 @@ def _note_error(output: Output, outcome: Outcome, row: Row, error: str) -> None:
 class _Work:
     """The part of a run for which models are loaded."""
 
-    request: Request
+    request: GenerateRequest
     job: FileJob
     notes: Console
     output: Output
-    outcome: Outcome
+    outcome: FileOutcome
 
     def do(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> None:
         """Load the models, and continue every row whose conversation the chat template takes."""
@@ -276,7 +276,7 @@ def _speed(statistics: Statistics) -> str:
     return f"{statistics.tokens_per_second:.1f} tokens/s, {statistics.block_efficiency:.2f} tokens per call"
 
 
-def _as_json(job: FileJob, output: Output, outcome: Outcome) -> dict[str, Any]:
+def _as_json(job: FileJob, output: Output, outcome: FileOutcome) -> dict[str, Any]:
     return {
         "input": job.input,
         "output": str(job.output),
@@ -291,7 +291,7 @@ def _as_json(job: FileJob, output: Output, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_outcome(job: FileJob, outcome: Outcome, notes: Console) -> None:
+def print_outcome(job: FileJob, outcome: FileOutcome, notes: Console) -> None:
     """Print one line of what was done, and on standard error which rows failed and how to go on."""
     counts = [_counted(outcome.new, "new text")]
     counts += [f"{outcome.before} from before"] if outcome.before else []

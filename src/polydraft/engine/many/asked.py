@@ -16,7 +16,7 @@ from polydraft.engine.calls.choices import (
     chosen_parts,
 )
 from polydraft.engine.calls.logprobs import Logprob
-from polydraft.engine.generate import row_laws, row_limits
+from polydraft.engine.generate import row_endings, row_laws
 from polydraft.engine.slots import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
@@ -169,7 +169,7 @@ def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapp
 
 def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> int:
     try:
-        return request_for(target, asked, options).limits.max_length
+        return request_for(target, asked, options).ending.max_length
     except ContextOverflow:  # a prompt that will be refused; the others end at max_length
         return min({**options, **asked.own}["max_length"], target.context)
 
@@ -251,9 +251,9 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
                 f"{serial[0]} keeps state between calls and cannot be copied, so it cannot run beside other texts; "
                 "call polydraft.generate for each, or give its class a method fork()."
             )
-        (law,), (limits,) = row_laws(prepared), row_limits(prepared, target.context)
-        limits = replace(limits, criteria=tuple(map(copied_criterion, limits.criteria)))
-        return Request(asked.name, asked.tokens, law, limits, Noise.from_seed(asked.seed, 1))
+        (law,), (ending,) = row_laws(prepared), row_endings(prepared, target.context)
+        ending = replace(ending, criteria=tuple(map(copied_criterion, ending.criteria)))
+        return Request(asked.name, asked.tokens, law, ending, Noise.from_seed(asked.seed, 1))
 
     options = {**common, **asked.own}
     length, most = len(asked.tokens), options.get("max_length")

@@ -7,7 +7,7 @@ from typing import Any
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Emission, Statistics
 from polydraft.engine.many.asked import Asked, Completed, request_for
-from polydraft.engine.slots import Round, Slots
+from polydraft.engine.slots import BatchStep, Slots
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow
@@ -130,7 +130,7 @@ class ManyRun:
             refused = Completed(asked.name, finish="refused", error=str(error), seed=asked.seed)
             self._ended = self._ended.with_refused(refused)
 
-    def _note(self, last: Round) -> None:
+    def _note(self, last: BatchStep) -> None:
         """Count a step, once however often this is called before it is through."""
         if self.statistics.steps < last.number:
             begun = (request for slot, request in last.requests.items() if last.steps[slot] == 1)
