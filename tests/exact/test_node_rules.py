@@ -13,6 +13,7 @@ from polydraft.conformance.members import label
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import IID, ConditionalPoisson, Product, Scheme, TopThenIID, TopThenSample, WithoutReplacement
 from polydraft.verifiers import (
+    BestAlone,
     ImportanceWeighted,
     KSeq,
     NaiveMatch,
@@ -24,7 +25,6 @@ from polydraft.verifiers import (
     TopThenSampleRule,
     most_drafts,
 )
-from polydraft.verifiers.trees.chain import BEST_WITH_ONE
 
 ELSEWHERE = ("optimal", "race")
 """The names of rules whose exactness is the subject of a file of their own."""
@@ -42,7 +42,7 @@ def is_optimal(rule: NodeVerifier, k: int) -> bool:
     if isinstance(rule, NaiveMatch):
         return rule.scheme.deterministic
     by_program = isinstance(rule, ImportanceWeighted) and rule.free is None and k == 2
-    by_itself = k == 1 and type(rule) in BEST_WITH_ONE
+    by_itself = k == 1 and isinstance(rule, BestAlone) and rule.best_alone
     return by_itself or by_program or isinstance(rule, TopThenSampleRule | SpecHubRule)
 
 

@@ -29,7 +29,7 @@ from polydraft.trees import (
     largest_shape,
     stacked_tree,
 )
-from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers import TreeVerifier, require_few
 
 Value = TypeVar("Value")
 
@@ -229,7 +229,9 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if not isinstance(drafter, NoDraft):
-        require_pairs(verifier.scheme, largest_shape(policy).max_children)
+        most = largest_shape(policy).max_children
+        require_few(verifier, most)
+        require_pairs(verifier.scheme, most)
         check_policy(policy, verifier.scheme)
 
 

@@ -1,12 +1,16 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
 from polydraft.verifiers.law import (
+    BestAlone,
     NodeVerifier,
     OutcomeLaw,
     ScalableVerifier,
+    SharesRule,
+    SumsOrders,
     TreeVerifier,
     check_rows,
     most_drafts,
+    require_few,
 )
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
@@ -28,6 +32,7 @@ from polydraft.verifiers.trees.top_down import TopDown
 from polydraft.verifiers.trees.traversal import TraversalVerification
 
 __all__ = [
+    "BestAlone",
     "BlockVerification",
     "BottomUp",
     "ByShape",
@@ -45,8 +50,10 @@ __all__ = [
     "RecursiveRejectionWithoutReplacement",
     "ScalableVerifier",
     "SharedNoise",
+    "SharesRule",
     "SpecHubRule",
     "SpeculativeSampling",
+    "SumsOrders",
     "TopBeta",
     "TopDown",
     "TopThenSampleRule",
@@ -56,4 +63,5 @@ __all__ = [
     "check_rows",
     "expected_accepted",
     "most_drafts",
+    "require_few",
 ]
