@@ -1,7 +1,10 @@
 """Subjects of the benchmark: which passes, rules and arms are measured, and that the numbers are the models' own."""
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,8 @@ import torch
 from doubles import tiny_model
 
 import polydraft.bench.subjects.planner as planning
-from polydraft.bench import Models
+from polydraft.bench import Models, read_prompt_sets
+from polydraft.bench.encoding import encode
 from polydraft.bench.subjects import (
     PlannerOptions,
     PlannerSetting,
@@ -28,6 +32,7 @@ from polydraft.bench.subjects import (
 )
 from polydraft.bench.subjects.adversaries import noisy, shuffled
 from polydraft.bench.subjects.clock import one_thread
+from polydraft.bench.subjects.laws import acceptance, optimum
 from polydraft.bench.subjects.passes import PassSettings
 from polydraft.bench.subjects.planner import PLAIN, PLANNER, compared, side_by_side
 from polydraft.bench.subjects.rows import rows_for
@@ -35,7 +40,7 @@ from polydraft.bench.subjects.shares import narrowed, tree_for
 from polydraft.catalogue import RuleLine, tables
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
-from polydraft.models import Forward, LanguageModel
+from polydraft.models import Forward, LanguageModel, load_pair
 from polydraft.probs import Noise, overlap
 from polydraft.schemes import IID, Coupled, Given, Product, SpecHub, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, TreeShape, Widths
@@ -348,3 +353,36 @@ def test_a_batch_has_so_many_rows_and_settings_are_chosen_by_parts_of_names(
     for wrong in ("warp", "", " "):
         with pytest.raises(InvalidParameter, match="There is no setting with"):
             settings_named([wrong])
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "acceptance.md"
+
+
+def said_on_the_page(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Return what the table says: scheme, rule or "optimum", and the per cents for two and for four drafts."""
+    scheme = ""
+    for line in re.findall(r"^\| .*%.*\|$", text, re.MULTILINE):
+        drawn, best, rules, accepted = (cell.strip() for cell in line.strip("|").split("|"))
+        scheme = re.sub(r"\W.*", "", drawn.strip("`")) or scheme
+        for name, cell in (("optimum", best), *((rule, accepted) for rule in re.findall(r"`(\w+)`", rules))):
+            yield scheme, name, re.findall(r"\d+\.\d", cell)
+
+
+@pytest.mark.slow
+def test_the_page_on_acceptance_says_what_the_command_computes() -> None:
+    """`polydraft bench rules --part laws --limit 8`, without its times; the page was rounded from four digits."""
+    pair, settings = load_pair(), RulesSettings()
+    prompts = [encode(pair, one) for one in read_prompt_sets(["python"], 8)]
+    rows = rows_of_texts(Models.of(pair), prompts, 1.0, settings)
+    page, alone = PAGE.read_text(), acceptance(SpeculativeSampling(), rows, 1)
+    assert alone is not None and f"accepted in {100 * alone:.1f} %" in page
+    assert re.search(rf"at {len(rows.draft)}\s+positions", page)
+    rules = {(type(one.scheme).__name__, type(one).__name__): one for one in node_rules_for(as_drafter(pair.draft))}
+    schemes = {scheme: rule.scheme for (scheme, _), rule in rules.items()}
+    checked = 0
+    for scheme, name, numbers in said_on_the_page(page):
+        for k, number in zip(settings.drafts, numbers, strict=False):
+            value = optimum(schemes[scheme], rows, k) if name == "optimum" else acceptance(rules[scheme, name], rows, k)
+            assert value is not None and abs(100 * value - float(number)) < 0.056, (scheme, name, k)
+            checked += 1
+    assert checked > 40

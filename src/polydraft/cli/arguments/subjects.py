@@ -1,7 +1,7 @@
 """Options of the subjects of `polydraft bench`, and what may not stand before a subject."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,13 +10,18 @@ from polydraft.cli.arguments.values import count, filled, model_name
 from polydraft.cli.arguments.words import one_of, rule_word, scheme_word
 from polydraft.errors import InvalidParameter
 
+if TYPE_CHECKING:
+    Context = typer.Context
+else:  # what typer passes is of the class above its own, which versions of typer import from different places
+    Context = next(kind for kind in typer.Context.__mro__[1:] if kind.__name__ == "Context")
+
 Words = list[str] | None
 LAWS, SHARES, OPTIMUM = "laws", "shares", "optimum"
 PARTS = (LAWS, SHARES, OPTIMUM)
 """The tables of `polydraft bench rules`."""
 
 
-def refuse_options_before(context: typer.Context) -> None:
+def refuse_options_before(context: Context) -> None:
     """Refuse options of `polydraft bench` before the name of a subject, which has options of its own.
 
     Raises:
@@ -128,7 +133,7 @@ VocabularyOption = Annotated[
     int | None,
     typer.Option(
         min=2,
-        callback=count,
+        max=2**20,
         help="Tokens of the rows over which the optimum is timed. Default: 152,000.",
         rich_help_panel=MEASURING,
     ),

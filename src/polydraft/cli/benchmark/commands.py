@@ -29,6 +29,7 @@ from polydraft.cli.arguments.options import (
     TemplateOption,
 )
 from polydraft.cli.arguments.subjects import (
+    Context,
     FreshOption,
     KnownOption,
     LaneTokensOption,
@@ -52,7 +53,7 @@ bench_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 
 @bench_app.callback(invoke_without_command=True)
 def bench(
-    context: typer.Context,
+    context: Context,
     target: TargetOption = None,
     draft: DraftOption = None,
     prompts: PromptsOption = None,

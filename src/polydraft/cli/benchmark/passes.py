@@ -36,14 +36,11 @@ class PassesRequest:
 def run_passes(request: PassesRequest, *, as_json: bool, quiet: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C."""
     named = request.drafts
-    twice = len({*named}) < len(named) or {TARGET, DRAFT} & {*named}
+    twice = len({*named}) < len(named) or TARGET in named
     refuse_clashes(
         both_outputs(as_json, quiet),
         (named and not request.target, "--draft needs --target: a draft model belongs to one family of targets."),
-        (
-            twice,
-            "Two models have one name in the results: give each draft model once, and none called target or draft.",
-        ),
+        (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
     )
     for name in filter(is_derived, named):
         check_word(name)
