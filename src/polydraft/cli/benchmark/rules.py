@@ -151,9 +151,12 @@ def measured(
 
 def tables_of(results: Sequence[Found]) -> list[Table]:
     """Return a table for each part that has results."""
-    laws, shares, optima = (_of(results, kind) for kind in (RuleLaw, RuleShare, OptimumTime))
-    made = ((laws, law_table), (shares, share_table), (optima, optimum_table))
-    return [make(found) for found, make in made if found]
+    laws, shares, optima = _of(results, RuleLaw), _of(results, RuleShare), _of(results, OptimumTime)
+    return [
+        *([law_table(laws)] if laws else []),
+        *([share_table(shares)] if shares else []),
+        *([optimum_table(optima)] if optima else []),
+    ]
 
 
 def _of(results: Sequence[Found], kind: type[Kind]) -> list[Kind]:
