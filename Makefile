@@ -40,13 +40,13 @@ test-smollm2: env
 	$(BIN)/python -m pytest -m smollm2
 
 lint: env
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
 	$(BIN)/pyright
 
 format: env
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache

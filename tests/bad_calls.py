@@ -109,11 +109,16 @@ def _commands(group: typer.Typer, before: Call) -> Iterator[tuple[Call, list[Opt
         yield (*before, one.name or one.callback.__name__), [*_options(one.callback)]
     for one in group.registered_groups:
         assert one.typer_instance is not None and one.name
+        itself = one.typer_instance.registered_callback
+        if itself is not None and itself.callback is not None:
+            yield (*before, str(one.name)), [*_options(itself.callback)]
         yield from _commands(one.typer_instance, (*before, str(one.name)))
 
 
 def _options(function: Any) -> Iterator[Option]:
     for name, parameter in inspect.signature(function).parameters.items():
+        if not get_args(parameter.annotation):  # the context, which nobody gives
+            continue
         hint, info = get_args(parameter.annotation)
         kinds = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
         several = get_origin(kinds[0]) is list
@@ -144,6 +149,12 @@ BASES: dict[Call, tuple[str, ...]] = {
     ("limits",): ("--max-tokens", "3", "--k", "1-2", "--tree-every", "0", "--shortlist", "8", "--limit", "1"),
     ("tune",): ("--max-tokens", "3", "--max-nodes", "4", "--max-depth", "2", "--limit", "1"),
     ("bench",): ("--max-new-tokens", "3", "--limit", "1"),
+    ("bench", "passes"): ("--known", "4", "--width", "2", "--repeats", "1"),
+    ("bench", "rules"): (
+        *("--max-tokens", "3", "--limit", "1", "--shortlist", "8", "--vocabulary", "50", "--tree", "2"),
+        *("--verifier", "naive", "--scheme", "iid"),
+    ),
+    ("bench", "planner"): ("--max-new-tokens", "3", "--limit", "1", "--repeats", "1", "--setting", "1.5"),
 }
 """Settings that keep a call that is good after all short; what is drawn comes later, and may replace them."""
 STARTS: dict[Call, tuple[tuple[str, ...], ...]] = {
@@ -178,6 +189,9 @@ STARTS: dict[Call, tuple[tuple[str, ...], ...]] = {
             *("--arm", "default", "--out", "bad_runs.jsonl"),
         ),
     ),
+    ("bench", "passes"): (("--target", "target", "--draft", "draft"), ("--target", "target", "--draft", "self:skip=0")),
+    ("bench", "rules"): (("--target", "target", "--draft", "draft", "--prompts", "prompts.jsonl"), ("--bottom-up",)),
+    ("bench", "planner"): (("--target", "target", "--draft", "draft", "--prompts", "odd.jsonl"), ("--fresh",)),
     ("report",): (("bad_runs.jsonl",), ("runs.jsonl",), ("bad_runs.jsonl", "--out", "page")),
     ("train", "pair"): (("--out", "new", "--work", "work"), ("--out", "new", "--work", "half_work")),
 }

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from bad_calls import Call, Good, commands, generated_call, make_world
 import polydraft
 from polydraft.cli import demo, limits, main, train, tune
 from polydraft.cli import generate as generating
-from polydraft.cli.benchmark import bench
+from polydraft.cli.benchmark import bench, subjects
 from polydraft.cli.generation import batch
 from polydraft.conformance import members
 from polydraft.engine.planning import load_plan
@@ -158,7 +159,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for room in (generating, limits, tune, bench, demo):
+    for room in (generating, limits, tune, bench, demo, subjects):
         monkeypatch.setattr(room, "load_pair", load_pair)
     path = tmp_path / "plan"
     path.write_bytes(good.plan)
@@ -174,6 +175,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(train, "train_pair", interrupted)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     limit_rounds(monkeypatch)
+    limit_results(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
@@ -199,6 +201,26 @@ def limit_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "rounds", lambda prompts, plan: [])
 
 
+def limit_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C come after a few passes and after a few texts of a planner, however many were asked for."""
+    for name in ("passes.time_pass", "planner.side_by_side"):
+        module, function = (f"polydraft.bench.subjects.{name}").rsplit(".", 1)
+        monkeypatch.setattr(f"{module}.{function}", few(getattr(sys.modules[module], function)))
+
+
+def few(function: Callable[..., Any], most: int = 20) -> Callable[..., Any]:
+    """Return a function that may be called so often in one folder, which every call has of its own."""
+    calls = Counter[str]()
+
+    def called(*arguments: Any) -> Any:
+        calls[os.getcwd()] += 1
+        if calls[os.getcwd()] > most:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return called
+
+
 Try = Callable[[int, int, Call], list[str]]
 
 
@@ -221,7 +243,7 @@ def tried(good: Good, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_parameter_is_covered() -> None:
     """The walk over the application finds what help shows."""
     found = commands()
-    assert {("generate",), ("bench",), ("train", "pair")} <= {*found}
+    assert {("generate",), ("bench",), ("bench", "rules"), ("train", "pair")} <= {*found}
     assert {"--target", "--compile", "--input", "--quiet", ""} <= {one.flag for one in found[("generate",)]}
     assert sum(map(len, found.values())) >= 80
 

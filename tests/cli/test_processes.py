@@ -15,8 +15,9 @@ import pytest
 START = "from polydraft_command import main; main()"
 SERVER = """
 import gc, json, os, sys
-import polydraft.cli.benchmark, polydraft.cli.conformance, polydraft.cli.demo, polydraft.cli.generation
-import polydraft.cli.limits, polydraft.cli.train, polydraft.cli.tune, polydraft_command
+import polydraft.cli.benchmark.bench, polydraft.cli.benchmark.passes, polydraft.cli.benchmark.planner
+import polydraft.cli.benchmark.report, polydraft.cli.benchmark.rules, polydraft.cli.conformance, polydraft.cli.demo
+import polydraft.cli.generation, polydraft.cli.limits, polydraft.cli.train, polydraft.cli.tune, polydraft_command
 gc.freeze()
 for line in sys.stdin:
     call = json.loads(line)
@@ -92,6 +93,11 @@ BAD: dict[str, tuple[Sequence[bytes | str], str]] = {
     "bytes in a path": (["report", b"\xff.jsonl"], "is not UTF-8"),
     "a seed of 23 digits": (["generate", "x", "--seed", "9" * 23], "--seed is at most 9223372036854775807, but 999"),
     "a negative seed": (["bench", "--seed", "-1"], "Invalid value for '--seed'"),
+    "no such subject": (["bench", "pases"], "No such command 'pases'"),
+    "a number of 10 digits": (
+        ["bench", "passes", "--known", "9" * 10],
+        "--known is at most 2147483647, but 9999999999",
+    ),
     "no user of that name": (["limits", "--out", "~nosuchuser/x"], "there is no home folder ~nosuchuser"),
     "a long name": (["report", "a" * 300], "cannot be used: File name too long"),
     "a device": (["bench", "--out", "/dev/full"], "/dev/full is a device, not a regular file"),
@@ -157,6 +163,7 @@ MOMENTS = {
     "first imports": ([], 0.3),
     "torch is imported": (["--version"], 1.2),
     "more imports": (["bench", "--arm", "hf"], 2.5),
+    "a subject's imports": (["bench", "rules"], 3.0),
     "a command's imports or work": (["generate", "def f(", "--max-new-tokens", "900"], 6.0),
 }
 

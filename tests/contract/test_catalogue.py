@@ -115,6 +115,19 @@ def test_a_new_rule_is_measured_beside_its_optimum() -> None:
     )
 
 
+@pytest.mark.usefixtures("added")
+def test_what_a_new_rule_costs_is_measured(command: Any) -> None:
+    settings = ("--part", "laws", "--limit", "1", "--max-tokens", "2", "--shortlist", "8", "--json")
+    code, out, err = command("bench", "rules", "--verifier", "first-only", *settings)
+    assert code == 0, err
+    _, *laws = map(json.loads, out.splitlines())
+    assert [(one["rule"], one["scheme"], one["drafts"]) for one in laws] == [
+        ("first only", "iid", 2),
+        ("first only", "iid", 4),
+    ]
+    assert all(0 < one["acceptance"] <= one["optimum"] for one in laws)
+
+
 def outcomes_of(rule: str, files: Sequence[str]) -> dict[str, list[str]]:
     """Run the tests of files that name a rule, with its line in the catalogue; return by file what became of each."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])

@@ -330,7 +330,11 @@ def sweep(case: Case, tries: int, offset: int = 0) -> int:
     return tried
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = ("plain, sampled", "n-gram, greedy", "model, greedy", "model, dynamic", "ensemble, sampled", "lookup, sampled")
+"""The cases of the ordinary suite; the slow one has them all, at more lines."""
+
+
+@pytest.mark.parametrize("name", [*FEW, "planner, greedy"])
 def test_an_interrupt_at_any_line_loses_nothing(name: str) -> None:
     lines_apart = 37 * [*CASES].index(name)
     assert sweep(CASES[name], 2, lines_apart) == 4

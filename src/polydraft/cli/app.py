@@ -34,11 +34,6 @@ from polydraft.cli.arguments.generating import (
     TopPOption,
 )
 from polydraft.cli.arguments.measuring import (
-    ArmOption,
-    BatchSizesOption,
-    BenchHeatsOption,
-    BenchQuietOption,
-    BenchTokensOption,
     CheckOption,
     DemoRepeatsOption,
     DemoTokensOption,
@@ -59,15 +54,12 @@ from polydraft.cli.arguments.measuring import (
     PlanFileOption,
     PromptsOption,
     RecordsOption,
-    RepeatsOption,
     RunsArgument,
-    RunsOption,
     ShortlistOption,
     SvgOption,
     TreeEveryOption,
     TunedTokensOption,
     TuneHeatsOption,
-    UntilEndOption,
     WorkOption,
 )
 from polydraft.cli.arguments.options import (
@@ -83,6 +75,7 @@ from polydraft.cli.arguments.options import (
     TreeOption,
     VerifierOption,
 )
+from polydraft.cli.benchmark import bench_app
 from polydraft.cli.process import exit_code_of, importing
 
 app = typer.Typer(
@@ -93,6 +86,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 
 
@@ -358,55 +352,13 @@ def tune(
 
 
 @app.command()
-def bench(
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    limit: LimitOption = 8,
-    arm: ArmOption = None,
-    temperature: BenchHeatsOption = None,
-    batch_size: BatchSizesOption = None,
-    repeats: RepeatsOption = 1,
-    max_new_tokens: BenchTokensOption = 64,
-    until_end: UntilEndOption = False,
-    excerpt_tokens: ExcerptOption = None,
-    seed: FixedSeedOption = 0,
-    out: RunsOption = None,
-    chat_template: TemplateOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    as_json: JsonLinesOption = False,
-    quiet: BenchQuietOption = False,
-) -> None:
-    """Measure the speed-up over plain decoding and Hugging Face's loops, side by side on the same prompts."""
-    with importing():
-        from polydraft.cli.benchmark import BenchRequest, SpeedSettings, run_bench
-
-    settings = SpeedSettings(
-        temperatures=tuple(temperature) if temperature else SpeedSettings.temperatures,
-        batch_sizes=tuple(batch_size) if batch_size else SpeedSettings.batch_sizes,
-        repeats=repeats,
-        max_new_tokens=max_new_tokens,
-        excerpt_tokens=excerpt_tokens or SpeedSettings.excerpt_tokens,
-        seed=seed,
-        until_end=until_end,
-    )
-    chosen = tuple(prompts) if prompts else BenchRequest.prompts
-    cut = excerpt_tokens is not None
-    request = BenchRequest(
-        settings, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut, chat_template
-    )
-    raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
-
-
-@app.command()
 def report(
     runs: RunsArgument,
     out: PageOption = Path("report"),
 ) -> None:
     """Make a page with tables and figures of a benchmark's runs."""
     with importing():
-        from polydraft.cli.benchmark import run_report
+        from polydraft.cli.benchmark.report import run_report
 
     raise typer.Exit(run_report(runs, out))
 

@@ -61,7 +61,7 @@ class NodeCase:
         return self.rule.scheme
 
     def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
         """Return the rule's acceptance rate.
 

@@ -13,7 +13,7 @@ def verifier_word(word: str) -> str:
     Raises:
         BadParameter: it is none.
     """
-    return _one_of(word, [AUTO, *rule_words()])
+    return one_of(word, [AUTO, *rule_words()])
 
 
 def scheme_word(word: str | None) -> str | None:
@@ -22,7 +22,7 @@ def scheme_word(word: str | None) -> str | None:
     Raises:
         BadParameter: it is none.
     """
-    return None if word is None else _one_of(word, scheme_words())
+    return None if word is None else one_of(word, scheme_words())
 
 
 def drafter_word(word: str | None) -> str | None:
@@ -31,10 +31,24 @@ def drafter_word(word: str | None) -> str | None:
     Raises:
         BadParameter: it is none.
     """
-    return None if word is None else _one_of(word, drafter_words(1))
+    return None if word is None else one_of(word, drafter_words(1))
 
 
-def _one_of(word: str, words: Sequence[str]) -> str:
+def rule_word(word: str) -> str:
+    """Return the word of a verification rule.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    return one_of(word, rule_words())
+
+
+def one_of(word: str, words: Sequence[str]) -> str:
+    """Return a word that is among others.
+
+    Raises:
+        BadParameter: it is not.
+    """
     if word not in words:
         raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, words))}.")
     return word

@@ -1,7 +1,5 @@
-"""`polydraft bench` and `polydraft report`: how arms are spelt, what is shown of a benchmark, and its page."""
+"""`polydraft bench` with its subjects, and `polydraft report`: options, what is shown, and the report's page."""
 
-from polydraft.bench.speed import SpeedSettings
-from polydraft.cli.benchmark.bench import BenchRequest, run_bench
-from polydraft.cli.benchmark.report import run_report
+from polydraft.cli.benchmark.commands import bench_app
 
-__all__ = ["BenchRequest", "SpeedSettings", "run_bench", "run_report"]
+__all__ = ["bench_app"]

@@ -34,9 +34,10 @@ from polydraft.bench.speed import (
 )
 from polydraft.cli.arguments import both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import build_arms, drafting_arms, spell_arm
+from polydraft.cli.benchmark.subjects import say_busy
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar, styled
+from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
 from polydraft.models import Pair, load, load_pair
 
@@ -161,10 +162,7 @@ def print_results(
         if found:
             console.print(as_rich(difference_table(found)))
         console.print(_how(conditions, records), soft_wrap=True)
-        load, threads = typical_load(records), conditions["machine"]["threads"]
-        if load is not None and load > 1.5 * threads and not conditions["machine"]["accelerator"]:
-            said = f"Load average {load:.1f} on {threads} threads: other programs were busy, so do not trust it."
-            console.print(styled(said, "yellow"), soft_wrap=True)
+        say_busy(console, typical_load(records), conditions["machine"])
     if out is not None and records:
         there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
         console.print(there, soft_wrap=True)

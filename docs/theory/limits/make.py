@@ -1,9 +1,9 @@
 """Measure the embedded pair's gap to the optimum on the shipped prompts, and put tables and figures into docs.
 
-    python benchmarks/limits.py                                  # everything; an interrupted run goes on
-    python benchmarks/limits.py --limit 1 --max-tokens 8 --out /tmp/limits --records /tmp/records    # a quick look
+    python docs/theory/limits/make.py                   # everything; an interrupted run goes on
+    python docs/theory/limits/make.py --limit 1 --max-tokens 8 --out quick --records quick/records    # a quick look
 
-The records stay in runs/limits; docs/theory/limits gets tables.md and the figures, among them one without models: an
+The records stay in runs/limits; this folder gets tables.md and the figures, among them one without models: an
 alphabet of three tokens, after arXiv 2410.18234, figure 2. The tables of docs/theory/limits.md, marked by comments with
 their titles, are shortened from those of tables.md; its text is not.
 """
@@ -19,7 +19,8 @@ from polydraft.bench.limits.three_tokens import draw_three_tokens
 from polydraft.bench.style import save
 from polydraft.cli.limits import LimitsRequest, parse_numbers, run_limits
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+RECORDS = HERE.parents[2] / "runs" / "limits"
 THREE_TOKENS = """The same rules without models: two independent drafts of a uniform target over three tokens.
 
 ![three_tokens](three_tokens.svg)
@@ -66,8 +67,8 @@ def main() -> int:
     parser.add_argument("--k", default="1,2,3,4,6,8")
     parser.add_argument("--tree-every", type=int, default=8)
     parser.add_argument("--shortlist", type=int, default=1024)
-    parser.add_argument("--records", type=Path, default=ROOT / "runs" / "limits")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "theory" / "limits")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
     settings = LimitsSettings(
         temperatures=tuple(given.temperatures),

@@ -1,0 +1,132 @@
+"""What the subjects of `polydraft bench` share: loading, a bar and Ctrl-C, JSON lines, tables and conditions."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from rich.console import Console
+from torch import Tensor, nn
+
+from polydraft.bench import Table, read_prompt_sets
+from polydraft.bench.encoding import encode
+from polydraft.bench.environment import described, load, machine, versions
+from polydraft.bench.speed import SpeedSettings, prompts_that_fit
+from polydraft.bench.subjects import OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
+from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.conformance import progress
+from polydraft.cli.limits import as_rich
+from polydraft.cli.printing import styled
+from polydraft.models import Pair, load_pair
+from polydraft.models import load as load_models
+
+TARGET, DRAFT = "target", "draft"
+"""What a pair's models are called in results; draft models beside them have their own names."""
+KINDS = {
+    PassTime: "pass",
+    RuleLaw: "law",
+    RuleShare: "share",
+    OptimumTime: "optimum",
+    PlannerSpeed: "planner",
+}
+"""What a result is called in JSON lines."""
+BUSY = 1.5
+"""More threads than this that want to run, per thread of ours, disturb times."""
+Result = TypeVar("Result")
+
+
+def loaded(target: str | None, draft: str | None, dtype: str, device: str, notes: Console) -> Pair:
+    """Load the pair that is named, or the embedded one.
+
+    Raises:
+        PolydraftError: it cannot be loaded; see `polydraft.load`.
+    """
+    with notes.status("Loading the models ..."):
+        if target is None:
+            return load_pair(dtype=dtype, device=device)
+        return load_models(target, draft, dtype=dtype, device=device)
+
+
+def refuse_lone_model(target: str | None, draft: str | None) -> None:
+    """Refuse a target without a draft model, and a draft model without a target.
+
+    Raises:
+        InvalidParameter: one of them is missing.
+    """
+    alone = bool(target) != bool(draft)
+    refuse_clashes((alone, "--target and --draft go together: a draft model belongs to one family of targets."))
+
+
+def prompts_of(pair: Pair, sources: Sequence[str], limit: int, new_tokens: int, notes: Console) -> list[Tensor]:
+    """Return the prompts that leave room for so many new tokens, as token ids.
+
+    Raises:
+        ContextOverflow: none does.
+        PromptFileError: a set cannot be read.
+    """
+    settings, prompts = SpeedSettings(max_new_tokens=new_tokens), read_prompt_sets(sources, limit)
+    fit = prompts_that_fit(pair, prompts, settings)
+    if len(fit) < len(prompts):
+        notes.print(f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for the new tokens; left out.")
+    return [encode(pair, one, settings.excerpt_tokens) for one in fit]
+
+
+def gathered(results: Callable[[Progress], Iterable[Result]], notes: Console) -> tuple[list[Result], bool]:
+    """Gather results with a bar on standard error; return those that were finished, and whether Ctrl-C came."""
+    found = list[Result]()
+    with progress(notes) as step:
+        try:
+            found.extend(results(step))
+        except KeyboardInterrupt:
+            return found, True
+    return found, False
+
+
+def conditions_of(
+    subject: str, pair: Pair, settings: dict[str, Any], others: Mapping[str, nn.Module] | None = None
+) -> dict[str, Any]:
+    """Return all that results depend on: models, settings, machine, versions, and how busy the machine was."""
+    models = {TARGET: pair.target, **({} if pair.draft is None else {DRAFT: pair.draft}), **(others or {})}
+    return {
+        "subject": subject,
+        "models": {name: described(model) for name, model in models.items()},
+        **settings,
+        **versions(),
+        "machine": machine(pair.target.device),
+        "load": load(),
+    }
+
+
+def print_lines(conditions: dict[str, Any], results: Sequence[Any], *, interrupted: bool) -> None:
+    """Print JSON lines: the conditions, then every result."""
+    rows = ({"kind": KINDS[type(one)], **asdict(one)} for one in results)
+    for line in ({"kind": "conditions", **conditions, "interrupted": interrupted}, *rows):
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """Print tables, each below its title, in as many parts as the terminal's width asks for."""
+    for table in tables:
+        console.print(table.title, style="bold", soft_wrap=True)
+        for part in table.split(console.width):
+            console.print(as_rich(part))
+
+
+def print_end(console: Console, conditions: dict[str, Any], notes: Sequence[str], *, interrupted: bool) -> None:
+    """Print what holds for all tables: that it was interrupted, notes, the machine, and whether it was busy."""
+    if interrupted:
+        console.print("Interrupted; this is what was finished.", soft_wrap=True)
+    place, dtype = conditions["machine"], conditions["models"][TARGET]["dtype"]
+    where = place["accelerator"] or f"{place['processor']}, cores: {place['cores']}, threads: {place['threads']}"
+    for note in (*notes, f"{where}; {dtype}, torch {conditions['torch']}."):
+        console.print(note, soft_wrap=True)
+    say_busy(console, conditions["load"], place)
+
+
+def say_busy(console: Console, busy: float | None, place: dict[str, Any]) -> None:
+    """Say that times are not to be trusted if other programs were busy."""
+    threads = place["threads"]
+    if busy is not None and busy > BUSY * threads and not place["accelerator"]:
+        said = f"Load average {busy:.1f} on {threads} threads: other programs were busy, so do not trust it."
+        console.print(styled(said, "yellow"), soft_wrap=True)
