@@ -230,8 +230,8 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if not isinstance(drafter, NoDraft):
         most = largest_shape(policy).max_children
-        require_few(verifier, most)
         require_pairs(verifier.scheme, most)
+        require_few(verifier, most)
         check_policy(policy, verifier.scheme)
 
 

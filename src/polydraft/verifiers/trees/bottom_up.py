@@ -9,10 +9,10 @@ from polydraft.probs import Noise
 from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, divided, require_few
+from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.lift import Lift
 from polydraft.verifiers.trees.trials import Division, divided_by, first_success, trials
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from polydraft.probs import Noise, normalised, sample
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, require_few
+from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import atoms_at, emit, listed_atoms, plain
 from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.lift import Lift
 from polydraft.verifiers.trees.walk import walk
 
 
