@@ -108,12 +108,14 @@ class Drafter(Protocol):
         reads: which of the target's hidden states it reads; () for none.
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
+        proposes: whether it drafts at all.
     """
 
     name: str
     reads: tuple[Layer, ...] = ()
     riders: int = 0
     shares: bool = False
+    proposes: bool = True
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""

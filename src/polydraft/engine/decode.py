@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
-from polydraft.drafters import Drafter, NoDraft, Session, resumed
+from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.past import Past
@@ -228,7 +228,7 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
         drafter.check(verifier.scheme)
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
-    if not isinstance(drafter, NoDraft):
+    if drafter.proposes:
         most = largest_shape(policy).max_children
         require_pairs(verifier.scheme, most)
         require_few(verifier, most)

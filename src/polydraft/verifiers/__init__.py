@@ -3,6 +3,7 @@
 from polydraft.verifiers.law import (
     BestAlone,
     NodeVerifier,
+    OfNodes,
     OutcomeLaw,
     ScalableVerifier,
     SharesRule,
@@ -12,6 +13,7 @@ from polydraft.verifiers.law import (
     most_drafts,
     require_few,
 )
+from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
 from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
@@ -39,8 +41,10 @@ __all__ = [
     "ImportanceWeighted",
     "KSeq",
     "Lenient",
+    "Lift",
     "NaiveMatch",
     "NodeVerifier",
+    "OfNodes",
     "Optimal",
     "OutcomeLaw",
     "PathLaw",

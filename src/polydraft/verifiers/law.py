@@ -127,6 +127,16 @@ class SumsOrders(Protocol):
 
 
 @runtime_checkable
+class OfNodes(Protocol):
+    """A rule for trees that is made of a node rule."""
+
+    @property
+    def node_rule(self) -> NodeVerifier | None:
+        """The node rule; None if it has none after all."""
+        ...
+
+
+@runtime_checkable
 class BestAlone(Protocol):
     """A rule that says whether it keeps a lone drawn draft as often as draft and target rows overlap, which is best."""
 

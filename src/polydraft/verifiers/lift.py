@@ -12,6 +12,12 @@ class Lift(Generic[Rule]):
     """A rule for trees that is made of a node rule, and says of itself what that says."""
 
     rule: Rule
+    direction: str
+
+    @property
+    def node_rule(self) -> NodeVerifier:
+        """The node rule, whose rates at nodes are about those of the lift."""
+        return self.rule
 
     @property
     def scheme(self) -> Scheme:

@@ -33,7 +33,6 @@ from polydraft.engine.many.run import ManyRun, ManySetup
 from polydraft.engine.target_law import TargetLaw
 from polydraft.models import (
     OF_ONE_CALL,
-    HuggingFaceModel,
     check_arguments,
     check_memory,
     drafting_asked_for,
@@ -105,8 +104,7 @@ def generate_many(
     capacity = longest_text(target, asked, options) + max(one.room for one in every)
     if asked:
         models = {id(model): model for one in every for model in one.drafter.models() or ()}
-        caches = [model for model in models.values() if isinstance(model, HuggingFaceModel)]
-        check_memory([target, *caches], size, capacity)
+        check_memory([target, *models.values()], size, capacity)
     top = checked_logprobs(output_logprobs)
     drafter, verifier, policy = parts.drafter, parts.verifier, parts.policy
     return ManyRun(ManySetup(target, drafter, verifier, policy, law, options, size, capacity, asked, refused, top))

@@ -40,6 +40,7 @@ class BottomUp(Lift[ScalableVerifier]):
     """
 
     rule: ScalableVerifier
+    direction = "bottom up"
 
     def __post_init__(self) -> None:
         check_rule(self.rule, "BottomUp")

@@ -31,6 +31,7 @@ class TopDown(Lift[NodeVerifier]):
     """
 
     rule: NodeVerifier
+    direction = "top down"
 
     def __post_init__(self) -> None:
         check_rule(self.rule, "TopDown")
