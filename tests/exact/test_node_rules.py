@@ -13,7 +13,6 @@ from polydraft.conformance.members import label
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import IID, ConditionalPoisson, Product, Scheme, TopThenIID, TopThenSample, WithoutReplacement
 from polydraft.verifiers import (
-    BestAlone,
     ImportanceWeighted,
     KSeq,
     NaiveMatch,
@@ -25,6 +24,7 @@ from polydraft.verifiers import (
     TopThenSampleRule,
     most_drafts,
 )
+from polydraft.verifiers.law import BestAlone
 
 ELSEWHERE = ("optimal", "race")
 """The names of rules whose exactness is the subject of a file of their own."""

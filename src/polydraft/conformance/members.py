@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polydraft.catalogue import every_scheme, node_rules, tree_rules
 from polydraft.schemes import Scheme
-from polydraft.verifiers import Lift, OutcomeLaw, TreeVerifier
+from polydraft.verifiers import OutcomeLaw, TreeVerifier
+from polydraft.verifiers.lift import Lift
 
 __all__ = ["NodeRule", "label", "node_rules", "schemes", "tree_rules"]
 

@@ -1,19 +1,15 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
 from polydraft.verifiers.law import (
-    BestAlone,
     NodeVerifier,
-    OfNodes,
     OutcomeLaw,
     ScalableVerifier,
     SharesRule,
-    SumsOrders,
     TreeVerifier,
     check_rows,
     most_drafts,
     require_few,
 )
-from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
 from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
@@ -34,17 +30,14 @@ from polydraft.verifiers.trees.top_down import TopDown
 from polydraft.verifiers.trees.traversal import TraversalVerification
 
 __all__ = [
-    "BestAlone",
     "BlockVerification",
     "BottomUp",
     "ByShape",
     "ImportanceWeighted",
     "KSeq",
     "Lenient",
-    "Lift",
     "NaiveMatch",
     "NodeVerifier",
-    "OfNodes",
     "Optimal",
     "OutcomeLaw",
     "PathLaw",
@@ -57,7 +50,6 @@ __all__ = [
     "SharesRule",
     "SpecHubRule",
     "SpeculativeSampling",
-    "SumsOrders",
     "TopBeta",
     "TopDown",
     "TopThenSampleRule",

@@ -14,11 +14,11 @@ from polydraft.verifiers import (
     NodeVerifier,
     PathVerifier,
     ScalableVerifier,
-    SumsOrders,
     TopDown,
     TreeVerifier,
     most_drafts,
 )
+from polydraft.verifiers.law import SumsOrders
 
 MANY = 64
 NAIVE = "naive match"

@@ -12,7 +12,8 @@ from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.trees import Acceptance, Chain, Draft, TreePolicy, Verdict, Widths
-from polydraft.verifiers import NodeVerifier, OfNodes, TreeVerifier
+from polydraft.verifiers import NodeVerifier, TreeVerifier
+from polydraft.verifiers.law import OfNodes
 
 OBSERVED: tuple[TreePolicy, ...] = (Widths((3, 2, 1, 1)), Chain(4))
 """The trees that are watched; the second for verifiers of one draft per node."""

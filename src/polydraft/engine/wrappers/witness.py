@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers import BestAlone, TreeVerifier
+from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers.law import BestAlone
 from polydraft.verifiers.nodes.speculative import is_drawn
 
 
