@@ -33,6 +33,7 @@ from polydraft.models import (
 )
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import ChoosingPolicy
+from polydraft.trees.policies import FixedShape
 
 Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
 """One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
@@ -211,8 +212,8 @@ def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) 
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Tell whether two choices are the same objects, or equal words and numbers."""
-    plain = (str, int, tuple, SamplingParams)
+    """Tell whether two choices are the same objects, or equal words, numbers and trees of one shape."""
+    plain = (str, int, tuple, SamplingParams, FixedShape)
     pairs = zip(one, other, strict=True)
     return all(left is right or (isinstance(left, plain) and left == right) for left, right in pairs)
 
