@@ -130,7 +130,7 @@ def capacity_for(method: Method, endings: Sequence[Ending]) -> int:
 
 
 def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
-    """Return the key slots that one step needs beside a text's own, in a batch whose rows are drafted for in these ways.
+    """Return the key slots that a step needs beside a text's own, in a batch whose rows are drafted for in these ways.
 
     The largest tree of one row and the most riders of another lie in one pass.
     """
