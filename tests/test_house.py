@@ -173,8 +173,43 @@ def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
         yield f"a tenth of the functions has over {quantiles(lengths, n=10)[-1]} lines"
 
 
+def members(house: Sequence[Module]) -> dict[str, str]:
+    """Return the room of every concrete rule, drafter, model and policy."""
+    kinds = {
+        "verifiers/nodes": "",
+        "verifiers/trees": "",
+        "drafters": "Draft",
+        "models": "Model",
+        "trees/policies.py": "",
+    }
+    found = dict[str, str]()
+    for module in house:
+        for place, part in kinds.items():
+            if module.path.startswith(place) and not module.path.endswith(("law.py", "protocol.py")):
+                names = (node.name for node in module.of(ast.ClassDef) if not is_protocol(node))
+                found |= {name: module.room for name in names if part in name and not name.endswith("Policy")}
+    return found
+
+
+def is_protocol(node: ast.ClassDef) -> bool:
+    return any("Protocol" in ast.unparse(base) for base in node.bases)
+
+
+def questions_of_type(house: Sequence[Module]) -> Iterator[str]:
+    """Find questions for a member's class outside its room: what a member can do, its attributes say."""
+    rooms = members(house)
+    for module in house:
+        for call in module.of(ast.Call):
+            asks = ast.unparse(call.func) in ("isinstance", "issubclass") and len(call.args) == 2
+            named = {node.id for node in ast.walk(call.args[1]) if isinstance(node, ast.Name)} if asks else set()
+            strange = sorted(name for name in named if rooms.get(name, module.room) != module.room)
+            yield from (f"{module.path} line {call.lineno} asks for {name}" for name in strange)
+        if "__mro__" in module.text and module.room in ("verifiers", "catalogue", "engine"):
+            yield f"{module.path} looks where methods are defined"
+
+
 MODULE_RULES = [floor_plan, doors, ceilings, file_name, bans, docstrings, entrance]
-HOUSE_RULES = [cycles, crowding, usual_lengths]
+HOUSE_RULES = [cycles, crowding, usual_lengths, questions_of_type]
 HOUSE = [Module(str(path.relative_to(PACKAGE)), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
@@ -222,6 +257,15 @@ BAD_HOUSES = [
     (crowding, [Module(f"schemes/x{number}.py", "") for number in range(25)]),
     (usual_lengths, [Module("a.py", LONG), Module("b.py", LONG)]),
     (usual_lengths, [Module("a.py", "def f(): ...\n" * 8 + "def g():" + "\n    pass" * 60 + "\n" + LONG)]),
+]
+RULE = Module("verifiers/nodes/a.py", "class Fair: ...")
+BAD_HOUSES += [
+    (questions_of_type, [RULE, Module("engine/b.py", "isinstance(rule, Fair | Other)")]),
+    (
+        questions_of_type,
+        [Module("drafters/a.py", "class ADrafter: ..."), Module("cli/b.py", "isinstance(x, (ADrafter,))")],
+    ),
+    (questions_of_type, [Module("engine/b.py", "kind.__mro__")]),
 ]
 GOOD = "'''Say.'''\nfrom polydraft.errors import InvalidParameter\ndef f():\n    '''Say.'''\n    console.print(1)"
 

@@ -117,13 +117,13 @@ def test_equal_positions_are_computed_once_and_counted_as_often_as_they_are(
 ) -> None:
     draft, target = rows_on_atoms(sampled(models, prompts[0], 0.8), 0.8, 0.8, 8)
     seen: list[int] = []
-    original = RecursiveRejection.acceptance
+    original = RecursiveRejection.marginal
 
     def watched(self: RecursiveRejection, rows: Tensor, *rest: Any) -> Tensor:
         seen.append(len(rows))
         return original(self, rows, *rest)
 
-    monkeypatch.setattr(RecursiveRejection, "acceptance", watched)
+    monkeypatch.setattr(RecursiveRejection, "marginal", watched)
     case = [NodeCase("r", RecursiveRejection())]
     once = acceptance_at_nodes(draft, target, (2,), case)["iid"]["2"]
     both = acceptance_at_nodes(draft.repeat(2, 1), target.repeat(2, 1), (2,), case)["iid"]["2"]

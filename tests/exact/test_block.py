@@ -13,8 +13,8 @@ from polydraft.probs import Noise
 from polydraft.schemes import IID
 from polydraft.trees import Chain, Draft, TokenTree, Widths, grow, topology
 from polydraft.verifiers import BlockVerification, BottomUp, SpeculativeSampling, TopDown, expected_accepted
-from polydraft.verifiers.host.block import by_block_at
-from polydraft.verifiers.trees.block import _by_block
+from polydraft.verifiers.trees.block import by_rows
+from polydraft.verifiers.trees.trials import first_success, trials
 
 CHAIN = (1, 1)
 INSTANCES = [(seed, 4, 3, 0.0) for seed in range(3)] + [(3, 3, 3, 0.6), (4, 4, 4, 0.15)]
@@ -132,7 +132,7 @@ def test_trees_are_refused():
     world = World.random(0)
     noise = Noise.from_seed(0, 1)
     draft = grow(torch.zeros(1, dtype=torch.int64), Widths((2, 1)), IID(), world.propose, noise)
-    with pytest.raises(UnpairedScheme, match="2 drafts"):
+    with pytest.raises(UnpairedScheme, match="the tree has 2"):
         BlockVerification().verify(draft, world.target_rows(draft.tree), noise)
 
 
@@ -145,7 +145,7 @@ def test_it_is_the_lift_of_speculative_sampling_on_long_chains():
     torch.testing.assert_close(one.end, two.end, rtol=0, atol=1e-12)
 
 
-def test_chains_on_the_host_end_where_they_do_among_tensors() -> None:
+def test_chains_of_whole_rows_end_where_their_trials_do() -> None:
     """Token by token: chains that are kept, cut and absent, equal rows, certain rows and drafts of no mass."""
     many, size = 600, 7
     stream = torch.Generator().manual_seed(3)
@@ -161,12 +161,15 @@ def test_chains_on_the_host_end_where_they_do_among_tensors() -> None:
         torch.ones(many, 4, dtype=torch.bool),
     )
     tree.valid[3::8, 2:] = False
-    listed = torch.arange(size).expand(many, 4, size)
+    listed = torch.arange(size).repeat(many, 4, 1)
+    listed[:, -1] = -1  # nothing was drafted below a leaf
     draft = Draft(tree, torch.nn.functional.pad(places, (1, 0), value=-1), listed, draft_rows, whole=True)
     for dtype in (torch.float64, torch.float32):
         rows = target.to(dtype)
         each = replace(draft, probs=draft.probs.to(dtype))
-        found, expected = (one(each, rows, FastNoise.seeded(5, many)) for one in (by_block_at, _by_block))
+        found = by_rows(each, rows, FastNoise.seeded(5, many))
+        tried = trials(each, rows, BlockVerification()._divide)
+        expected = first_success(tried, each, rows, FastNoise.seeded(5, many))
         assert set(found.length.tolist()) == {0, 1, 2, 3}
         assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
         assert torch.equal(found.next_token, expected.next_token)

@@ -10,8 +10,7 @@ from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
 from polydraft.theory.quadrature import _log_end
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
-from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.lowest import LowestFirst, nodes_at
+from polydraft.verifiers.selection.lowest import LowestFirst
 
 
 def draft_row(size: int, spread: float, seed: int) -> Tensor:
@@ -103,16 +102,6 @@ def test_rows_that_share_a_batch_have_their_own_nodes():
     for row in range(3):
         alone = SuccessiveLaw.of(rows[row, None], counts[row, None])
         torch.testing.assert_close(together.chain()[row, None], alone.chain(), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("k", [2, 3, 4, 16])
-@pytest.mark.parametrize("spread", [0.0, 2.0, 9.0])
-def test_a_row_on_the_host_has_the_nodes_that_it_has_among_tensors(k: int, spread: float):
-    rates = draft_row(64, spread, k) * SCALE
-    nodes = time_nodes(rates.unsqueeze(0), torch.tensor([k]), k)
-    time, weight = nodes_at(rates.numpy(), k)
-    np.testing.assert_allclose(time, nodes.time[0].numpy(), rtol=1e-12)
-    np.testing.assert_allclose(weight, nodes.weight[0].numpy(), rtol=1e-12)
 
 
 def test_nodes_end_where_all_but_nothing_is_left():

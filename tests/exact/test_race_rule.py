@@ -27,9 +27,8 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers import KSeq, Race, RecursiveRejection, SpeculativeSampling
-from polydraft.verifiers.nodes.race import fitted_rates, fitted_rates_at, race_shares
-from polydraft.verifiers.selection.host_race import HostRace
-from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw
+from polydraft.verifiers.law import onto_first_copies
+from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw, race_shares
 
 SCHEMES: list[Scheme] = [
     IID(),
@@ -115,8 +114,18 @@ def selected(scheme: Scheme, draft: Tensor, log_rates: Tensor, k: int) -> Tensor
     return torch.zeros_like(log_rates).index_add(0, drafts.clamp_min(0).flatten(), wins.flatten())
 
 
-def race_law(scheme: Scheme, draft: Tensor, k: int) -> RaceLaw:
-    return RaceLaw.of(scheme, draft.view(1, -1, draft.shape[-1]), torch.tensor([k]))
+def often(scheme: Scheme, draft: Tensor, k: int, log_rates: Tensor) -> Tensor:
+    """Return how often the race takes each token, by its integral."""
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(RaceLaw.of(scheme, draft.numpy(), k).taken(log_rates.numpy()))
+
+
+def shares_of(drafts: Tensor, log_rates: Tensor, taken: Tensor, target: Tensor) -> Tensor:
+    """Return the shares of every list of drafts."""
+    with np.errstate(all="ignore"):
+        tables = (log_rates.numpy(), taken.numpy(), target.numpy())
+        shares = [race_shares(one, *tables)[0] for one in drafts.numpy()]
+    return onto_first_copies(torch.from_numpy(np.stack(shares)), drafts)
 
 
 def rates(kind: str, size: int) -> Tensor:
@@ -132,7 +141,7 @@ def test_the_integral_is_how_often_a_token_wins(scheme: Scheme, k: int, kind: st
     for target, draft in ZOO.values():
         _, rows = atoms_of(target, draft, 0.2, scheme)
         logs = rates(kind, rows.shape[-1])
-        (taken,) = race_law(scheme, rows, k).taken(logs.unsqueeze(0))
+        taken = often(scheme, rows, k, logs)
         torch.testing.assert_close(taken, selected(scheme, rows, logs, k), rtol=0, atol=1e-12)
 
 
@@ -143,9 +152,8 @@ def test_any_rates_are_exact(scheme: Scheme, k: int, kind: str):
         target, rows = atoms_of(*ZOO[name], 0.2, scheme)
         drafts, chance = enumerate_drafts(scheme, rows[..., :-1], k)
         logs = rates(kind, len(target))
-        (taken,) = race_law(scheme, rows, k).taken(logs.unsqueeze(0))
-        every = (one.expand(len(drafts), -1) for one in (logs, taken, target))
-        shares = race_shares(drafts, *every)
+        taken = often(scheme, rows, k, logs)
+        shares = shares_of(drafts, logs, taken, target)
         accepted = torch.zeros_like(target).index_add(
             0, drafts.clamp_min(0).flatten(), (chance.unsqueeze(-1) * shares).flatten()
         )
@@ -158,7 +166,7 @@ def test_a_token_wins_as_often_as_the_mean_logarithm_of_the_sum_of_rates_grows()
     drafts, chance = enumerate_drafts(IID(), draft[:-1], 3)
     logs = torch.tensor([-1.0, -3.0, 0.0, -7.0, -2.0], dtype=torch.float64, requires_grad=True)
     (chance @ logs[drafts].logsumexp(dim=-1)).backward()
-    (taken,) = race_law(IID(), draft, 3).taken(logs.detach().unsqueeze(0))
+    taken = often(IID(), draft, 3, logs.detach())
     torch.testing.assert_close(logs.grad, taken, rtol=0, atol=1e-12)
 
 
@@ -167,8 +175,7 @@ def test_wrong_averages_are_caught():
     target, draft = atoms_of(*ZOO["duplicates bite"], 0.0, IID())
     drafts, chance = enumerate_drafts(IID(), draft[:-1], 2)
     logs = rates("spread", len(target)) / WIDEST
-    every = (one.expand(len(drafts), -1) for one in (logs, draft, target))
-    shares = race_shares(drafts, *every)
+    shares = shares_of(drafts, logs, draft, target)
     accepted = torch.zeros_like(target).index_add(0, drafts.flatten(), (chance.unsqueeze(-1) * shares).flatten())
     assert float((accepted - torch.minimum(target, draft)).abs().max()) > 0.01
 
@@ -343,18 +350,3 @@ def test_dependent_drafts_are_refused():
     for scheme in (WithoutReplacement(), ConditionalPoisson()):
         with pytest.raises(UnpairedScheme, match=f"The race, unlike Optimal, .* not {scheme.name}"):
             Race(scheme)
-
-
-@pytest.mark.parametrize("k", [2, 4])
-@each_scheme
-def test_rates_of_many_nodes_together_are_those_of_one_on_the_host(scheme: Scheme, k: int):
-    """A GPU fits all nodes' rates at once in float64, a CPU one node's in float32: the same search."""
-    stream = torch.Generator().manual_seed(k)
-    rows = (2 * torch.randn(2 if isinstance(scheme, Product) else 1, 40, generator=stream)).double().softmax(dim=-1)
-    target = (2 * torch.randn(40, generator=stream)).double().softmax(dim=-1)
-    together, alone = race_law(scheme, rows, k), HostRace.of(scheme, rows.numpy(), k)
-    rates = fitted_rates(together, target.unsqueeze(0))[0].numpy()
-    with np.errstate(all="ignore"):
-        found = fitted_rates_at(alone, target.numpy())
-        np.testing.assert_allclose(found, rates, rtol=0, atol=1e-3)
-        np.testing.assert_allclose(alone.taken(rates), together.taken(torch.tensor(rates)[None])[0], rtol=0, atol=1e-13)

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from polydraft.errors import NotConverged
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
-from polydraft.verifiers import OutcomeLaw, RecursiveRejectionWithoutReplacement
-from polydraft.verifiers.host import rejections
-from polydraft.verifiers.host.rejections import average_accepted, tried_in_turn
-from polydraft.verifiers.law import on_host
+from polydraft.verifiers import Optimal, OutcomeLaw, RecursiveRejectionWithoutReplacement
+from polydraft.verifiers.selection import rejections
+from polydraft.verifiers.selection.rejections import average_accepted
 
 RULE = RecursiveRejectionWithoutReplacement()
 
@@ -45,18 +44,33 @@ def test_what_is_accepted_on_average_is_the_mean_over_all_drafts(k: int, kind: s
         shares = RULE.shares(every, draft.expand(len(every), -1), mass.expand(len(every), -1))
         present = (every >= 0) * shares * chance.unsqueeze(-1)
         mean = torch.zeros_like(mass).index_add(0, every.clamp_min(0).flatten(), present.flatten())
-        np.testing.assert_allclose(average_accepted(draft.numpy(), mass.numpy(), k), mean.numpy(), atol=1e-14)
+        np.testing.assert_allclose(RULE.marginal(draft, mass, torch.tensor(k)).numpy(), mean.numpy(), atol=1e-14)
+
+
+def by_recursion(draft: np.ndarray, mass: np.ndarray, k: int) -> np.ndarray:
+    """Return what k drafts accept of each token, by following every sequence of rejections on the rows themselves."""
+    passed = np.minimum(mass, draft)
+    rejected = 1 - passed.sum()
+    if k == 1 or rejected <= 0:
+        return passed
+    left = np.maximum(mass - draft, 0) / rejected
+    for token in np.flatnonzero(draft > mass):
+        others = np.where(np.arange(len(draft)) == token, 0, draft)
+        total = others.sum()
+        if total > 0:
+            passed = passed + (draft[token] - mass[token]) * by_recursion(others / total, left, k - 1)
+    return passed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("k", "size"), [(2, 300), (3, 120), (4, 24)])
-def test_the_host_has_the_marginal_of_tensors(k: int, size: int, kind: str, monkeypatch: pytest.MonkeyPatch):
-    draft, mass = rows(size, 7, kind)
-    expected = RULE.marginal(draft, mass, torch.tensor(k)).numpy()
-    found = average_accepted(draft.numpy(), mass.numpy(), k)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
-    monkeypatch.setattr(rejections, "TOGETHER", 7)  # as many sequences as fit
-    np.testing.assert_array_equal(average_accepted(draft.numpy(), mass.numpy(), k), found)
+@pytest.mark.parametrize(("k", "size"), [(2, 300), (3, 60), (4, 16)])
+def test_it_is_the_sum_over_all_sequences_of_rejections(k: int, size: int, kind: str, monkeypatch: pytest.MonkeyPatch):
+    draft, mass = (row.numpy() for row in rows(size, 7, kind))
+    with np.errstate(all="ignore"):
+        found = average_accepted(draft, mass, k)
+        np.testing.assert_allclose(found, by_recursion(draft, mass, k), rtol=0, atol=1e-12)
+        monkeypatch.setattr(rejections, "TOGETHER", 7)  # as many sequences as fit
+        np.testing.assert_array_equal(average_accepted(draft, mass, k), found)
 
 
 def test_a_rejection_from_a_row_that_is_all_but_exhausted_keeps_its_digits():
@@ -67,51 +81,31 @@ def test_a_rejection_from_a_row_that_is_all_but_exhausted_keeps_its_digits():
     np.testing.assert_allclose(average_accepted(draft, mass, 2), expected, rtol=0, atol=2e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_node_on_the_host_has_the_law_of_tensors(kind: str):
-    for seed, drafts in enumerate(([3, 1, 4], [2, -1, 0], [1, -1, -1])):
-        draft, mass = rows(6, seed, kind)
-        places = torch.tensor([place if place < 0 or draft[place] > 0 else -1 for place in drafts])
-        if kind == "scaled":
-            expected = RULE.shares(places, draft, mass)
-            np.testing.assert_allclose(tried_in_turn(places.numpy(), draft.numpy(), mass.numpy())[0], expected)
-            continue
-        law = RULE.law(places, draft, mass)
-        shares, left = RULE.law_at(places.numpy(), draft.numpy(), mass.numpy())
-        np.testing.assert_allclose(shares, law.child.numpy(), rtol=0, atol=1e-14)
-        if float(law.rest.sum()) > 1e-12:
-            np.testing.assert_allclose(left / left.sum(), (law.rest / law.rest.sum()).numpy(), rtol=0, atol=1e-13)
-
-
-def test_four_drafts_of_a_long_list_are_exact_on_the_host_and_too_many_for_tensors():
+def test_four_drafts_of_a_long_list_are_exact():
     draft, mass = rows(257, 0, "plain")
-    drafts, several = np.array([3, 1, 4, 5]), torch.tensor(4)
-    with pytest.raises(NotConverged, match="The acceptance of 4 drafts"):
-        RULE.marginal(draft, mass, several)
-    shares, marginal = RULE.at_node(drafts, draft.numpy(), mass.numpy())
-    assert np.all(marginal <= mass.numpy()) and 0 < shares.sum() <= 1
-    three = average_accepted(draft.numpy(), mass.numpy(), 3).sum()
-    assert three < marginal.sum() < 1
+    shares = RULE.shares(torch.tensor([3, 1, 4, 5]), draft, mass)
+    three, four = (RULE.marginal(draft, mass, torch.tensor(k)) for k in (3, 4))
+    assert bool((four <= mass).all()) and 0 < float(shares.sum()) <= 1
+    assert float(three.sum()) < float(four.sum()) < 1
 
 
-def test_more_sequences_than_the_host_looks_at_are_left_to_tensors():
+def test_more_sequences_than_can_be_looked_at_have_no_answer():
     draft, mass = rows(300, 0, "plain")
+    assert RULE.follows(3, 300) and not RULE.follows(5, 300)
     with pytest.raises(NotConverged, match="The acceptance of 5 drafts"):
-        RULE.at_node(np.array([3, 1, 4, 5, 9]), draft.numpy(), mass.numpy())
+        RULE.marginal(draft, mass, torch.tensor(5))
 
 
-class WithItsOwnLaw(RecursiveRejectionWithoutReplacement):
-    """A rule that accepts no draft, on the host in part."""
+class Reluctant(Optimal):
+    """A rule that accepts no draft, node by node."""
 
     def law(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor) -> OutcomeLaw:
-        return OutcomeLaw(torch.zeros_like(target_probs[..., : drafts.shape[-1]]), target_probs)
-
-    def at_node(
-        self, drafts: np.ndarray, draft_row: np.ndarray, target_mass: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(len(drafts)), np.zeros(len(target_mass))
+        return OutcomeLaw(torch.zeros_like(drafts, dtype=target_probs.dtype), target_probs)
 
 
-def test_a_rule_that_inherits_a_part_of_what_the_host_asks_is_not_asked():
-    assert on_host(RULE) is RULE
-    assert on_host(WithItsOwnLaw()) is None
+def test_a_derived_rule_has_its_own_law_and_one_that_changes_half_of_a_computation_is_refused():
+    draft, target = rows(6, 0, "plain")
+    law = Reluctant().law(torch.tensor([1, 2]), draft, target)
+    assert not bool(law.child.any()) and torch.equal(law.rest, target)
+    with pytest.raises(TypeError, match="Half changes shares or marginal of a rule that finds both: write divided too"):
+        type("Half", (Optimal,), {"shares": lambda *_: None})

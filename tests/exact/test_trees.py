@@ -1,7 +1,6 @@
 """Exactness of top-down verification on trees of depth two, by enumerating every draft tree."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from worlds import FastNoise, World, as_draft, check_by_chi_square, completed, e
 
 from polydraft.catalogue import node_rules
 from polydraft.errors import UnpairedScheme
-from polydraft.probs import Noise, to_atoms
+from polydraft.probs import Noise, sample, to_atoms, without
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -22,7 +21,7 @@ from polydraft.schemes import (
     TopThenSample,
     WithoutReplacement,
 )
-from polydraft.trees import Chain, Draft, Frontier, Widths, grow
+from polydraft.trees import Chain, Draft, Frontier, Verdict, Widths, grow
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -44,15 +43,8 @@ from polydraft.verifiers import (
     expected_accepted,
     most_drafts,
 )
-from polydraft.verifiers.host.bottom_up import first_success_at
-from polydraft.verifiers.host.top_down import by_nodes
-from polydraft.verifiers.law import HostVerifier
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.optimal import Optimal
-from polydraft.verifiers.trees.bottom_up import _divide_at
-from polydraft.verifiers.trees.emission import emit
-from polydraft.verifiers.trees.top_down import by_batch, by_visits
-from polydraft.verifiers.trees.trials import first_success, trials
 
 RULES: list[NodeVerifier] = [
     *(NaiveMatch(scheme) for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Given())),
@@ -61,11 +53,12 @@ RULES: list[NodeVerifier] = [
     TopThenSampleRule(),
 ]
 SQUARE = [(rule, (2, 2)) for rule in RULES] + [(SpeculativeSampling(), (1, 1))]
-ON_HOST = [
+WIDE = [
     rule
     for rule in node_rules()
-    if isinstance(rule, HostVerifier) and rule.scheme != Product() and most_drafts(rule) > 1
+    if rule.lossless and rule.scheme != Product() and rule.scheme.independent and most_drafts(rule) > 1
 ]
+"""The rules of two drafts and more at a node, with every scheme."""
 NARROW = [(rule, widths) for rule in RULES for widths in ((1, 2), (2, 1))]
 
 
@@ -115,34 +108,93 @@ def test_the_law_of_the_verdict_is_the_node_laws_followed_down(rule: NodeVerifie
         assert 0 < float(probability @ length) < 2
 
 
-@cases([*SQUARE, *NARROW, (Optimal(), (2, 2)), (Optimal(IID()), (2, 1)), (ImportanceWeighted(), (2, 1))])
-def test_visited_nodes_and_all_nodes_give_the_same_verdict(rule: NodeVerifier, widths: tuple[int, int]):
-    many, world, noise = 200, World.random(7), FastNoise.seeded(2, 200)
-    draft = grow(torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, noise)
-    rows, uniforms = world.target_rows(draft.tree), noise.uniform(draft.tree.tokens.shape[-1])
-    visited, everywhere = (decide(rule, draft, rows, uniforms) for decide in (by_visits, by_batch))
-    assert all(torch.equal(one, two) for one, two in zip(visited, everywhere, strict=True))
+def token_at(draft: Draft, rows: Tensor, row: int, node: int, weights: Tensor, uniforms: tuple[float, float]) -> int:
+    """Draw an atom by its weight, and for the tail a token off the shortlist."""
+    listed = draft.shortlist[row, node]
+    weights = weights if float(weights.sum()) > 0 else to_atoms(rows[row, node], listed)
+    atom = int(sample(weights, torch.tensor(uniforms[0], dtype=torch.float64)))
+    if atom < len(listed):
+        return int(listed[atom])
+    off = without(rows[row, node], listed)
+    return int(sample(off if float(off.sum()) > 0 else rows[row, node], torch.tensor(uniforms[1], dtype=torch.float64)))
 
 
-@cases([(rule, widths) for rule in ON_HOST for widths in ((2, 2), (2, 1), (1, 2))])
+def at_node(draft: Draft, rows: Tensor, row: int, node: int) -> tuple[list[int], Tensor, Tensor, Tensor]:
+    """Return a node's children, their atoms, its draft row or rows, and the target on its atoms."""
+    children = [child for child in draft.tree.children[row, node].tolist() if child >= 0]
+    padded = torch.nn.functional.pad(draft.probs[row, node], (0, 1))
+    return children, draft.atoms[row, children], padded, to_atoms(rows[row, node], draft.shortlist[row, node])
+
+
+def walked(rule: NodeVerifier, draft: Draft, rows: Tensor, row: int, uniforms: list[float]) -> list[int]:
+    """Return the path of one row, node by node with numbers, and the token that follows it."""
+    path, node = list[int](), 0
+    while True:
+        children, atoms, padded, target = at_node(draft, rows, row, node)
+        point, law = uniforms[node + 1], rule.law(atoms, padded, target) if children else None
+        sums = [0.0, *([] if law is None else law.child.cumsum(dim=-1).tolist())]
+        kept = sum(point >= one for one in sums[1:])
+        if kept == len(children):
+            left = min(max((point - sums[-1]) / max(1 - sums[-1], 1e-300), 0.0), 1.0)
+            rest = target if law is None else law.rest
+            return [*path, token_at(draft, rows, row, node, rest, (left, uniforms[0]))]
+        node = children[kept]
+        path.append(node)
+
+
+def tried(
+    rule: ScalableVerifier,
+    draft: Draft,
+    rows: Tensor,
+    row: int,
+    uniforms: list[float],
+    node: int = 0,
+    scale: float = 1.0,
+) -> list[int] | None:
+    """Return the path of one row to the first trial that succeeds, and the token that follows it."""
+    children, atoms, padded, target = at_node(draft, rows, row, node)
+    mass = scale * target
+    if children:
+        shares = rule.shares(atoms, padded, mass)
+        mass = (mass - rule.marginal(padded, mass, torch.tensor(len(children)))).clamp_min(0)
+        left = 1.0
+        for child, share in zip(children, shares.tolist(), strict=True):
+            chance = min(share / left, 1.0) if left > 0 else 0.0
+            found = tried(rule, draft, rows, row, uniforms, child, chance)
+            if found:
+                return [child, *found]
+            left = max(left - share, 0.0)
+        whole = float(mass.sum()) + 1 - scale
+        scale = float(mass.sum()) / whole if whole > 0 else 0.0
+    if node and uniforms[node + 2] >= scale:
+        return None
+    return [token_at(draft, rows, row, node, mass, (uniforms[1], uniforms[0]))]
+
+
+def kept_of(verdict: Verdict, row: int) -> list[int]:
+    return [*verdict.path[row, : int(verdict.length[row])].tolist(), int(verdict.next_token[row])]
+
+
+@cases([(rule, widths) for rule in [*RULES, *WIDE] for widths in ((2, 2), (2, 1), (1, 2))])
 @pytest.mark.parametrize("listed", [2, 4])
-def test_rules_on_the_host_give_the_verdict_of_all_nodes_laws(rule: Any, widths: tuple[int, int], listed: int):
+def test_the_walk_of_a_batch_is_that_of_each_row(rule: NodeVerifier, widths: tuple[int, int], listed: int):
     """Of shortlists so short that tokens come from the tail, and of all tokens; token by token, not in law alone."""
-    many, world, noise = 200, World.random(7, listed=listed), FastNoise.seeded(2, 200)
-    assert isinstance(rule, HostVerifier)
-    draft = grow(torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, noise)
-    rows, uniforms = world.target_rows(draft.tree), noise.uniform(draft.tree.tokens.shape[-1] + 1)
-    found = by_nodes(rule, draft, rows, uniforms)
-    path, last, atom = by_batch(rule, draft, rows, uniforms[:, 1:])
-    assert torch.equal(found.path, path)
-    assert torch.equal(found.next_token, emit(draft.shortlist, rows, last, atom, uniforms[:, 0]))
+    many, world = 60, World.random(7, listed=listed)
+    draft = grow(
+        torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, FastNoise.seeded(2, many)
+    )
+    draft.tree.valid[::5, -1] = False
+    rows, uniforms = world.target_rows(draft.tree), FastNoise.seeded(4, many).uniform(draft.tree.tokens.shape[-1] + 1)
+    verdict = TopDown(rule).verify(draft, rows, FastNoise.seeded(4, many))
+    for row in range(many):
+        assert kept_of(verdict, row) == walked(rule, draft, rows, row, uniforms[row].tolist())
 
 
 @pytest.mark.parametrize(
     "rule", [Race(Product()), ImportanceWeighted(Product()), NaiveMatch(Product()), Optimal(IID()), KSeq()]
 )
-def test_rules_on_the_host_read_several_rows_whole_rows_and_absent_nodes(rule: Any):
-    many, world = 300, World.random(8)
+def test_several_rows_whole_rows_and_absent_nodes_are_read(rule: Any):
+    many, world = 60, World.random(8)
     size = world.target[0].shape[-1]
     table = torch.rand(size, 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -156,31 +208,25 @@ def test_rules_on_the_host_read_several_rows_whole_rows_and_absent_nodes(rule: A
     draft.tree.valid[::3, [2, 4]] = False
     rows, uniforms = world.target_rows(draft.tree), FastNoise.seeded(4, many).uniform(6)
     for each in (draft, replace(draft, whole=True)):
-        found = by_nodes(rule, each, rows, uniforms)
-        path, last, atom = by_batch(rule, each, rows, uniforms[:, 1:])
-        assert torch.equal(found.path, path) and set(found.length.tolist()) == {0, 1, 2}
-        assert torch.equal(found.next_token, emit(each.shortlist, rows, last, atom, uniforms[:, 0]))
+        verdict = TopDown(rule).verify(each, rows, FastNoise.seeded(4, many))
+        assert set(verdict.length.tolist()) == {0, 1, 2}
+        for row in range(many):
+            assert kept_of(verdict, row) == walked(rule, each, rows, row, uniforms[row].tolist())
 
 
-LIFTED = [BottomUp(rule) for rule in ON_HOST if isinstance(rule, ScalableVerifier)]
-
-
-@pytest.mark.parametrize("widths", [(2, 2), (2, 1), (1, 2)])
+@cases([(rule, widths) for rule in WIDE if isinstance(rule, ScalableVerifier) for widths in ((2, 2), (2, 1), (1, 2))])
 @pytest.mark.parametrize("listed", [2, 4])
-@pytest.mark.parametrize("verifier", [*LIFTED, TraversalVerification(), TraversalVerification(IID())])
-def test_trials_on_the_host_end_where_they_do_among_tensors(verifier: Any, widths: tuple[int, int], listed: int):
+def test_the_trials_of_a_batch_are_those_of_each_row(rule: Any, widths: tuple[int, int], listed: int):
     """Token by token, with absent nodes, and of a target that need not be on the shortlist."""
-    many, world = 200, World.random(7, listed=listed)
+    many, world = 60, World.random(7, listed=listed)
     draft = grow(
-        torch.zeros(many, dtype=torch.int64), Widths(widths), verifier.scheme, world.propose, FastNoise.seeded(2, many)
+        torch.zeros(many, dtype=torch.int64), Widths(widths), rule.scheme, world.propose, FastNoise.seeded(2, many)
     )
     draft.tree.valid[::5, -1] = False
-    rows = world.target_rows(draft.tree)
-    divide = verifier._divide_at if isinstance(verifier, TraversalVerification) else partial(_divide_at, verifier.rule)
-    found = first_success_at(divide, draft, rows, FastNoise.seeded(4, many))
-    expected = first_success(trials(draft, rows, verifier._divide), draft, rows, FastNoise.seeded(4, many))
-    assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
-    assert torch.equal(found.next_token, expected.next_token)
+    rows, uniforms = world.target_rows(draft.tree), FastNoise.seeded(4, many).uniform(draft.tree.tokens.shape[-1] + 2)
+    verdict = BottomUp(rule).verify(draft, rows, FastNoise.seeded(4, many))
+    for row in range(many):
+        assert kept_of(verdict, row) == tried(rule, draft, rows, row, uniforms[row].tolist())
 
 
 @cases(SQUARE)

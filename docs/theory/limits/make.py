@@ -60,6 +60,7 @@ def brief(cell: str) -> str:
 
 
 def main() -> int:
+    """Measure, and write the pages and figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, default=12, help="prompts of each of the two tasks")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -22,7 +22,7 @@ from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
-from polydraft.drafters import Drafter, NoDraft
+from polydraft.drafters import Drafter
 from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, default_drafter, stream
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
@@ -248,7 +248,7 @@ def planned_options(
     temperature = request.sampling.get("temperature", 0.0)
     with warnings_as_sentences(), notes.status("Reading the plan ..."):
         chosen = planned(plan, pair, ids, temperature, verifier=options["verifier"], names=names)
-    if isinstance(chosen["drafter"], NoDraft):
+    if not chosen["drafter"].proposes:
         notes.print("By the plan plain decoding is fastest at this temperature.")
     return chosen
 

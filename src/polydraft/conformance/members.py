@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polydraft.catalogue import every_scheme, node_rules, tree_rules
 from polydraft.schemes import Scheme
-from polydraft.verifiers import BottomUp, OutcomeLaw, TopDown, TreeVerifier
+from polydraft.verifiers import OutcomeLaw, TreeVerifier
+from polydraft.verifiers.lift import Lift
 
 __all__ = ["NodeRule", "label", "node_rules", "schemes", "tree_rules"]
 
@@ -49,8 +50,8 @@ def schemes() -> tuple[Scheme, ...]:
 
 def label(rule: NodeRule | TreeVerifier) -> str:
     """Return a rule's name, with its lift and with every parameter but the scheme that is not at its default."""
-    if isinstance(rule, (TopDown, BottomUp)):
-        return f"{label(rule.rule)}, {'top down' if isinstance(rule, TopDown) else 'bottom up'}"
+    if isinstance(rule, Lift):
+        return f"{label(rule.rule)}, {rule.direction}"
     if not is_dataclass(rule):
         return rule.name
     changed = [

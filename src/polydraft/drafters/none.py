@@ -16,6 +16,7 @@ class NoDraft(Drafter):
 
     name = "none"
     sound = True
+    proposes = False
 
     def models(self) -> tuple[LanguageModel, ...]:
         """Return none."""

@@ -108,12 +108,14 @@ class Drafter(Protocol):
         reads: which of the target's hidden states it reads; () for none.
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
+        proposes: whether it drafts at all.
     """
 
     name: str
     reads: tuple[Layer, ...] = ()
     riders: int = 0
     shares: bool = False
+    proposes: bool = True
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""
@@ -132,7 +134,9 @@ class Drafter(Protocol):
         ...
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
-        """Read prompts, or the next chunk of them; not called while nothing is to be drafted.
+        """Read prompts, or the next chunk of them.
+
+        It is not called while nothing is to be drafted, unless the drafter reads hidden states.
 
         Args:
             state: the state of before.
@@ -208,4 +212,4 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
     fresh = drafter.start(text, session)
     if not (known and drafter.continues(state)):
         return fresh
-    return drafter.rewind(drafter.join(fresh, 0, state), 0, known)
+    return drafter.join(fresh, 0, drafter.rewind(state, 0, known))  # the old text may be too long for the new room

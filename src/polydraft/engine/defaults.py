@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, NgramDrafter, model_defaults
-from polydraft.models import LEVELS, CompiledModel, FusedModel, HuggingFaceModel, draft_model
+from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, Product, Scheme, TopK
 from polydraft.trees import TreePolicy
@@ -57,18 +57,12 @@ def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.devi
 
 
 def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:
-    """Turn what users pass into a drafter: a model drafts, compiled if asked; None means prompt lookup.
-
-    Compiling is left to a draft model that cannot be fused, and to GPUs: on a CPU fused passes were the faster ones.
-    """
+    """Turn what users pass into a drafter: a model drafts, compiled if asked; None means prompt lookup."""
     if drafter is None:
         return NgramDrafter()
     if not isinstance(drafter, nn.Module):
         return drafter
-    cheapest = draft_model(drafter)
-    if compile and not (isinstance(cheapest, FusedModel) and cheapest.device.type == "cpu"):
-        return ModelDrafter(CompiledModel(drafter, LEVELS))
-    return ModelDrafter(cheapest)
+    return ModelDrafter(draft_model(drafter, compile=compile))
 
 
 def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:

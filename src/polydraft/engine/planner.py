@@ -10,7 +10,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine.block import Block
 from polydraft.engine.wrappers.witness import Outlook
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, LanguageModel
+from polydraft.models import LanguageModel, weight_bytes
 from polydraft.trees import Chain, TreePolicy, TreeShape, Widths
 from polydraft.trees.policies import FixedShape
 
@@ -284,13 +284,6 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     models = drafter.models()
     if models == ():
         return 0.0
-    sizes, whole = [_weight_bytes(model) for model in models or ()], _weight_bytes(target)
+    sizes, whole = [weight_bytes(model) for model in models or ()], weight_bytes(target)
     size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
     return size * (1 + size / 2)
-
-
-def _weight_bytes(model: LanguageModel) -> int:
-    """Return the bytes of a model's weights; 0 if it is none of Hugging Face's."""
-    if not isinstance(model, HuggingFaceModel):
-        return 0
-    return sum(weight.numel() * weight.element_size() for weight in model.model.parameters())

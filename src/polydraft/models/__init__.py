@@ -30,7 +30,7 @@ from polydraft.models.generation import (
 )
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
 from polydraft.models.loading import Pair, check_same_size, check_same_source, load, load_draft, load_pair, save
-from polydraft.models.memory import check_memory
+from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.text import (
     Conversation,
@@ -83,6 +83,7 @@ __all__ = [
     "load",
     "load_draft",
     "load_pair",
+    "module_of",
     "one_row",
     "prepare_by_hugging_face",
     "prompts_by_name",
@@ -93,5 +94,6 @@ __all__ = [
     "take_apart",
     "text_of",
     "warn_of_serial",
+    "weight_bytes",
     "weights_of",
 ]

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
+from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import LARGE, can_pack, packed_product
@@ -147,8 +148,10 @@ class Joined:
         return type(None), ()
 
 
-def draft_model(model: object) -> HuggingFaceModel:
-    """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own.
+def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
+    """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own, compiled if asked.
+
+    Compiling is left to models that cannot be fused, and to GPUs: on a CPU fused passes were the faster ones.
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
@@ -156,9 +159,12 @@ def draft_model(model: object) -> HuggingFaceModel:
     """
     plain = HuggingFaceModel(model)
     try:
-        return FusedModel(model)
+        fused = FusedModel(model)
     except UnsupportedModel:
-        return plain
+        fused = None
+    if compile and (fused is None or fused.device.type != "cpu"):
+        return CompiledModel(plain.model, LEVELS)
+    return fused or plain
 
 
 def _norm(norm: Any) -> Product:

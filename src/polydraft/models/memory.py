@@ -1,16 +1,30 @@
 """How much memory a batch needs for its keys and values, and how much there is."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.protocol import LanguageModel
 
 GIB = 1 << 30
 MEMORY_INFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
+
+
+def module_of(model: LanguageModel) -> nn.Module | None:
+    """Return the module that a model runs; None if it is none of Hugging Face's, so that nothing is known of it."""
+    return model.model if isinstance(model, HuggingFaceModel) else None
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a model's weights; 0 if nothing is known of them."""
+    module = module_of(model)
+    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())
 
 
 def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
@@ -33,14 +47,15 @@ def free_bytes(device: torch.device) -> int:
     return min(_machine_bytes(), _container_bytes())
 
 
-def check_memory(models: list[HuggingFaceModel], batch: int, capacity: int) -> None:
-    """Check that the caches of a batch fit into the free memory.
+def check_memory(models: Sequence[LanguageModel], batch: int, capacity: int) -> None:
+    """Check that the caches of a batch fit into the free memory, as far as the models' caches are known.
 
     Raises:
         InvalidParameter: they do not; the text says how much is needed, how much is free, and how many rows fit.
     """
-    each = sum(cache_bytes(model, capacity) for model in models)
-    free = min((free_bytes(model.device) for model in models), default=0)
+    known = [model for model in models if isinstance(model, HuggingFaceModel)]
+    each = sum(cache_bytes(model, capacity) for model in known)
+    free = min((free_bytes(model.device) for model in known), default=0)
     if each * batch > free:
         fit = free // each
         raise InvalidParameter(

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_number, is_whole
@@ -92,12 +91,6 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     return TimeNodes(time, (scale / time).add_(1).mul_(shares).mul_(length))
 
 
-def row_nodes(length: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return nodes and weights on [0, 1] for one row on the host, whose transformed time has this length."""
-    panels = max(1, math.ceil(length / LONGEST))
-    return _host_nodes(panels, 2 * math.ceil(_base(1.0, count) + DENSITY * length / panels))
-
-
 def _base(density: float, most: int) -> float:
     """Return half the number of nodes that both ends and the last ring take."""
     return density * (4 + DENSITY * math.sqrt(most))
@@ -151,12 +144,6 @@ def _log_scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
     return (constants - sums @ powers).amax(dim=-1)
 
 
-@lru_cache(maxsize=256)
-def _host_nodes(panels: int, each: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    places, shares = _unit_nodes(panels, each)
-    return places.numpy(), shares.numpy()
-
-
 @lru_cache(maxsize=8)
 def _bounds(device: torch.device) -> tuple[Float[Tensor, "3 5"], Float[Tensor, "5"]]:
     """Return the bounds' powers, a column each, and the logarithms of their factors."""
@@ -173,11 +160,11 @@ def _log_end(slowest: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     many clocks it is better to say that they form k groups of rate R / 2k. `slowest` are sums of rates.
     """
     rest = slowest.gather(-1, (slowest.shape[-1] - counts.clamp_min(1)).unsqueeze(-1)).squeeze(-1)
-    return math.log(overdue(slowest.shape[-1], most)) - rest.clamp_min(LEAST).log()
+    return math.log(_overdue(slowest.shape[-1], most)) - rest.clamp_min(LEAST).log()
 
 
 @lru_cache(maxsize=1024)
-def overdue(size: int, most: int) -> float:
+def _overdue(size: int, most: int) -> float:
     """Return R t at a time by which `most` of `size` clocks have rung (`_end`)."""
     sets = -math.log(FAINT) + math.log(sum(math.comb(size, fewer) for fewer in range(most)))
     return min(sets, 2 * most * (36 + math.log(most)))

@@ -4,9 +4,11 @@ from polydraft.verifiers.law import (
     NodeVerifier,
     OutcomeLaw,
     ScalableVerifier,
+    SharesRule,
     TreeVerifier,
     check_rows,
     most_drafts,
+    require_few,
 )
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
@@ -45,6 +47,7 @@ __all__ = [
     "RecursiveRejectionWithoutReplacement",
     "ScalableVerifier",
     "SharedNoise",
+    "SharesRule",
     "SpecHubRule",
     "SpeculativeSampling",
     "TopBeta",
@@ -56,4 +59,5 @@ __all__ = [
     "check_rows",
     "expected_accepted",
     "most_drafts",
+    "require_few",
 ]

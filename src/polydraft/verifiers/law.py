@@ -6,19 +6,16 @@ outcome "rest" of a node's law.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.probs import Noise, check_probs
 from polydraft.schemes import MOST_DRAFTS, FewDrafts, Scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,27 +107,87 @@ class ScalableVerifier(NodeVerifier, Protocol):
 
 
 @runtime_checkable
-class HostVerifier(Protocol):
-    """A node rule that works on the host, node by node. On a CPU only the nodes that a walk visits are computed."""
+class FindsBoth(Protocol):
+    """A scalable rule that finds shares and marginal by one computation."""
 
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shares of a node's drafts and the marginal of all atoms.
-
-        Args:
-            drafts: k atoms, -1 for absent ones; not all are absent.
-            draft_row: A draft probabilities, or J rows of them under the `Product` scheme.
-            target_mass: A target probabilities, of total at most one.
-        """
+    def divided(
+        self, drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"]
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return shares and marginal."""
         ...
 
 
 @runtime_checkable
-class HostLaw(Protocol):
-    """A node rule on the host whose residual depends on the drafts; `TopDown` calls `law_at` instead of `at_node`."""
+class SumsOrders(Protocol):
+    """A rule whose marginal is a sum over the orders in which drafts may be rejected, which may be too many."""
 
-    def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shares of a node's drafts and, up to a factor, what is emitted if none is accepted."""
+    def follows(self, drafts: int, tokens: int) -> bool:
+        """Tell whether it can follow all orders of so many drafts of so many tokens."""
         ...
+
+
+@runtime_checkable
+class OfNodes(Protocol):
+    """A rule for trees that is made of a node rule."""
+
+    @property
+    def node_rule(self) -> NodeVerifier | None:
+        """The node rule; None if it has none after all."""
+        ...
+
+
+@runtime_checkable
+class BestAlone(Protocol):
+    """A rule that says whether it keeps a lone drawn draft as often as draft and target rows overlap, which is best."""
+
+    @property
+    def best_alone(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+class SharesRule:
+    """What follows from the shares and the marginal of a scalable rule, which derives from this.
+
+    A rule writes `shares` and `marginal`; or `marginal` and `divided`, where one computation gives both. What it can
+    say more simply by itself, it overrides. Most such rules are speculative sampling where there is one draft
+    (`best_alone`).
+    """
+
+    best_alone = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "divided" not in own and ("shares" in own or "marginal" in own) and issubclass(cls, FindsBoth):
+            raise TypeError(f"{cls.__name__} changes shares or marginal of a rule that finds both: write divided too.")
+
+    def law(
+        self: ScalableVerifier,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_probs: Float[Tensor, "*b A"],
+    ) -> OutcomeLaw:
+        """Return the outcome law: the shares, and a residual that does not depend on the drafts."""
+        return law_of_shares(*divided(self, drafts, draft_probs, target_probs), target_probs)
+
+    def shares(
+        self: FindsBoth,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_mass: Float[Tensor, "*b A"],
+    ) -> Float[Tensor, "*b k"]:
+        """Return the probability of accepting each draft, given the drafts; for a repeated token at its first copy."""
+        return self.divided(drafts, draft_probs, target_mass)[0]
+
+    def acceptance(
+        self: ScalableVerifier,
+        draft_probs: Float[Tensor, "*rows A"],
+        target_probs: Float[Tensor, "*b A"],
+        counts: Int[Tensor, "*b"],
+    ) -> Float[Tensor, "*b"]:
+        """Return the probability of accepting a draft: the sum of the marginal."""
+        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
 
 
 @runtime_checkable
@@ -162,21 +219,31 @@ def most_drafts(rule: NodeVerifier | TreeVerifier) -> int:
     return min(part.most_drafts if isinstance(part, FewDrafts) else MOST_DRAFTS - 1 for part in (rule, rule.scheme))
 
 
-def on_host(rule: NodeVerifier) -> HostVerifier | None:
-    """Return the rule if it works on the host node by node, else None.
+def require_few(rule: NodeVerifier | TreeVerifier, drafts: int) -> None:
+    """Check that a rule and its scheme are defined for so many drafts at a node.
 
-    A derived rule may define another law and inherit `at_node` from its parent. This `at_node` is not used, since it
-    belongs to the parent's law.
+    Raises:
+        UnpairedScheme: they are for fewer.
     """
-    return rule if isinstance(rule, HostVerifier) and _is_its_own(type(rule)) else None
+    most = most_drafts(rule)
+    if drafts > most:
+        few, narrow = ("one draft", "a chain") if most == 1 else (f"at most {most} drafts", f"at most {most} children")
+        name = rule.name[:1].upper() + rule.name[1:]
+        raise UnpairedScheme(
+            f"{name} verifies {few} per node, but the tree has {drafts}; use {narrow}, or a rule of more drafts."
+        )
 
 
-@lru_cache(maxsize=256)
-def _is_its_own(kind: type) -> bool:
-    """Tell whether the host's methods are defined where the last of the others is, or later."""
-    places = {name: place for place, base in reversed(list(enumerate(kind.__mro__))) for name in vars(base)}
-    last = min(places.get(name, len(kind.__mro__)) for name in ("law", "shares", "marginal"))
-    return all(places.get(name, last) <= last for name in ("at_node", "law_at"))
+def divided(
+    rule: ScalableVerifier,
+    drafts: Int[Tensor, "*b k"],
+    draft_probs: Float[Tensor, "*rows A"],
+    target_mass: Float[Tensor, "*b A"],
+) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+    """Return a rule's shares and marginal, by one computation if it can."""
+    if isinstance(rule, FindsBoth):
+        return rule.divided(drafts, draft_probs, target_mass)
+    return rule.shares(drafts, draft_probs, target_mass), rule.marginal(draft_probs, target_mass, present(drafts))
 
 
 def check_rule(rule: object, who: str) -> None:
@@ -245,30 +312,6 @@ def law_of_shares(
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 
-def node_by_node(
-    rule: HostVerifier,
-    drafts: Int[Tensor, "*b k"],
-    draft_probs: Float[Tensor, "*rows A"],
-    target_mass: Float[Tensor, "*b A"],
-) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return shares and marginals of many nodes, like the target mass in type and device; zeros without drafts.
-
-    Nodes that are alike, of which an enumeration of trees has many, are computed once.
-    """
-    masses = numbers(target_mass.reshape(-1, target_mass.shape[-1]))
-    rows = numbers(draft_probs).reshape(len(masses), *draft_probs.shape[target_mass.dim() - 1 :])
-    flat = integers(drafts.reshape(-1, drafts.shape[-1]))
-    shares, marginal = np.zeros(flat.shape), np.zeros(masses.shape)
-    known = dict[bytes, tuple[Numbers, Numbers]]()
-    for number in np.flatnonzero((flat >= 0).any(axis=1)).tolist():
-        node = flat[number], rows[number], masses[number]
-        key = b"".join(part.tobytes() for part in node)
-        if key not in known:
-            known[key] = rule.at_node(*node)
-        shares[number], marginal[number] = known[key]
-    return tensor(shares).to(target_mass).view(drafts.shape), tensor(marginal).to(target_mass).view(target_mass.shape)
-
-
 def present(drafts: Int[Tensor, "*b k"]) -> Int[Tensor, "*b"]:
     """Return the number of drafts at each node."""
     return (drafts >= 0).sum(dim=-1)
@@ -285,15 +328,6 @@ def onto_first_copies(shares: Float[Tensor, "*b k"], drafts: Int[Tensor, "*b k"]
     same = drafts.unsqueeze(-1) == drafts.unsqueeze(-2)
     total = (same * shares.unsqueeze(-2)).sum(dim=-1)
     return total.where(first_copies(drafts), torch.zeros_like(total))
-
-
-def summed_at_first(shares: Numbers, drafts: Places) -> Numbers:
-    """Return what `onto_first_copies` does, for the drafts of one node on the host."""
-    result, first = np.zeros(len(shares)), dict[int, int]()
-    for place, token in enumerate(drafts.tolist()):
-        if token >= 0:
-            result[first.setdefault(token, place)] += shares[place]
-    return result
 
 
 def at_draft(row: Float[Tensor, "*b A"], draft: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -13,25 +12,19 @@ from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
     BottomUp,
     NodeVerifier,
-    Optimal,
     PathVerifier,
-    RecursiveRejectionWithoutReplacement,
     ScalableVerifier,
     TopDown,
     TreeVerifier,
     most_drafts,
 )
-from polydraft.verifiers.host.rejections import average_accepted
-from polydraft.verifiers.selection.ordered import numbers
+from polydraft.verifiers.law import SumsOrders
 
 MANY = 64
 NAIVE = "naive match"
 """The short name of naive match."""
 UNDEFINED, TOO_DEAR = "n/a", ">>"
 """Signs in place of a number: the rule takes fewer drafts; there are too many orders of rejected drafts to follow."""
-AFFORDABLE = 2**24
-"""The most orders of rejected drafts that are followed at a position, in about a thirtieth of a second."""
-BY_TENSORS = 3
 LARGEST_VOCABULARY = 2**20
 
 
@@ -58,9 +51,9 @@ class NodeCase:
             return TOO_DEAR
         if k > self.most:
             return UNDEFINED
-        orders = min(shortlist, LARGEST_VOCABULARY) ** (k - 1)
-        dear = isinstance(self.rule, RecursiveRejectionWithoutReplacement) and orders > AFFORDABLE
-        return TOO_DEAR if dear else ""
+        if isinstance(self.rule, SumsOrders) and not self.rule.follows(k, min(shortlist, LARGEST_VOCABULARY)):
+            return TOO_DEAR
+        return ""
 
     @property
     def scheme(self) -> Scheme:
@@ -72,15 +65,10 @@ class NodeCase:
     ) -> Float[Tensor, "*b"]:
         """Return the rule's acceptance rate.
 
-        The optimal rule's `acceptance` is the optimum by its formula; to find what it really accepts, its marginals
-        are added up. Recursive rejection of many drafts without replacement is computed on the host, in a fiftieth of
-        the time.
+        The optimal rule's `acceptance` is the optimum by its formula; to find what a rule really accepts, its marginals
+        are added up.
         """
-        if isinstance(self.rule, RecursiveRejectionWithoutReplacement) and int(counts.max()) > BY_TENSORS:
-            rows = zip(draft_probs, target_probs, counts.tolist(), strict=True)
-            found = [average_accepted(numbers(draft), numbers(target), count).sum() for draft, target, count in rows]
-            return torch.tensor(found, dtype=draft_probs.dtype, device=draft_probs.device)
-        if isinstance(self.rule, Optimal):
+        if isinstance(self.rule, ScalableVerifier):
             return self.rule.marginal(draft_probs, target_probs, counts).sum(dim=-1)
         return self.rule.acceptance(draft_probs, target_probs, counts)
 

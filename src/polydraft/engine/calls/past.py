@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, LanguageModel, same_model, weights_of
+from polydraft.models import LanguageModel, module_of, same_model, weights_of
 from polydraft.reading import Reader, Text
 
 
@@ -69,4 +69,5 @@ def committed(text: Text) -> Text:
 
 def state_of(target: LanguageModel) -> object:
     """Return what changes when a model's weights do, as far as one can look into it."""
-    return weights_of(target.model) if isinstance(target, HuggingFaceModel) else None
+    module = module_of(target)
+    return None if module is None else weights_of(module)

@@ -24,6 +24,7 @@ from polydraft.models import (
     OF_ONE_CALL,
     HuggingFaceModel,
     Serial,
+    check_arguments,
     check_prompts,
     copied_criterion,
     one_row,
@@ -33,6 +34,7 @@ from polydraft.models import (
 )
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import ChoosingPolicy
+from polydraft.trees.policies import FixedShape
 
 Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
 """One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
@@ -211,8 +213,8 @@ def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) 
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Tell whether two choices are the same objects, or equal words and numbers."""
-    plain = (str, int, tuple, SamplingParams)
+    """Tell whether two choices are the same objects, or equal words, numbers and trees of one shape."""
+    plain = (str, int, tuple, SamplingParams, FixedShape)
     pairs = zip(one, other, strict=True)
     return all(left is right or (isinstance(left, plain) and left == right) for left, right in pairs)
 
@@ -259,4 +261,7 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
     length, most = len(asked.tokens), options.get("max_length")
     if most is not None and options.get("max_new_tokens") is None and length >= most:
         raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
-    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options, OF_ONE_CALL)
+    check_arguments(target.model, options, OF_ONE_CALL)
+    row = asked.tokens.unsqueeze(0)
+    whole = {**options, "attention_mask": torch.ones_like(row)}  # else Hugging Face takes tokens that pad for padding
+    return prepare_by_hugging_face(target.model, row, take, whole)

@@ -12,7 +12,8 @@ from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.trees import Acceptance, Chain, Draft, TreePolicy, Verdict, Widths
-from polydraft.verifiers import BottomUp, ByShape, NodeVerifier, TopDown, TreeVerifier
+from polydraft.verifiers import NodeVerifier, TreeVerifier
+from polydraft.verifiers.law import OfNodes
 
 OBSERVED: tuple[TreePolicy, ...] = (Widths((3, 2, 1, 1)), Chain(4))
 """The trees that are watched; the second for verifiers of one draft per node."""
@@ -123,9 +124,9 @@ def tally(verifier: TreeVerifier, found: list[Visit], most: int, seed: int = 0) 
     verified by another that accepts more. Any other verifier is counted, and a child is taken to be accepted
     as often whatever siblings come after it, which holds for rules that try the children in turn.
     """
-    verifier = verifier.tree if isinstance(verifier, ByShape) else verifier
-    if isinstance(verifier, TopDown | BottomUp):
-        return _computed(verifier.rule, found, most, seed)
+    rule = verifier.node_rule if isinstance(verifier, OfNodes) else None
+    if rule:
+        return _computed(rule, found, most, seed)
     return _counted(found, most)
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from polydraft.probs import Noise
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers import BlockVerification, BottomUp, ByShape, TopDown, TraversalVerification, TreeVerifier
+from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers.law import BestAlone
 from polydraft.verifiers.nodes.speculative import is_drawn
-from polydraft.verifiers.trees.chain import BEST_WITH_ONE
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,7 @@ class Witness:
 
 def keeps_overlaps(verifier: TreeVerifier) -> bool:
     """Tell whether a rule accepts the sampled drafts of a chain as often as both laws overlap, or more."""
-    if not is_drawn(verifier.scheme):
-        return False
-    if isinstance(verifier, ByShape):
-        return keeps_overlaps(verifier.chain)
-    if isinstance(verifier, TopDown | BottomUp):
-        return type(verifier.rule) in BEST_WITH_ONE
-    return isinstance(verifier, BlockVerification | TraversalVerification)
+    return is_drawn(verifier.scheme) and isinstance(verifier, BestAlone) and verifier.best_alone
 
 
 def outlook(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Outlook | None:

@@ -1,25 +1,23 @@
 """Importance-weighted selection: pick one of the drafts with weights from a maximum flow, then verify that one."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present, summed_at_first
-from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
+from polydraft.verifiers.host import node_by_node
+from polydraft.verifiers.law import SharesRule, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted, integers, numbers
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
 from polydraft.verifiers.selection.shared_pairs import share_pairs
 
 
 @dataclass(frozen=True)
-class ImportanceWeighted:
+class ImportanceWeighted(SharesRule):
     """Select one draft with weights that bring its law close to the target's, then apply the single-draft rule to it.
 
     Problem: two independent drafts, x_1 ~ l and x_2 ~ r, a target mass m of total <= 1 and draft capacity 1: accept one
@@ -66,86 +64,35 @@ class ImportanceWeighted:
             if value is not None and (not is_whole(value) or value < 0):
                 raise InvalidParameter(f"{name} must be an integer >= 0, or None for all, but is {value!r}.")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law of selection and single-draft rule."""
-        return law_of_shares(*self._run(drafts, draft_probs, target_probs), target_probs)
-
-    def shares(
+    def divided(
         self,
         drafts: Int[Tensor, "*b k"],
         draft_probs: Float[Tensor, "*rows A"],
         target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
-        """Return Pr[x is selected | drafts] min(1, m(x) / s(x)) for each draft x, at its first copy."""
-        return self._run(drafts, draft_probs, target_mass)[0]
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return Pr[x is selected | drafts] min(1, m(x) / s(x)) for each draft, at its first copy, and min(m, s)."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
+        if alone:
+            return alone
+        shares, marginal = node_by_node(self._at_node, draft_probs, target_mass, present(drafts), drafts)
+        return onto_first_copies(shares, drafts), marginal
 
     def marginal(
         self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b A"]:
         """Return min(m, s)."""
-        selected = np.zeros((counts.numel(), target_mass.shape[-1]))
-        for nodes, winner in self._solved(draft_probs, target_mass, counts):
-            selected[nodes] = winner.law
-        return torch.minimum(target_mass, _like(target_mass, selected, target_mass.shape).to(target_mass))
+        return node_by_node(self._at_node, draft_probs, target_mass, counts)[1]
 
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return sum min(target, s)."""
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
-
-    def _run(
-        self, drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "*b A"]
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return the drafts' shares, and how often each token is accepted."""
-        alone = lone_draft(self.scheme, drafts, draft_probs, mass)
-        if alone:
-            return alone
-        atoms = mass.shape[-1]
-        at, wanted = integers(drafts.reshape(-1, drafts.shape[-1])), numbers(mass.double().reshape(-1, atoms))
-        shares, selected = np.zeros(at.shape), np.zeros(wanted.shape)
-        for nodes, winner in self._solved(draft_probs, mass, present(drafts)):
-            selected[nodes] = winner.law
-            here = at[nodes]
-            kept = np.minimum(wanted[nodes], winner.law) / np.where(winner.law > 0, winner.law, 1)
-            shares[nodes] = winner.chances(here) * np.take_along_axis(kept, np.maximum(here, 0), axis=1)
-        together = onto_first_copies(_like(drafts, shares, drafts.shape), drafts)
-        return together.to(mass), torch.minimum(mass, _like(mass, selected, mass.shape).to(mass))
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node."""
-        alone = lone_draft_at(self.scheme, drafts, draft_row, target_mass)
-        if alone:
-            return alone
-        there = int((drafts >= 0).sum())
-        if not there:
-            return np.zeros(len(drafts)), np.zeros(len(target_mass))
-        winner = self._winner(_entrants(draft_row, there), target_mass)
+    def _at_node(
+        self, draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None
+    ) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts, copies of a token apart, and min(m, s)."""
+        winner = self._winner(_entrants(draft_row, count), target_mass)
         marginal = np.minimum(target_mass, winner.law)
-        chances = winner.chances(drafts[None])[0]
+        if drafts is None:
+            return np.zeros(0), marginal
         kept = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
-        return summed_at_first(chances * kept, drafts), marginal
-
-    def _solved(
-        self, draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> "Iterator[tuple[Places, _Entrant]]":
-        """Solve each different node with drafts once; give the nodes it stands for, and the tournament's winner."""
-        atoms = mass.shape[-1]
-        parts = [counts.reshape(-1, 1), mass.reshape(-1, atoms), draft_probs.reshape(counts.numel(), -1)]
-        nodes = torch.cat([part.double().cpu() for part in parts], dim=-1)
-        place = torch.zeros(len(nodes), dtype=torch.int64)
-        if len(nodes) > 1:
-            unique = nodes.unique(dim=0, return_inverse=True)  # pyright: ignore  not typed in torch
-            nodes, place = cast(tuple[Tensor, Tensor], unique)
-        for number, node in enumerate(numbers(nodes)):
-            k, wanted, rows = int(node[0]), node[1 : 1 + atoms], node[1 + atoms :].reshape(-1, atoms)
-            if k:
-                yield np.flatnonzero(integers(place) == number), self._winner(_entrants(rows, k), wanted)
+        return winner.chances(drafts) * kept, marginal
 
     def _winner(self, entrants: "list[_Entrant]", mass: Numbers) -> "_Entrant":
         while len(entrants) > 1:
@@ -225,9 +172,9 @@ class _Entrant:
     matched: "_Match | None" = None
 
     def chances(self, drafts: Places) -> Numbers:
-        """Return the probability that each draft of some rows is this entrant, given all drafts."""
+        """Return the probability that each of a node's drafts is this entrant, given all of them."""
         if self.matched is None:
-            return np.broadcast_to(counted(drafts.shape[1]) == self.place, drafts.shape).astype(np.float64)
+            return (counted(len(drafts)) == self.place).astype(np.float64)
         match = self.matched
         return _chances(match.left.chances(drafts), match.right.chances(drafts), drafts, match.rank, match.weight)
 
@@ -250,19 +197,18 @@ class _Match:
 
 @compiled
 def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
-    """Return the probability that each draft of some rows wins a match, given all drafts; one half against itself."""
-    result, free = np.zeros(ours.shape), len(weight)
-    for row in range(len(drafts)):
-        for i in range(drafts.shape[1]):
-            for j in range(drafts.shape[1]):
-                met = ours[row, i] * theirs[row, j]
-                if met > 0:
-                    mine, other = rank[drafts[row, i]], rank[drafts[row, j]]
-                    wins = 1.0 if mine < other else 0.5 if mine == other else 0.0
-                    if mine != other and max(mine, other) < free:
-                        wins = weight[mine, other]
-                    result[row, i] += met * wins
-                    result[row, j] += met * (1 - wins)
+    """Return the probability that each of a node's drafts wins a match; one half against itself."""
+    result, free = np.zeros(len(ours)), len(weight)
+    for i in range(len(drafts)):
+        for j in range(len(drafts)):
+            met = ours[i] * theirs[j]
+            if met > 0:
+                mine, other = rank[drafts[i]], rank[drafts[j]]
+                wins = 1.0 if mine < other else 0.5 if mine == other else 0.0
+                if mine != other and max(mine, other) < free:
+                    wins = weight[mine, other]
+                result[i] += met * wins
+                result[j] += met * (1 - wins)
     return result
 
 
@@ -278,8 +224,3 @@ def _likeliest(mass: Numbers, number: int | None) -> Flags:
     listed = np.zeros(len(mass), dtype=np.bool_)
     listed[np.argpartition(-mass, number)[:number]] = True
     return listed
-
-
-def _like(tensor: Tensor, values: Numbers, shape: torch.Size) -> Tensor:
-    """Return an array as a tensor beside another one."""
-    return torch.from_numpy(values).to(tensor.device).reshape(shape)  # pyright: ignore  not typed in torch

@@ -2,27 +2,21 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Scheme, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, onto_first_copies, present, summed_at_first
-from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
-from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.law import SharesRule, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
 
 PARTS = 64
 ROUNDS = 7
 """Every round leaves one part of the interval: 2^42 parts. A threshold that is too large by one costs no exactness."""
 
-HALVINGS = 48
-"""The same on the host."""
-
 
 @dataclass(frozen=True)
-class KSeq:
+class KSeq(SharesRule):
     """Accept each draft in turn with probability min(1, target / (rho draft)), rho just large enough to be exact.
 
     Problem: k independent drafts of one law q, a target mass m of total a <= 1 and draft capacity 1: accept one draft
@@ -50,24 +44,6 @@ class KSeq:
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID,), "K-SEQ")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law, as shares and a residual that does not depend on the drafts."""
-        return law_of_shares(*self._solve(drafts, draft_probs, target_probs), target_probs)
-
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
-        """Return Pr[the drafts before x_j fail] min(1, m(x_j) / (rho q(x_j))), added up at each token's first copy."""
-        return self._solve(drafts, draft_probs, target_mass)[0]
-
     def marginal(
         self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b A"]:
@@ -81,13 +57,13 @@ class KSeq:
         beta = _kept(draft_probs, target_probs, counts).sum(dim=-1)
         return _accepted(beta, counts).to(target_probs.dtype)
 
-    def _solve(
+    def divided(
         self,
         drafts: Int[Tensor, "*b k"],
         draft_probs: Float[Tensor, "*b A"],
         target_mass: Float[Tensor, "*b A"],
     ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return shares and marginal."""
+        """Return Pr[the drafts before x_j fail] min(1, m(x_j) / (rho q(x_j))), at first copies, and the marginal."""
         alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
         if alone:
             return alone
@@ -95,72 +71,6 @@ class KSeq:
         kept = _kept(draft_probs, target_mass, counts)
         shares, marginal = _shares(drafts, draft_probs, kept), _marginal(kept, counts)
         return shares.to(target_mass.dtype), marginal.to(target_mass.dtype)
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        alone = lone_draft_at(self.scheme, drafts, draft_row, target_mass)
-        if alone:
-            return alone
-        order = _cuts(draft_row, target_mass).argsort()
-        rho = _threshold(draft_row[order], target_mass[order], int((drafts >= 0).sum()))
-        shares, marginal = _law_at(drafts, draft_row, target_mass, rho)
-        return summed_at_first(shares, drafts), marginal
-
-
-@compiled
-def _cuts(draft: Numbers, mass: Numbers) -> Numbers:
-    """Return the rho where m / rho and q change places for each token, at least one."""
-    cuts = np.ones(len(draft))
-    for i in range(len(draft)):
-        if draft[i] > 0:
-            cuts[i] = max(mass[i] / draft[i], 1.0)
-    return cuts
-
-
-@compiled
-def _threshold(draft: Numbers, mass: Numbers, count: int) -> float:
-    """Return what `threshold` does for a row whose tokens are in the order of their cuts."""
-    free, limited, low, high = draft.sum(), 0.0, 1.0, 1.0
-    for place in range(len(draft) + 1):  # between two cuts beta is limited / rho + free
-        if place < len(draft) and draft[place] > 0:
-            high = min(max(mass[place] / draft[place], 1.0), float(count))
-        elif place == len(draft):
-            high = float(count)
-        beta = min(max(limited / high + free, 0.0), 1 - 2.0**-53)
-        if place == len(draft) or (high > 1 and -np.expm1(count * np.log1p(-beta)) <= high * beta):
-            break
-        low = high
-        if draft[place] > 0:
-            limited, free = limited + mass[place], max(free - draft[place], 0.0)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        beta = min(max(limited / middle + free, 0.0), 1 - 2.0**-53)
-        if -np.expm1(count * np.log1p(-beta)) > middle * beta:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-@compiled
-def _law_at(drafts: Places, draft: Numbers, mass: Numbers, rho: float) -> tuple[Numbers, Numbers]:
-    """Return each draft's share, copies apart, and the marginal."""
-    marginal, shares = np.empty(len(mass)), np.zeros(len(drafts))
-    beta, count, failed = 0.0, 0, 1.0
-    for i in range(len(mass)):
-        marginal[i] = min(mass[i] / rho, draft[i])
-        beta += marginal[i]
-    for place in range(len(drafts)):
-        if drafts[place] >= 0:
-            chance = draft[drafts[place]]
-            passed = marginal[drafts[place]] / (chance if chance > 0 else 1.0)
-            shares[place] = passed * failed
-            failed *= 1 - passed
-            count += 1
-    tries = -np.expm1(count * np.log1p(-min(beta, 1 - 2.0**-53))) / beta if beta > 0 else 0.0
-    for i in range(len(mass)):
-        marginal[i] *= tries
-    return shares, marginal
 
 
 def threshold(

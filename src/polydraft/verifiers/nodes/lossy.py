@@ -15,8 +15,39 @@ from polydraft.verifiers.law import OutcomeLaw
 from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection, after_rejection
 
 
+class KeepsLikeliest:
+    """Of the drafts that a rule accepts keep the likeliest under the target; if there is none, draw from the target."""
+
+    scheme: Scheme
+
+    def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
+        """Mark the tokens that are accepted."""
+        raise NotImplementedError
+
+    def law(
+        self,
+        drafts: Int[Tensor, "*b k"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_probs: Float[Tensor, "*b A"],
+    ) -> OutcomeLaw:
+        """Return the outcome law, which keeps one draft or none for certain, the first of equals."""
+        passed = self.accepts(target_probs).gather(-1, drafts.clamp_min(0)) & (drafts >= 0)
+        mass = target_probs.gather(-1, drafts.clamp_min(0)).where(passed, -torch.ones_like(target_probs[..., :1]))
+        best = mass.argmax(dim=-1, keepdim=True)
+        any_passed = passed.any(dim=-1, keepdim=True)
+        child = torch.zeros_like(mass).scatter(-1, best, 1.0) * any_passed
+        return OutcomeLaw(child, target_probs * ~any_passed)
+
+    def acceptance(
+        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        """Return the probability that an accepted token is drafted."""
+        missed = containment(self.scheme, draft_probs, ~self.accepts(target_probs), counts)
+        return (1 - missed).to(target_probs.dtype)
+
+
 @dataclass(frozen=True)
-class TypicalAcceptance:
+class TypicalAcceptance(KeepsLikeliest):
     """Keep a draft that the target finds typical: target(x) > min(epsilon, delta exp(-entropy)).
 
     Problem: accept long runs of plausible tokens; the target's law is given up.
@@ -50,21 +81,6 @@ class TypicalAcceptance:
         _require("epsilon", self.epsilon, "in (0, 1]", lambda value: 0 < value <= 1)
         _require("delta", self.delta, "> 0", lambda value: 0 < value < inf)
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law, which keeps one draft or none for certain."""
-        return _keep_likeliest(drafts, target_probs, self.accepts(target_probs))
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return the probability that a typical token is drafted."""
-        return _hit(self.scheme, draft_probs, self.accepts(target_probs), counts).to(target_probs.dtype)
-
     def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
         """Mark the typical tokens."""
         entropy = -torch.xlogy(target_probs, target_probs).sum(dim=-1, keepdim=True)
@@ -72,7 +88,7 @@ class TypicalAcceptance:
 
 
 @dataclass(frozen=True)
-class TopBeta:
+class TopBeta(KeepsLikeliest):
     """Keep a draft that is among the target's `beta` likeliest tokens and nearly as likely as the first.
 
     Problem: accept what the target might well have said; the target's law is given up.
@@ -105,21 +121,6 @@ class TopBeta:
         if not is_whole(self.beta) or self.beta < 1:
             raise InvalidParameter(f"beta must be an integer >= 1, but is {self.beta!r}.")
         _require("tau", self.tau, ">= 0", lambda value: 0 <= value < inf)
-
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law, which keeps one draft or none for certain."""
-        return _keep_likeliest(drafts, target_probs, self.accepts(target_probs))
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return the probability that a token that passes is drafted."""
-        return _hit(self.scheme, draft_probs, self.accepts(target_probs), counts).to(target_probs.dtype)
 
     def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
         """Mark the tokens that pass."""
@@ -180,25 +181,6 @@ class Lenient:
             reached = torch.where(place < counts, reached * (1 - passed), reached)
             left, _, _ = after_rejection(left, missing, row)
         return 1 - reached
-
-
-def _keep_likeliest(
-    drafts: Int[Tensor, "*b k"], target_probs: Float[Tensor, "*b A"], accepts: Bool[Tensor, "*b A"]
-) -> OutcomeLaw:
-    """Keep the likeliest accepted draft, the first of equals; without one, draw from the target."""
-    passed = accepts.gather(-1, drafts.clamp_min(0)) & (drafts >= 0)
-    mass = target_probs.gather(-1, drafts.clamp_min(0)).where(passed, -torch.ones_like(target_probs[..., :1]))
-    best = mass.argmax(dim=-1, keepdim=True)
-    any_passed = passed.any(dim=-1, keepdim=True)
-    child = torch.zeros_like(mass).scatter(-1, best, 1.0) * any_passed
-    return OutcomeLaw(child, target_probs * ~any_passed)
-
-
-def _hit(
-    scheme: Scheme, draft_probs: Float[Tensor, "*rows A"], accepts: Bool[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-) -> Float[Tensor, "*b"]:
-    """Return the probability that one of the accepted tokens is drafted."""
-    return 1 - containment(scheme, draft_probs, ~accepts, counts)
 
 
 def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:

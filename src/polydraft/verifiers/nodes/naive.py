@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,13 +9,11 @@ from torch import Tensor
 from polydraft.probs import without
 from polydraft.schemes import Scheme, TopK, check_scheme
 from polydraft.theory import inclusion
-from polydraft.verifiers.host.inclusion import drafted_at
-from polydraft.verifiers.law import OutcomeLaw, first_copies
-from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.law import OutcomeLaw, SharesRule, first_copies
 
 
 @dataclass(frozen=True)
-class NaiveMatch:
+class NaiveMatch(SharesRule):
     """Draw y from the target; accept draft i if y is its token, else emit y.
 
     Problem: drafts C of any law, known or not; emit a token that follows the target, one of C where it happens to be.
@@ -33,6 +30,7 @@ class NaiveMatch:
     scheme: Scheme = TopK()
     name = "naive match"
     lossless = True
+    best_alone = False
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme, "Naive match")
@@ -61,22 +59,3 @@ class NaiveMatch:
     ) -> Float[Tensor, "*b A"]:
         """Return mass(x) Pr[x is drafted]."""
         return target_mass * inclusion(self.scheme, draft_probs, counts).to(target_mass.dtype)
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return sum_x target(x) Pr[x is drafted]."""
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        count = int((drafts >= 0).sum())
-        return self.law_at(drafts, draft_row, target_mass)[0], target_mass * drafted_at(self.scheme, draft_row, count)
-
-    def law_at(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shares of a node's drafts and the target off them, on the host."""
-        shares, rest = np.zeros(len(drafts)), target_mass.copy()
-        for place, draft in enumerate(drafts.tolist()):
-            if draft >= 0:
-                shares[place], rest[draft] = rest[draft], 0.0  # a repeated draft has nothing left
-        return shares, rest

@@ -19,19 +19,18 @@ from polydraft.schemes import (
     require_scheme,
 )
 from polydraft.theory import optimal_set
-from polydraft.verifiers.law import OutcomeLaw, law_of_shares, node_by_node, summed_at_first
-from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
-from polydraft.verifiers.selection.clipped import Clipped, clip
-from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
+from polydraft.verifiers.host import node_by_node
+from polydraft.verifiers.law import SharesRule, onto_first_copies, present
+from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.selection.clipped import clip
+from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.selection.walk import accepted_shares
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
-REPEATING = (IID, TopThenIID, SpecHub, Given)
-"""The schemes among these that may draft a token twice."""
 
 
 @dataclass(frozen=True)
-class Optimal:
+class Optimal(SharesRule):
     """Accept drafts as often as any exact rule can.
 
     Problem: drafts of a known law, a target mass m of total a <= 1: accept one of the drafts or none, each token at
@@ -62,36 +61,24 @@ class Optimal:
     def __post_init__(self) -> None:
         require_scheme(self.scheme, SCHEMES, "The optimal rule")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law, as shares and a residual that does not depend on the drafts."""
-        shares, marginal = self._solve(drafts, draft_probs, target_probs)
-        return law_of_shares(shares, marginal, target_probs)
-
-    def shares(
+    def divided(
         self,
         drafts: Int[Tensor, "*b k"],
         draft_probs: Float[Tensor, "*b A"],
         target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
-        """Return the probability of accepting each draft, for a repeated token at its first copy."""
-        return self._solve(drafts, draft_probs, target_mass)[0]
+    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+        """Return the probability of accepting each draft, for a repeated token at its first copy, and min(m, t)."""
+        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
+        if alone:
+            return alone
+        shares, marginal = node_by_node(self._at_node, draft_probs, target_mass, present(drafts), drafts)
+        return onto_first_copies(shares, drafts), marginal
 
-    @np.errstate(divide="ignore", invalid="ignore", over="ignore")
     def marginal(
         self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b A"]:
         """Return min(m, t)."""
-        masses = numbers(target_mass.reshape(-1, target_mass.shape[-1]))
-        rows = numbers(draft_probs.reshape(masses.shape))
-        kept = np.zeros(masses.shape)
-        for number, count in enumerate(integers(counts.flatten())):
-            kept[number] = self._clipped(rows[number], masses[number], int(count))[1]
-        return tensor(kept).to(target_mass).view(target_mass.shape)
+        return node_by_node(self._at_node, draft_probs, target_mass, counts)[1]
 
     def acceptance(
         self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
@@ -99,28 +86,10 @@ class Optimal:
         """Return 1 + min_H [m(H) - Q(H)]."""
         return optimal_set(self.scheme, draft_probs, target_probs, counts).acceptance.to(target_probs.dtype)
 
-    @np.errstate(divide="ignore", invalid="ignore", over="ignore")
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        alone = lone_draft_at(self.scheme, drafts, draft_row, target_mass)
-        if alone:
-            return alone
-        clipped, marginal = self._clipped(draft_row, target_mass, int((drafts >= 0).sum()))
-        shares = accepted_shares(clipped, clipped.places(drafts))
-        return summed_at_first(shares, drafts) if isinstance(self.scheme, REPEATING) else shares, marginal
-
-    def _clipped(self, draft_row: Numbers, target_mass: Numbers, count: int) -> tuple[Clipped, Numbers]:
-        """Return the clipped target and min(m, t), which is zero without drafts."""
+    def _at_node(
+        self, draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None
+    ) -> tuple[Numbers, Numbers]:
+        """Return the shares of a node's drafts, copies of a token apart, and min(m, t)."""
         clipped = clip(self.scheme, draft_row, target_mass, count)
-        return clipped, clipped.by_token(clipped.accepted) if count else np.zeros(len(target_mass))
-
-    def _solve(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return shares and marginal."""
-        return lone_draft(self.scheme, drafts, draft_probs, target_mass) or node_by_node(
-            self, drafts, draft_probs, target_mass
-        )
+        shares = np.zeros(0) if drafts is None else accepted_shares(clipped, clipped.places(drafts))
+        return shares, clipped.by_token(clipped.accepted)

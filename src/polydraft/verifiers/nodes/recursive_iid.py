@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
-from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import ROUNDING, Numbers, Places
+from polydraft.verifiers.law import SharesRule, accept_ratio, at_draft
 
 
 @dataclass(frozen=True)
-class RecursiveRejection:
+class RecursiveRejection(SharesRule):
     """Try the drafts in turn, each against what is left of the target after the rejections before it.
 
     Problem: independent drafts x_1, ..., x_k with laws q_1, ..., q_k (all the same under `IID`), a target mass of
@@ -40,16 +37,6 @@ class RecursiveRejection:
 
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, Product), "Recursive rejection")
-
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law by running the recursion on probabilities instead of coins."""
-        shares = self.shares(drafts, draft_probs, target_probs)
-        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
 
     def shares(
         self,
@@ -84,43 +71,9 @@ class RecursiveRejection:
             reached = reached * rejected
         return marginal
 
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return 1 - (1 - b_1) ... (1 - b_k)."""
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        return _at_node(drafts, draft_row.reshape(-1, len(target_mass)), target_mass)
-
     def _row(self, draft_probs: Float[Tensor, "*rows A"], place: int) -> Float[Tensor, "*b A"]:
         """Return the law of the draft at this place."""
         return draft_probs[..., place % draft_probs.shape[-2], :] if isinstance(self.scheme, Product) else draft_probs
-
-
-@compiled
-def _at_node(drafts: Places, rows: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the shares of drafts from the rows in turn, and the marginal."""
-    shares, marginal, left = np.zeros(len(drafts)), np.zeros(len(mass)), mass.copy()
-    missing, reached, rejected_all = 1 - mass.sum(), 1.0, 1.0
-    missing = missing if missing > ROUNDING else 0.0
-    for place in range(len(drafts)):
-        draft, row, rejected = drafts[place], place % len(rows), missing
-        if draft < 0:
-            break
-        accepted = min(left[draft] / rows[row, draft], 1.0) if rows[row, draft] > 0 else 1.0
-        shares[place] = reached * accepted
-        reached *= 1 - accepted
-        for i in range(len(mass)):
-            marginal[i] += rejected_all * min(left[i], rows[row, i])
-            left[i] = max(left[i] - rows[row, i], 0.0)
-            rejected += left[i]
-        for i in range(len(mass)):
-            left[i] /= rejected if rejected > 0 else 1.0
-        missing /= rejected if rejected > 0 else 1.0
-        rejected_all *= rejected
-    return shares, marginal
 
 
 def shortfall(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:

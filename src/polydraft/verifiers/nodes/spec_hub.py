@@ -2,21 +2,17 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import without
 from polydraft.schemes import Scheme, SpecHub, TopK, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
-from polydraft.verifiers.nodes.speculative import lone_draft, lone_draft_at
-from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.law import SharesRule, accept_ratio, at_draft
 
 
 @dataclass(frozen=True)
-class SpecHubRule:
+class SpecHubRule(SharesRule):
     """Match the target with the pairs (x, a) and (a, x) around the hub a: first x in both kinds, then a in both.
 
     Problem: two drafts, one of them the likeliest token a of the draft row q: (x, a) with probability q(x) and (a, x)
@@ -46,19 +42,6 @@ class SpecHubRule:
 
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (SpecHub,), "The SpecHub rule")
-
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law of the four stages."""
-        alone = lone_draft(self.scheme, drafts, draft_probs, target_probs)
-        if alone:
-            return law_of_shares(*alone, target_probs)
-        shares = self.shares(drafts, draft_probs, target_probs)
-        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
 
     def shares(
         self,
@@ -93,49 +76,6 @@ class SpecHubRule:
         pair = accepted.scatter(-1, hub, torch.minimum(target_mass.gather(-1, hub), room))
         alone = torch.minimum(target_mass, draft_probs) * (counts == 1).unsqueeze(-1)
         return pair.where((counts > 1).unsqueeze(-1), alone)
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return the sum of the marginal."""
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        return lone_draft_at(self.scheme, drafts, draft_row, target_mass) or _at_node(drafts, draft_row, target_mass)
-
-
-@compiled
-def _at_node(drafts: Places, draft: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the stages' shares of two drafts, of which the second may be absent, and the marginal."""
-    shares, marginal, hub = np.zeros(len(drafts)), np.zeros(len(mass)), draft.argmax()
-    first, second, others = drafts[0], drafts[1], 0.0
-    for token in range(len(draft)):
-        others += draft[token] if token != hub else 0.0
-    if first < 0:
-        return shares, marginal
-    if second < 0 or others <= 0:
-        shares[0] = min(mass[first] / draft[first], 1.0) if draft[first] > 0 else 1.0
-        return shares, np.minimum(mass, draft)
-    other, hub_first, room = second if first == hub else first, first == hub, 1.0
-    accepted, from_hub_left, onto_hub_left = 1.0, 0.0, 0.0
-    for token in range(len(mass)):
-        if token != hub:
-            onto_hub, from_hub = draft[token], draft[hub] * draft[token] / others
-            after = max(mass[token] - onto_hub, 0.0)
-            from_hub_left += max(from_hub - after, 0.0)
-            onto_hub_left += max(onto_hub - mass[token], 0.0)
-            marginal[token] = min(mass[token], onto_hub + from_hub)
-            room -= marginal[token]
-            wanted, offered = (after, from_hub) if hub_first else (mass[token], onto_hub)
-            if token == other and offered > 0:
-                accepted = min(wanted / offered, 1.0)
-    marginal[hub] = min(mass[hub], max(room, 0.0))
-    wanted = mass[hub] if hub_first else max(mass[hub] - from_hub_left, 0.0)
-    offered = from_hub_left if hub_first else onto_hub_left
-    at_hub = (1 - accepted) * (min(wanted / offered, 1.0) if offered > 0 else 1.0)
-    shares[0], shares[1] = (at_hub, accepted) if hub_first else (accepted, at_hub)
-    return shares, marginal
 
 
 @dataclass(frozen=True, eq=False)

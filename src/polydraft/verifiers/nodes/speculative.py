@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
-from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.law import SharesRule, accept_ratio, at_draft, present, require_few
 
 
 @dataclass(frozen=True)
-class SpeculativeSampling:
+class SpeculativeSampling(SharesRule):
     """Accept the draft x with probability min(1, target(x) / draft(x)), else draw from norm((target - draft)+).
 
     Problem: one draft x ~ draft; emit a token that follows the target and is x as often as possible.
@@ -37,16 +34,6 @@ class SpeculativeSampling:
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID,), "Speculative sampling")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
-        """Return the outcome law for one draft."""
-        shares = self.shares(drafts, draft_probs, target_probs)
-        return law_of_shares(shares, self.marginal(draft_probs, target_probs, present(drafts)), target_probs)
-
     def shares(
         self,
         drafts: Int[Tensor, "*b k"],
@@ -54,7 +41,7 @@ class SpeculativeSampling:
         target_mass: Float[Tensor, "*b A"],
     ) -> Float[Tensor, "*b k"]:
         """Return min(1, mass(x) / draft(x)) for the draft x, zero where it is absent."""
-        _one_draft(drafts.shape[-1])
+        require_few(self, drafts.shape[-1])
         draft = drafts.squeeze(-1)
         accepted = accept_ratio(at_draft(target_mass, draft), at_draft(draft_probs, draft))
         return (accepted * (draft >= 0)).unsqueeze(-1)
@@ -69,8 +56,8 @@ class SpeculativeSampling:
         self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:
         """Return sum_x min(target(x), draft(x)) where there is a draft, else zero."""
-        _one_draft(int(counts.max()) if counts.numel() else 0)
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
+        require_few(self, int(counts.max()) if counts.numel() else 0)
+        return super().acceptance(draft_probs, target_probs, counts)
 
 
 def lone_draft(
@@ -94,31 +81,6 @@ def lone_draft(
     return rule.shares(drafts, row, target_mass), rule.marginal(row, target_mass, present(drafts))
 
 
-def lone_draft_at(
-    scheme: Scheme, drafts: Places, draft_row: Numbers, target_mass: Numbers
-) -> tuple[Numbers, Numbers] | None:
-    """Return what `lone_draft` does, for one node on the host."""
-    if len(drafts) != 1:
-        return None
-    draft, marginal = int(drafts[0]), np.zeros(len(target_mass))
-    if draft < 0:
-        return np.zeros(1), marginal
-    if not is_drawn(scheme):
-        marginal[draft] = target_mass[draft]
-        return target_mass[[draft]], marginal
-    row = draft_row.reshape(-1, len(target_mass))[0]
-    chance = min(target_mass[draft] / row[draft], 1.0) if row[draft] > 0 else 1.0
-    return np.array([chance]), np.minimum(target_mass, row)
-
-
 def is_drawn(scheme: Scheme) -> bool:
     """Tell whether a node's only draft is a draw from its row; some schemes' first draft is certain."""
     return scheme.lone_draft_is_drawn
-
-
-def _one_draft(most: int) -> None:
-    if most > 1:
-        raise UnpairedScheme(
-            f"Speculative sampling verifies one draft per node, but the tree has {most}; "
-            "use a chain, or recursive rejection."
-        )

@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, accept_ratio, at_draft, law_of_shares, present
-from polydraft.verifiers.nodes.recursive_iid import ROUNDING, after_rejection, shortfall
+from polydraft.verifiers.law import OutcomeLaw, SharesRule, accept_ratio, at_draft, law_of_shares, present
+from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
 from polydraft.verifiers.nodes.speculative import lone_draft
-from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
 
 
 @dataclass(frozen=True)
-class TopThenSampleRule:
+class TopThenSampleRule(SharesRule):
     """Verify the sampled draft by the single-draft rule; a correction that hits a top token accepts that token.
 
     Problem: the k - 1 likeliest tokens T for certain and a draw x from draft', the draft row without T, renormalised;
@@ -83,39 +80,6 @@ class TopThenSampleRule:
         accepted = torch.minimum(target_mass, _drawn(draft_probs, top))
         certain = target_mass - without(target_mass, top)
         return (accepted + certain) * (counts > 0).unsqueeze(-1)
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
-        """Return target(T) + sum_x min(target(x), draft'(x))."""
-        return self.marginal(draft_probs, target_probs, counts).sum(dim=-1)
-
-    def at_node(self, drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-        """Return shares and marginal of one node, on the host."""
-        return _at_node(drafts, draft_row, target_mass)
-
-
-@compiled
-def _at_node(drafts: Places, draft: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
-    """Return shares and marginal; the last present draft is the sampled one."""
-    shares, marginal, drawn, count = np.zeros(len(drafts)), np.empty(len(mass)), draft.copy(), 0
-    for place in range(len(drafts)):
-        count += drafts[place] >= 0
-    for place in range(count - 1):
-        drawn[drafts[place]] = 0.0
-    total, rejected, missing = drawn.sum(), 0.0, 1 - mass.sum()
-    for i in range(len(mass)):
-        drawn[i] /= total if total > 0 else 1.0
-        rejected += max(mass[i] - drawn[i], 0.0)
-        marginal[i] = min(mass[i], drawn[i])
-    rejected += missing if missing > ROUNDING else 0.0
-    last = drafts[count - 1]
-    shares[count - 1] = min(mass[last] / drawn[last], 1.0) if drawn[last] > 0 else 1.0
-    for place in range(count - 1):
-        marginal[drafts[place]] = mass[drafts[place]]
-        if rejected > 0:
-            shares[place] = (1 - shares[count - 1]) * mass[drafts[place]] / rejected
-    return shares, marginal
 
 
 def _apart(drafts: Int[Tensor, "*b k"]) -> tuple[Bool[Tensor, "*b k"], Int[Tensor, "*b"], Int[Tensor, "*b k"]]:

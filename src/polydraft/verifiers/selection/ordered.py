@@ -68,13 +68,6 @@ def counted(number: int) -> Places:
     return places
 
 
-def prefix_sums(mass: Numbers | Flags) -> Numbers:
-    """Return the mass of the first j places for j = 0..A."""
-    sums = np.zeros(len(mass) + 1)
-    mass.cumsum(out=sums[1:])
-    return sums
-
-
 def suffix_sums(mass: Numbers) -> Numbers:
     """Return the mass of all but the first j places for j = 0..A, added up from the end: small tails stay exact."""
     sums = np.zeros(len(mass) + 1)

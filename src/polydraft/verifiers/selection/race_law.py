@@ -1,24 +1,26 @@
-"""How often a race among the drafts takes each token, and rates for it."""
+"""A race among the drafts of one node on the host: how often it takes each token, and rates for it."""
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from polydraft.schemes import IID, Product, Scheme
-from polydraft.theory.containment import certain_and_drawn
+from polydraft.schemes import Product, Scheme
+from polydraft.verifiers.selection.compiled import compiled
+from polydraft.verifiers.selection.independent import certain_tokens
+from polydraft.verifiers.selection.ordered import Flags, Numbers, Places
 
 WIDEST = 24.0
 """The logarithm of the largest ratio of two rates."""
 EARLIEST = -3.5
-"""Where the integrals start, in the variable of `_nodes`: at a time of e^-33."""
+"""Where the integrals start, in u with time = exp(u - e^{-u}): at a time of e^-33."""
 LATEST = 40.0
 """A race is over after this many times the mean time of its slowest runner."""
 EXACT_NODES = 128
 """Enough for an error near 1e-12 at the widest ratio of rates."""
+ROUGH_NODES = 40
+"""Nodes at the widest ratio of rates while rates are fitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,36 +30,28 @@ class RaceLaw:
     Args:
         rows: the draft rows, which sum to one or are zero, without the certain tokens.
         draws: the number of draws from each row.
-        certain: the certain tokens; None if the scheme has none.
+        expected: the mean number of drafts of each token.
+        certain: the certain tokens.
     """
 
-    rows: Float[Tensor, "n J A"]
-    draws: Float[Tensor, "n J"]
-    certain: Bool[Tensor, "n A"] | None
+    rows: Numbers
+    draws: Places
+    expected: Numbers
+    certain: Flags
 
     @classmethod
-    def of(cls, scheme: Scheme, draft_probs: Float[Tensor, "n J A"], counts: Int[Tensor, " n"]) -> "RaceLaw":
-        """Return the law of a scheme's drafts; all schemes but `Product` have one row."""
-        certain = None
+    def of(cls, scheme: Scheme, draft_row: Numbers, count: int) -> "RaceLaw":
+        """Return the law of a scheme's drafts; `Product` has several rows."""
+        rows = draft_row.reshape(-1, draft_row.shape[-1])
         if isinstance(scheme, Product):
-            draws = _draws_in_turn(draft_probs, counts)
-        elif isinstance(scheme, IID):
-            draws = counts.unsqueeze(-1)
+            live = int((rows > 0).any(axis=1).cumprod().sum())  # the first row without mass ends the drafts
+            drawn, certain = count if live == len(rows) else min(count, live), np.zeros(rows.shape[1], dtype=np.bool_)
         else:
-            certain, drawn = certain_and_drawn(scheme, draft_probs[:, 0], counts)
-            draft_probs = draft_probs.masked_fill(certain.unsqueeze(1), 0.0)
-            draws = drawn.unsqueeze(-1).clamp_min(0)
-        mass = draft_probs.sum(dim=-1, keepdim=True)
-        rows = draft_probs / mass.where(mass > 0, 1.0)
-        return cls(rows, draws.where(mass.squeeze(-1) > 0, 0).double(), certain)
+            certain = certain_tokens(scheme, rows[0], count)
+            drawn = count - int(certain.sum())
+        return cls(*_drawn_in_turn(rows, certain, drawn), certain)
 
-    @property
-    def expected(self) -> Float[Tensor, "n A"]:
-        """The mean number of drafts of each token."""
-        drawn = (self.rows * self.draws.unsqueeze(-1)).sum(dim=-2)
-        return drawn if self.certain is None else drawn + self.certain
-
-    def taken(self, log_rates: Float[Tensor, "n A"], nodes: int = EXACT_NODES) -> Float[Tensor, "n A"]:
+    def taken(self, log_rates: Numbers) -> Numbers:
         """Return how often the race takes each token.
 
         Draft j has an exponential clock of rate a(x_j); the first to ring is taken, which is draft j with probability
@@ -66,68 +60,200 @@ class RaceLaw:
 
             sum_j n_j q_j(i) a_i integral e^{-a_i s} e^{-a(D) s} phi_j^{n_j - 1} prod_{l != j} phi_l^{n_l} ds,
 
-        and i in D with probability a_i integral e^{-a(D) s} prod_l phi_l^{n_l} ds; by a trapezoidal rule (`_nodes`).
-        The logarithms of the rates lie in [-`WIDEST`, 0].
+        and i in D with probability a_i integral e^{-a(D) s} prod_l phi_l^{n_l} ds; by a trapezoidal rule in u with time
+        exp(u - e^{-u}). The integrands fall doubly exponentially in u at both ends, where the rule converges
+        exponentially in the number of nodes (Takahasi and Mori, Publ. RIMS 9, 1974). The logarithms of the rates lie in
+        [-`WIDEST`, 0].
         """
-        rates = log_rates.exp()
-        time, weight = _nodes(log_rates, nodes)
-        late = (rates.unsqueeze(-2) * -time.unsqueeze(-1)).exp_()
-        if self.certain is not None:
-            weight = weight * (-time * (rates * self.certain).sum(dim=-1, keepdim=True)).exp()
-        phi, draws = late @ self.rows.transpose(-1, -2), self.draws.unsqueeze(-2)
-        last = draws * phi.pow((draws - 1).clamp_min(0)) * weight.unsqueeze(-1) * _others(phi, draws)
-        result = last.transpose(-1, -2) @ late
-        result = (self.rows * result).sum(dim=-2) if result.shape[-2] > 1 else (self.rows * result).squeeze(-2)
-        if self.certain is not None:
-            whole = (phi.pow(draws).prod(dim=-1) * weight).sum(dim=-1, keepdim=True)
-            result = result + self.certain * whole
-        return rates * result
+        return self._integrated(log_rates, EXACT_NODES, self.rows)
 
-    def rows_at(self, kept: Int[Tensor, " m"]) -> "RaceLaw":
-        """Return the law of some rows."""
-        return RaceLaw(self.rows[kept], self.draws[kept], None if self.certain is None else self.certain[kept])
+    def roughly_taken(self, log_rates: Numbers) -> Numbers:
+        """Return the same with errors near 1e-3, for a third of the time: enough to find rates with."""
+        return self._integrated(log_rates, ROUGH_NODES, self._rough)
 
-    def contained(self, order: Int[Tensor, "n A"]) -> Float[Tensor, "n A"]:
-        """Return Pr[all drafts are among the first j + 1 tokens of an order] for every j."""
-        sums = self.rows.gather(-1, order.unsqueeze(-2).expand_as(self.rows)).cumsum(dim=-1)
-        chain = sums.pow(self.draws.unsqueeze(-1)).prod(dim=-2)
-        if self.certain is None:
-            return chain
-        held = self.certain.gather(-1, order).cumsum(dim=-1)
-        return chain.where(held == held[..., -1:], 0.0)
+    @cached_property
+    def _rough(self) -> NDArray[np.floating]:
+        return self.rows.astype(np.float32)
 
+    def _integrated(self, log_rates: Numbers, nodes: int, rows: NDArray[np.floating]) -> Numbers:
+        """Integrate in the precision of the rows, with `nodes` nodes for the widest ratio of rates, else fewer."""
+        weight, late = _exponents(log_rates, nodes, self.certain, rows)
+        np.exp(late, out=late)
+        last, whole = _last(late @ rows.T, self.draws, weight, rows)
+        return _taken(log_rates, rows, last @ late, self.certain, whole)
 
-def _others(phi: Float[Tensor, "n t J"], draws: Float[Tensor, "n 1 J"]) -> Float[Tensor, "n t J"] | float:
-    """Return the product of the other rows' powers of phi, for every row."""
-    if phi.shape[-1] == 1:
-        return 1.0
-    powers = phi.pow(draws)
-    every = range(phi.shape[-1])
-    return torch.stack([powers[..., [other for other in every if other != j]].prod(dim=-1) for j in every], dim=-1)
+    def limit(self, target_mass: Numbers) -> tuple[float, Flags]:
+        """Return what no rule can exceed, 1 + m(H) - Q(H), the least over prefixes H of an order, and H.
+
+        Drafts in H can only become tokens of H. The order is that of m / (how often a token is drafted), after the
+        tokens drafted for certain: for drafts of one row the least is the optimum (`optimal_set`), for others a bound.
+        """
+        order = _needs(self.expected, target_mass, self.certain).argsort(kind="stable")
+        return _limit(order, self.rows, self.draws, target_mass, self.certain)
 
 
-def _draws_in_turn(draft_probs: Float[Tensor, "n J A"], counts: Int[Tensor, " n"]) -> Int[Tensor, "n J"]:
-    """Return how many drafts come from each row in turn; the first row without mass ends them."""
-    number = draft_probs.shape[1]
-    live = (draft_probs > 0).any(dim=-1).long().cumprod(dim=-1).sum(dim=-1)
-    drawn = torch.where(live < number, torch.minimum(counts, live), counts).unsqueeze(-1)
-    turn = torch.arange(number, device=draft_probs.device)
-    return (drawn - turn + number - 1).div(number, rounding_mode="floor").clamp_min(0)
+@compiled
+def _drawn_in_turn(rows: Numbers, certain: Flags, drawn: int) -> tuple[Numbers, Places, Numbers]:
+    """Return the rows without certain tokens, how many drafts come from each, and how often tokens are drafted."""
+    scaled, draws, expected = np.zeros(rows.shape), np.zeros(len(rows), np.int64), np.zeros(len(certain))
+    for j in range(len(rows)):
+        total = 0.0
+        for i in range(len(certain)):
+            total += 0.0 if certain[i] else rows[j, i]
+        if total > 0:
+            draws[j] = max((drawn - j + len(rows) - 1) // len(rows), 0)
+            for i in range(len(certain)):
+                scaled[j, i] = 0.0 if certain[i] else rows[j, i] / total
+                expected[i] += draws[j] * scaled[j, i]
+    for i in range(len(certain)):
+        expected[i] += 1.0 if certain[i] else 0.0
+    return scaled, draws, expected
 
 
-def _nodes(log_rates: Float[Tensor, "n A"], number: int) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-    """Return times and weights of the trapezoidal rule in u with time = exp(u - e^{-u}).
+@compiled
+def _needs(expected: Numbers, mass: Numbers, certain: Flags) -> Numbers:
+    """Return the keys of the order of `RaceLaw.limit`."""
+    keys = np.empty(len(mass))
+    for i in range(len(mass)):
+        keys[i] = -np.inf if certain[i] else mass[i] / expected[i] if expected[i] > 0 else np.inf
+    return keys
 
-    The integrands fall doubly exponentially in u at both ends, where the rule converges exponentially in the number of
-    nodes (Takahasi and Mori, Publ. RIMS 9, 1974).
+
+@compiled
+def _limit(order: Places, rows: Numbers, draws: Places, mass: Numbers, certain: Flags) -> tuple[float, Flags]:
+    """Return 1 + m(H) - Q(H), the least over prefixes H of the order, and H."""
+    sums, missing, held = np.zeros(len(rows)), certain.sum(), 0.0
+    least, size = np.inf, 0
+    for place in range(len(order)):
+        token = int(order[place])
+        held, missing, inside = held + float(mass[token]), missing - certain[token], 1.0
+        for j in range(len(rows)):
+            sums[j] += rows[j, token]
+            inside *= sums[j] ** draws[j]
+        room = held - float(inside if missing == 0 else 0.0)
+        if room < least:
+            least, size = room, place + 1
+    members = np.zeros(len(order), dtype=np.bool_)
+    for place in range(size):
+        members[order[place]] = True
+    return least + 1, members
+
+
+@compiled
+def _exponents(
+    log_rates: Numbers, number: int, certain: Flags, rows: NDArray[np.floating]
+) -> tuple[Numbers, NDArray[np.floating]]:
+    """Return the weights of the trapezoidal rule, times e^{-a(D) s}, and the exponents -a_i s.
+
+    Of the nodes a third are for one rate, and others in proportion to the logarithms of rates: the error is even then.
     """
-    length = math.log(LATEST) - EARLIEST - log_rates.amin(dim=-1, keepdim=True)
-    u = length * _unit_nodes(number, log_rates.device) + EARLIEST
-    steep = (-u).exp()
-    time = (u - steep).exp()
-    return time, (length / (number - 1)) * time * (steep + 1)
+    slowest = log_rates.min()
+    some = int(np.ceil(number * (1 - 2 * slowest / WIDEST) / 3))
+    step = (np.log(LATEST) - EARLIEST - slowest) / (some - 1)
+    rates, fixed = np.exp(log_rates), 0.0
+    for i in range(len(rates)):
+        if certain[i]:
+            fixed += rates[i]
+    weight, exponents = np.empty(some), np.empty((some, len(rates)), dtype=rows.dtype)
+    for node in range(some):
+        u = EARLIEST + step * node
+        time = np.exp(u - np.exp(-u))
+        weight[node] = step * time * (np.exp(-u) + 1) * np.exp(-time * fixed)
+        for i in range(len(rates)):
+            exponents[node, i] = -time * rates[i]
+    return weight, exponents
 
 
-@lru_cache(maxsize=8)
-def _unit_nodes(number: int, device: torch.device) -> Float[Tensor, " t"]:
-    return torch.linspace(0, 1, number, dtype=torch.float64, device=device)
+@compiled
+def _last(
+    phi: NDArray[np.floating], draws: Places, weight: Numbers, rows: NDArray[np.floating]
+) -> tuple[NDArray[np.floating], float]:
+    """Return, for rows and nodes, what a draw from the row counts if it is the first to ring, and that of certain ones.
+
+    These are weight n_j phi_j^{n_j - 1} prod_{l != j} phi_l^{n_l}, and the sum of weight prod_l phi_l^{n_l}.
+    """
+    last, whole = np.zeros((len(draws), len(weight)), dtype=rows.dtype), 0.0
+    for node in range(len(weight)):
+        every = weight[node]
+        for j in range(len(draws)):
+            every *= phi[node, j] ** draws[j]
+            product = weight[node] * draws[j]
+            for other in range(len(draws)):
+                product *= phi[node, other] ** (draws[other] - (other == j)) if draws[other] else 1.0
+            last[j, node] = product
+        whole += every
+    return last, whole
+
+
+@compiled
+def _taken(
+    log_rates: Numbers, rows: NDArray[np.floating], rung: NDArray[np.floating], certain: Flags, whole: float
+) -> Numbers:
+    """Return a_i (sum_j q_j(i) rung_j(i) + 1[i is certain] whole)."""
+    result = np.empty(len(log_rates))
+    for i in range(len(result)):
+        often = whole if certain[i] else 0.0
+        for j in range(len(rows)):
+            often += rows[j, i] * rung[j, i]
+        result[i] = np.exp(log_rates[i]) * often
+    return result
+
+
+@compiled
+def first_rates(expected: Numbers, mass: Numbers, members: Flags, lead: float) -> tuple[Numbers, Numbers, Numbers]:
+    """Return logarithms of rates to begin with, those of the mass, and the law around whose mean rates are centred."""
+    rates, wanted, common, total = np.empty(len(mass)), np.log(mass), np.minimum(expected, mass), 0.0
+    for i in range(len(mass)):
+        total += common[i]
+        rates[i] = (wanted[i] - np.log(expected[i]) if expected[i] > 0 else 0.0) - (lead if members[i] else 0.0)
+    if total > 0:
+        common /= total
+    return rates, wanted, common
+
+
+@compiled
+def race_shares(drafts: Places, log_rates: Numbers, taken: Numbers, mass: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the shares of a race, copies of a token apart, and the marginal."""
+    shares, total, fastest = np.zeros(len(drafts)), 0.0, -np.inf
+    for draft in drafts:
+        fastest = max(fastest, log_rates[draft]) if draft >= 0 else fastest
+    for place in range(len(drafts)):
+        if drafts[place] >= 0:
+            shares[place] = np.exp(log_rates[drafts[place]] - fastest)
+            total += shares[place]
+    for place in range(len(drafts)):
+        often = taken[drafts[place]]
+        shares[place] *= (min(mass[drafts[place]] / often, 1.0) if often > 0 else 1.0) / (total if total > 0 else 1.0)
+    return shares, np.minimum(mass, taken)
+
+
+@compiled
+def moved(
+    rates: Numbers, velocity: Numbers, taken: Numbers, wanted: Numbers, common: Numbers, step: float, longest: float
+) -> Numbers:
+    """Return logarithms of rates raised by `step` (wanted - log taken) plus the velocity, which becomes this change.
+
+    The difference is cut to `longest` either way and nothing where both are infinite; the result is cut to a range
+    around its mean over `common`.
+    """
+    result = np.empty(len(rates))
+    for i in range(len(rates)):
+        wrong = wanted[i] - np.log(taken[i])
+        velocity[i] += step * min(max(wrong, -longest), longest) if wrong == wrong else 0.0
+        result[i] = rates[i] + velocity[i]
+    mean = 0.0
+    for i in range(len(rates)):
+        result[i] = min(max(result[i], -4 * WIDEST), 4 * WIDEST)
+        mean += result[i] * common[i]
+    for i in range(len(rates)):
+        result[i] = min(max(result[i] - mean, -WIDEST / 2), WIDEST / 2) - WIDEST / 2
+    return result
+
+
+@compiled
+def common_mass(one: Numbers, other: Numbers) -> float:
+    """Return sum_i min(one_i, other_i)."""
+    total = 0.0
+    for i in range(len(one)):
+        total += min(one[i], other[i])
+    return total

@@ -7,17 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sample
 from polydraft.schemes import IID, Scheme, require_drawn
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.host.block import by_block_at
-from polydraft.verifiers.law import at_draft
+from polydraft.verifiers.law import divided, require_few
+from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.chain import WholeChain, is_whole, sample_rest
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
+from polydraft.verifiers.trees.trials import Division, divided_by, first_success, share_of, trials
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class BlockVerification:
     name = "block verification"
     most_drafts = 1
     lossless = True
+    best_alone = True
 
     def __post_init__(self) -> None:
         require_drawn(self.scheme, "Block verification")
@@ -49,39 +48,48 @@ class BlockVerification:
         """Keep the longest beginning that succeeds."""
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
-        if draft.tree.topology.width == 1:
-            certain = certain_verdict(draft, target_probs)
-            if certain:
-                return certain
-        if is_whole(draft):
-            return by_block(draft, target_probs, noise)
-        return first_success(trials(draft, target_probs, _divide), draft, target_probs, noise)
+        require_few(self, draft.tree.topology.width)
+        certain = certain_verdict(draft, target_probs)
+        if certain:
+            return certain
+        if draft.whole:
+            return by_rows(draft, target_probs, noise)
+        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
-        return trials(draft, target_probs, _divide).law(draft.tree.topology.post_order)
+        require_few(self, draft.tree.topology.width)
+        return trials(draft, target_probs, self._divide).law(draft.tree.topology.post_order)
+
+    def _divide(
+        self,
+        drafts: Int[Tensor, "b f 1"],
+        draft_probs: Float[Tensor, "*rows A"],
+        target_probs: Float[Tensor, "b f A"],
+        scale: Float[Tensor, "b f"],
+    ) -> Division:
+        """Divide the mass as speculative sampling does: on a chain, its lift from the leaves up is this rule."""
+        mass = scale.unsqueeze(-1) * target_probs
+        row = draft_probs if draft_probs.dim() == mass.dim() else draft_probs[..., 0, :]
+        return divided_by(*divided(SpeculativeSampling(), drafts, row, mass), mass, scale)
 
 
-def by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-    """Return the verdict of block verification for a chain drawn from whole rows: that of the nodes' trials.
+def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    """Return the verdict of the nodes' trials for a chain that was drawn from whole rows.
 
-    The scales a_i need the drafts' own probabilities alone, so all rows are read together.
+    The scales a_i need the drafts' own probabilities alone, so all rows are read together, and nothing is put in the
+    order of a list: of a vocabulary of 49,152 tokens that takes a quarter of the time of `trials`.
     """
-    if target_probs.device.type == "cpu":
-        return by_block_at(draft, target_probs, noise)
-    return _by_block(draft, target_probs, noise)
-
-
-def _by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-    """Do so with tensors, all rows together."""
-    chain = WholeChain.of(draft, target_probs)
+    rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
     uniforms = noise.uniform(target_probs.shape[1] + 2).to(target_probs.device)
-    ratio = share_of(chain.target, chain.drawn, math.inf).double() * chain.there
+    place, there = draft.atoms[:, 1:].clamp_min(0).unsqueeze(-1), draft.tree.valid[:, 1:]
+    target, drawn = (of[:, :-1].gather(-1, place).squeeze(-1) for of in (target_probs, rows))
+    ratio = share_of(target, drawn, math.inf).double() * there
     scale = torch.ones_like(uniforms[:, 2:])
     for depth in range(ratio.shape[-1]):
         scale[:, depth + 1] = (scale[:, depth] * ratio[:, depth]).clamp_max(1)
-    drafted, there = chain.rows[:, :-1], chain.there.unsqueeze(-1).to(chain.rows.dtype)
-    rest = (scale[:, :-1, None].to(drafted.dtype) * target_probs[:, :-1]).addcmul_(drafted, there, value=-1)
+    drafted = there.unsqueeze(-1).to(rows.dtype)
+    rest = (scale[:, :-1, None].to(rows.dtype) * target_probs[:, :-1]).addcmul_(rows[:, :-1], drafted, value=-1)
     rest = rest.clamp_min_(0)
     left = rest.sum(dim=-1, dtype=scale.dtype)
     success = torch.cat([share_of(left, left + 1 - scale[:, :-1]), scale[:, -1:]], dim=-1)
@@ -89,23 +97,6 @@ def _by_block(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) 
     length = ((uniforms[:, 2:] < success) * nodes).amax(dim=-1)
     at_leaf, dense = length == ratio.shape[-1], target_probs[every, length]
     kept = rest[every, length.clamp_max(ratio.shape[-1] - 1)].where(~at_leaf.unsqueeze(-1), dense)
-    uniform = uniforms[:, 0].where(at_leaf, uniforms[:, 1])
-    return Verdict(chain.path(length), length, sample_rest(kept, dense, uniform))
-
-
-def _divide(
-    drafts: Int[Tensor, "b f k"],
-    draft_probs: Float[Tensor, "*rows A"],
-    target_probs: Float[Tensor, "b f A"],
-    scale: Float[Tensor, "b f"],
-) -> Division:
-    if drafts.shape[-1] > 1:
-        raise UnpairedScheme(
-            f"Block verification keeps part of a chain, but the tree has a node with {drafts.shape[-1]} drafts; use a "
-            "chain, or BottomUp."
-        )
-    draft, mass = drafts.squeeze(-1), scale.unsqueeze(-1) * target_probs
-    draft_probs = draft_probs if draft_probs.dim() == mass.dim() else draft_probs[..., 0, :]
-    there = (draft >= 0).to(mass.dtype)
-    ratio = share_of(at_draft(mass, draft), at_draft(draft_probs, draft)) * there
-    return Division(ratio.unsqueeze(-1), (mass - draft_probs * there.unsqueeze(-1)).clamp_min(0), scale)
+    weights = kept.where(kept.sum(dim=-1, keepdim=True) > 0, dense)  # rounding may have left no mass
+    token = sample(weights, uniforms[:, 0].where(at_leaf, uniforms[:, 1]))
+    return Verdict((nodes[1:]).where(nodes[1:] <= length.unsqueeze(-1), -1), length, token)

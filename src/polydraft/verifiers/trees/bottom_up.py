@@ -1,38 +1,23 @@
 """The bottom-up lift: any scalable node rule, tried from the leaves of the tree to its root."""
 
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Scheme, require_independent
+from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.host.bottom_up import HostDivision, first_success_at, share_at
-from polydraft.verifiers.law import (
-    HostVerifier,
-    ScalableVerifier,
-    check_rule,
-    check_scalable,
-    most_drafts,
-    node_by_node,
-    on_host,
-    present,
-)
-from polydraft.verifiers.nodes.speculative import lone_draft
-from polydraft.verifiers.selection.ordered import Numbers, Places
-from polydraft.verifiers.trees.block import by_block
+from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, divided, require_few
+from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.chain import BEST_WITH_ONE, is_speculative
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
+from polydraft.verifiers.trees.trials import Division, divided_by, first_success, trials
 
 
 @dataclass(frozen=True)
-class BottomUp:
+class BottomUp(Lift[ScalableVerifier]):
     """Verify a whole path at once where `TopDown` verifies token by token, so that a rejection above can be made good.
 
     Rule: a node v with scale a (the root has 1) passes to its child c the share S(c | C) that the node rule accepts of
@@ -43,8 +28,7 @@ class BottomUp:
     Scheme: the node rule's, if each node's drafts are drawn anew: what a node passes on is right on average only.
     Exactness: by induction a node succeeds with probability exactly a over the drafts below it, and then emits its
     children's shares on average E_C[S], its own rest rho, together a * target.
-    Cost: the node rule's shares and marginal once per depth, for all nodes of the depth together; on a CPU, for rules
-    that work on the host, once for each node that is reached.
+    Cost: the node rule's shares and marginal once per depth, for all nodes of the depth together.
     Acceptance: on a chain with speculative sampling this is block verification, optimal there; on a tree of depth
     one it is the node rule. Not proved never to fall below `TopDown` of the same rule, though it did in no case tried.
     Source: block verification, arXiv 2403.10444, on trees of any rule; with recursive rejection of independent drafts
@@ -56,6 +40,7 @@ class BottomUp:
     """
 
     rule: ScalableVerifier
+    direction = "bottom up"
 
     def __post_init__(self) -> None:
         check_rule(self.rule, "BottomUp")
@@ -63,37 +48,18 @@ class BottomUp:
         require_independent(self.rule.scheme, "BottomUp")
 
     @property
-    def scheme(self) -> Scheme:
-        """The node rule's scheme."""
-        return self.rule.scheme
-
-    @property
     def name(self) -> str:
         """The node rule's name and the lift's."""
         return f"{self.rule.name}, bottom up"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the node rule is lossless."""
-        return self.rule.lossless
-
-    @property
-    def most_drafts(self) -> int:
-        """The most drafts at a node that the node rule and its scheme are defined for."""
-        return most_drafts(self.rule)
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path to the first node that succeeds, from the leaves up."""
         if draft.tree.tokens.shape[-1] == 1:
             return plain(target_probs, noise)
+        require_few(self.rule, draft.tree.topology.width)
         certain = certain_verdict(draft, target_probs) if self.lossless else None
         if certain:
             return certain
-        if is_speculative(self.rule, draft):
-            return by_block(draft, target_probs, noise)
-        host = on_host(self.rule) if target_probs.device.type == "cpu" else None
-        if host:
-            return first_success_at(partial(_divide_at, host), draft, target_probs, noise)
         return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
@@ -108,30 +74,4 @@ class BottomUp:
         scale: Float[Tensor, "b f"],
     ) -> Division:
         mass = scale.unsqueeze(-1) * target_probs
-        shares, marginal = self._divided(drafts, draft_probs, mass)
-        left = (1 - shares.cumsum(dim=-1) + shares).clamp_min(0)
-        return Division(share_of(shares, left), (mass - marginal).clamp_min(0), scale)
-
-    def _divided(
-        self, drafts: Int[Tensor, "b f k"], draft_probs: Float[Tensor, "*rows A"], mass: Float[Tensor, "b f A"]
-    ) -> tuple[Float[Tensor, "b f k"], Float[Tensor, "b f A"]]:
-        """Return shares and marginal."""
-        host = on_host(self.rule) if mass.device.type == "cpu" else None
-        if host:
-            return node_by_node(host, drafts, draft_probs, mass)
-        if type(self.rule) in BEST_WITH_ONE:
-            alone = lone_draft(self.rule.scheme, drafts, draft_probs, mass)
-            if alone:
-                return alone
-        return self.rule.shares(drafts, draft_probs, mass), self.rule.marginal(draft_probs, mass, present(drafts))
-
-
-def _divide_at(
-    rule: HostVerifier, drafts: Places, draft_row: Numbers, target_row: Numbers, scale: float
-) -> HostDivision:
-    """Do what `BottomUp` does at one node on the host."""
-    mass = scale * target_row
-    shares, marginal = rule.at_node(drafts, draft_row, mass)
-    left = np.maximum(1 - shares.cumsum() + shares, 0)
-    children = [share_at(share, whole) for share, whole in zip(shares.tolist(), left.tolist(), strict=True)]
-    return HostDivision(np.array(children), np.maximum(mass - marginal, 0), scale)
+        return divided_by(*divided(self.rule, drafts, draft_probs, mass), mass, scale)

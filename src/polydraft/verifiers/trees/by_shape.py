@@ -9,6 +9,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme, TopThenSample
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.law import BestAlone, NodeVerifier, OfNodes
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
 from polydraft.verifiers.trees.block import BlockVerification
 from polydraft.verifiers.trees.law import PathLaw, PathVerifier
@@ -61,6 +62,16 @@ class ByShape:
     def lossless(self) -> bool:
         """Whether both rules are lossless."""
         return self.chain.lossless and self.tree.lossless
+
+    @property
+    def best_alone(self) -> bool:
+        """Whether the rule for chains keeps a lone drawn draft as often as draft and target rows overlap."""
+        return isinstance(self.chain, BestAlone) and self.chain.best_alone
+
+    @property
+    def node_rule(self) -> NodeVerifier | None:
+        """The node rule of the rule for trees, if that has one."""
+        return self.tree.node_rule if isinstance(self.tree, OfNodes) else None
 
     def rule_for(self, draft: Draft) -> PathVerifier:
         """Return the rule that verifies a draft, by what was fixed before it was drawn."""

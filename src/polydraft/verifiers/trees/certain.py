@@ -1,13 +1,10 @@
 """Targets without a choice: where every row has all its mass on one token, as at temperature 0."""
 
-import numpy as np
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.host.tree import verdict_of
-from polydraft.verifiers.selection.ordered import Flags, Places
+from polydraft.verifiers.trees.walk import place_of, walk
 
 
 def certain_verdict(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Verdict | None:
@@ -19,22 +16,14 @@ def certain_verdict(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Verdi
     """
     if target_probs.device.type != "cpu" or not _certain(target_probs[:, :1]) or not _certain(target_probs):
         return None
-    tree = draft.tree
-    tables = (tree.topology.children, tree.valid, tree.tokens, target_probs)
-    rows = zip(*(table.numpy() for table in tables), strict=True)
-    return verdict_of([_followed(*row) for row in rows], tree.topology.height)
+    tokens = target_probs.argmax(dim=-1)
 
+    def decide(rows: Tensor, nodes: Tensor, _: int) -> tuple[Tensor, Tensor]:
+        own = tokens[rows, nodes]
+        return place_of(draft.tree, rows, nodes, own), own
 
-def _followed(children: Places, valid: Flags, tokens: Places, target: NDArray[np.floating]) -> tuple[list[int], int]:
-    """Return the nodes of one row below its root that hold the target's own tokens, and the token that follows."""
-    path, node = list[int](), 0
-    while True:
-        drafts = [child for child in children[node].tolist() if child >= 0 and valid[child]]
-        kept = [child for child in drafts if 0 <= tokens[child] < target.shape[1] and target[node, tokens[child]] == 1]
-        if not kept:
-            return path, int(target[node].argmax())
-        node = kept[0]
-        path.append(node)
+    path, _, token = walk(draft.tree, decide)
+    return Verdict(path, (path >= 0).sum(dim=-1), token)
 
 
 def _certain(rows: Float[Tensor, "b n V"]) -> bool:

@@ -35,20 +35,6 @@ def emit(
     return torch.where(atom < size, on_list, sample(tail, uniforms))
 
 
-def leaf_atom(
-    shortlist: Int[Tensor, "b n K"],
-    target_probs: Float[Tensor, "b n V"],
-    rows: Int[Tensor, " g"],
-    last: Int[Tensor, " g"],
-    uniforms: Float[Tensor, " g"],
-) -> Int[Tensor, " g"]:
-    """Draw the atom that some rows emit at a leaf, where nothing was drafted: the tail if its shortlist is empty."""
-    size = shortlist.shape[-1]
-    if last.device.type == "cpu" and not bool((shortlist[rows, last] >= 0).any()):
-        return torch.full_like(last, size)
-    return sample(atoms_at(shortlist, target_probs, rows, last), uniforms)
-
-
 def atoms_at(
     shortlist: Int[Tensor, "b n K"],
     target_probs: Float[Tensor, "b n V"],

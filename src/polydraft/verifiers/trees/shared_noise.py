@@ -9,6 +9,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme, check_scheme
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.trees.walk import place_of, walk
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,12 @@ class SharedNoise:
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Follow the target's own tokens down the tree as far as they were drafted."""
-        children, tokens = draft.tree.children, draft.tree.tokens
-        rows = torch.arange(len(tokens), device=tokens.device)
-        path = tokens.new_full((len(tokens), draft.tree.topology.height), -1)
-        node, token, going = torch.zeros_like(rows), torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
-        for depth in range(path.shape[-1] + 1):
-            token = first_to_ring(target_probs[rows, node], depth, noise).where(going, token)
-            below = children[rows, node]
-            match = (below >= 0) & (tokens.gather(-1, below.clamp_min(0)) == token.unsqueeze(-1))
-            going = going & match.any(dim=-1)
-            if depth == path.shape[-1] or (going.device.type == "cpu" and not bool(going.any())):
-                break
-            step = below.gather(-1, match.int().argmax(dim=-1, keepdim=True)).squeeze(-1)
-            path[:, depth] = step.where(going, -1)
-            node = step.where(going, node)
+
+        def decide(rows: Tensor, nodes: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+            token = first_to_ring(target_probs[rows, nodes], depth, noise.of([int(row) for row in rows]))
+            return place_of(draft.tree, rows, nodes, token), token
+
+        path, _, token = walk(draft.tree, decide)
         return Verdict(path, (path >= 0).sum(dim=-1), token)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,13 +9,8 @@ from torch import Tensor
 from polydraft.probs import Noise, normalised, without
 from polydraft.schemes import IID, Scheme, WithoutReplacement, require_scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.host.bottom_up import HostDivision, first_success_at
 from polydraft.verifiers.law import at_draft
-from polydraft.verifiers.selection.compiled import compiled
-from polydraft.verifiers.selection.ordered import Numbers, Places
-from polydraft.verifiers.trees.block import by_block
 from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.chain import is_whole
 from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
@@ -46,6 +40,7 @@ class TraversalVerification:
     scheme: Scheme = WithoutReplacement()
     name = "traversal verification"
     lossless = True
+    best_alone = True
 
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, WithoutReplacement), "Traversal verification")
@@ -57,19 +52,11 @@ class TraversalVerification:
         certain = certain_verdict(draft, target_probs)
         if certain:
             return certain
-        if is_whole(draft):
-            return by_block(draft, target_probs, noise)
-        if target_probs.device.type == "cpu":
-            return first_success_at(self._divide_at, draft, target_probs, noise)
         return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
         return trials(draft, target_probs, self._divide).law(draft.tree.topology.post_order)
-
-    def _divide_at(self, drafts: Places, draft_row: Numbers, target_row: Numbers, scale: float) -> HostDivision:
-        """Do what `_divide` does, for one node on the host."""
-        return HostDivision(*_divided_at(drafts, draft_row, target_row, scale, isinstance(self.scheme, IID)))
 
     def _divide(
         self,
@@ -90,30 +77,3 @@ class TraversalVerification:
             if isinstance(self.scheme, WithoutReplacement) and place < drafts.shape[-1]:
                 law = normalised(without(law, draft.unsqueeze(-1)), law)
         return Division(torch.stack(children, dim=-1), mass, scale)
-
-
-@compiled
-def _divided_at(
-    drafts: Places, draft_row: Numbers, target_row: Numbers, scale: float, again: bool
-) -> tuple[Numbers, Numbers, float]:
-    """Return the children's scales, what is left and the node's scale; `again`: drafts may be drawn again."""
-    mass, law, children = scale * target_row, draft_row.copy(), np.zeros(len(drafts))
-    for place in range(len(drafts)):
-        draft = drafts[place]
-        children[place] = min(mass[draft] / law[draft], 1.0) if law[draft] > 0 else 0.0
-        left = 0.0
-        for i in range(len(mass)):
-            mass[i] = max(mass[i] - law[i], 0.0)
-            left += mass[i]
-        failed = left + 1 - scale
-        scale = 0.0
-        for i in range(len(mass)):
-            mass[i] = min(mass[i] / failed, 1.0) if failed > 0 else 0.0
-            scale += mass[i]
-        if not again:
-            rest = 0.0
-            for i in range(len(law)):
-                rest += law[i] if i != draft else 0.0
-            for i in range(len(law) if rest > 0 else 0):
-                law[i] = law[i] / rest if i != draft else 0.0
-    return children, mass, scale

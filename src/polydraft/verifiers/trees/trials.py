@@ -39,6 +39,14 @@ Divide = Callable[[Tensor, Tensor, Tensor, Tensor], Division]
 """Divides the mass of nodes, given drafts "b f k", draft rows "b f A", target rows "b f A" and scales "b f"."""
 
 
+def divided_by(
+    shares: Float[Tensor, "b f k"], marginal: Float[Tensor, "b f A"], mass: Float[Tensor, "b f A"], scale: Tensor
+) -> Division:
+    """Divide mass as a node rule does: each child gets its share, and the node what the marginal leaves."""
+    left = (1 - shares.cumsum(dim=-1) + shares).clamp_min(0)
+    return Division(share_of(shares, left), (mass - marginal).clamp_min(0), scale)
+
+
 @dataclass(frozen=True, eq=False)
 class Trials:
     """All nodes' trials.

@@ -1,10 +1,11 @@
-"""Drafts without replacement tried in turn, and what they accept on average, for one node on the host."""
+"""What drafts without replacement accept on average if they are tried in turn, for one node on the host."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.errors import NotConverged
 from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import ROUNDING, Numbers, Places
 
@@ -12,37 +13,14 @@ SCALE = 2.0**500
 """Draft probabilities are multiplied by this where they divide, so that a subnormal one has a finite inverse."""
 TOGETHER = 2**10
 """How many sequences are looked at together, to bound the memory."""
+NEGLIGIBLE = 1e-18
+"""Sequences less likely than this are left out; all together they are less likely than 2e-11."""
+MOST = 2**24
+"""The most sequences, with the last draft, that are looked at: a thirtieth of a second."""
 NONE: Places = np.zeros((1, 0), dtype=np.int64)
 """The empty sequence."""
 
 Table = NDArray[np.float64]
-
-
-@compiled
-def tried_in_turn(drafts: Places, draft_row: Numbers, target_mass: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the shares of a node's drafts, and the mass that is left, up to a factor, when all are rejected."""
-    shares, left, law, reached = np.zeros(len(drafts)), target_mass.copy(), draft_row.copy(), 1.0
-    missing = 1 - target_mass.sum()
-    missing = missing if missing > ROUNDING else 0.0
-    for place in range(len(drafts)):
-        draft = drafts[place]
-        if draft < 0:
-            continue
-        accepted = min(left[draft] / law[draft], 1.0) if law[draft] > 0 else 1.0
-        shares[place] = reached * accepted
-        reached *= 1 - accepted
-        rejected, law_left = missing, 0.0
-        for i in range(len(left)):
-            left[i] = max(left[i] - law[i], 0.0)
-            rejected += left[i]
-            law[i] = law[i] if i != draft else 0.0
-            law_left += law[i]
-        rejected, law_left = rejected if rejected > 0 else 1.0, law_left if law_left > 0 else 1.0
-        missing /= rejected
-        for i in range(len(left)):
-            left[i] /= rejected
-            law[i] /= law_left
-    return shares, left
 
 
 def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Numbers:
@@ -53,6 +31,9 @@ def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Nu
     M_R draft)+ over the sequences R of count - 1 tokens. M_R grows with the draft probability of R's last token: one
     pass over tokens in this order finds which are exhausted at each M_R. So there are O(K log K) steps for two drafts
     and O(K^(count - 1)) for more.
+
+    Raises:
+        NotConverged: there are more than `MOST` sequences.
     """
     if count < 2:
         return np.minimum(draft_row, target_mass)
@@ -60,6 +41,7 @@ def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Nu
     ended, several = np.zeros((2, len(row.draft) + 1)), [_Sequences(NONE, np.ones(1), np.zeros(1), np.ones(1))]
     for _ in range(count - 2):
         several = [longer for one in several for longer in _longer(one, _followed(row, one, ended))]
+        _require_few(sum(len(one.weight) for one in several) * len(row.draft), count)
     for one in several:
         _end(row, one, _followed(row, one, ended), ended)
     return _accepted(row, ended, len(draft_row))
@@ -118,9 +100,17 @@ class _Following(NamedTuple):
     left: Numbers
 
 
+def _require_few(sequences: int, count: int) -> None:
+    if sequences > MOST:
+        raise NotConverged(
+            f"The acceptance of {count} drafts without replacement cannot be enumerated: {sequences} sequences of "
+            f"rejected drafts are more than {MOST}; ask for fewer drafts or a shorter shortlist."
+        )
+
+
 def _longer(before: _Sequences, following: _Following) -> list[_Sequences]:
     """Return all sequences with one more token, a few at a time."""
-    number, token = following.chance.nonzero()
+    number, token = (following.chance > NEGLIGIBLE).nonzero()
     tokens = np.column_stack((before.tokens[number], token))
     weight, dose, left = following.chance[number, token], following.dose[number], following.left[number]
     some = [slice(start, start + TOGETHER) for start in range(0, len(number), TOGETHER)]
@@ -161,7 +151,8 @@ def _followed(row: _Row, before: _Sequences, ended: Table) -> _Following:
         place = np.searchsorted(row.ratio, float(doses[b]), side="right")
         left[b] = max(row.above[1, place] - doses[b] * row.above[0, place], 0.0) + row.rest
         for i in range(size):
-            chance[b, i] *= max(step * row.draft[i] - max(row.mass[i] - dose * row.draft[i], 0.0), 0.0)
+            if chance[b, i] > 0:  # what is rejected already may be too likely for a step among tiny others
+                chance[b, i] = max(step * row.draft[i] - max(row.mass[i] - dose * row.draft[i], 0.0), 0.0)
             total += chance[b, i]
         for i in range(size):
             chance[b, i] *= before.weight[b] / total if total > 0 else 0.0

@@ -1,0 +1,49 @@
+"""The walk down a tree: from the root to the child that is kept, until none is."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.trees import TokenTree
+
+Decide = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Decides at one node of some rows, given rows, nodes and their depth: the place of the child that is kept among the
+node's children, -1 for none, and what is emitted if none is."""
+
+
+def walk(tree: TokenTree, decide: Decide) -> tuple[Int[Tensor, "b D"], Int[Tensor, "b"], Int[Tensor, "b"]]:
+    """Return the kept nodes below the root, padded with -1, the node at which each path ends, and what it emits.
+
+    On a CPU only rows whose paths go on are decided. Another device would have to be waited for to know them, so there
+    all rows are decided at every depth, and what comes of rows that have ended is dropped.
+    """
+    children, height = tree.children, tree.topology.height
+    every = torch.arange(len(children), device=children.device)
+    path = every.new_full((len(every), height), -1)
+    last, emitted, going, rows = torch.zeros_like(every), torch.zeros_like(every), torch.ones_like(every).bool(), every
+    for depth in range(height + 1):
+        place, value = decide(rows, last[rows], depth)
+        emitted[rows] = value.where(going[rows], emitted[rows])
+        going[rows] &= place >= 0
+        if depth == height:
+            break
+        if children.device.type == "cpu":
+            kept = place >= 0
+            rows, place = rows[kept], place[kept]
+            if not len(rows):
+                break
+        below = children[rows, last[rows]].gather(-1, place.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        path[rows, depth] = below.where(going[rows], -1)
+        last[rows] = below.where(going[rows], last[rows])
+    return path, last, emitted
+
+
+def place_of(
+    tree: TokenTree, rows: Int[Tensor, " g"], nodes: Int[Tensor, " g"], tokens: Int[Tensor, " g"]
+) -> Int[Tensor, " g"]:
+    """Return the place of the first child that holds each row's token, -1 if none does."""
+    below = tree.children[rows, nodes]
+    match = (below >= 0) & (tree.tokens[rows].gather(-1, below.clamp_min(0)) == tokens.unsqueeze(-1))
+    return match.int().argmax(dim=-1).where(match.any(dim=-1), -1)
