@@ -1,5 +1,7 @@
 """Rejected drafts without replacement, on the host: what is accepted on average, and the law of one node."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -103,9 +105,28 @@ class Reluctant(Optimal):
         return OutcomeLaw(torch.zeros_like(drafts, dtype=target_probs.dtype), target_probs)
 
 
-def test_a_derived_rule_has_its_own_law_and_one_that_changes_half_of_a_computation_is_refused():
+@dataclass(frozen=True)
+class Halved(Optimal):
+    """A rule that accepts half as often; the marginal is not told."""
+
+    def shares(self, drafts: Tensor, draft_probs: Tensor, target_mass: Tensor) -> Tensor:
+        return Optimal(self.scheme).shares(drafts, draft_probs, target_mass) / 2
+
+
+@dataclass(frozen=True)
+class Silent(Optimal):
+    """A rule whose marginal is none."""
+
+    def marginal(self, draft_probs: Tensor, target_mass: Tensor, counts: Tensor) -> Tensor:
+        return torch.zeros_like(target_mass)
+
+
+def test_a_derived_rule_has_its_own_law_and_each_half_that_it_writes():
     draft, target = rows(6, 0, "plain")
-    law = Reluctant().law(torch.tensor([1, 2]), draft, target)
+    drafts = torch.tensor([1, 2])
+    law, whole = Reluctant().law(drafts, draft, target), Optimal().divided(drafts, draft, target)
     assert not bool(law.child.any()) and torch.equal(law.rest, target)
-    with pytest.raises(TypeError, match="Half changes shares or marginal of a rule that finds both: write divided too"):
-        type("Half", (Optimal,), {"shares": lambda *_: None})
+    shares, marginal = Halved().divided(drafts, draft, target)
+    assert torch.equal(shares, whole[0] / 2) and torch.equal(marginal, whole[1])
+    shares, marginal = Silent().divided(drafts, draft, target)
+    assert torch.equal(shares, whole[0]) and not bool(marginal.any())

@@ -159,8 +159,15 @@ class SharesRule:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = vars(cls)
-        if "divided" not in own and ("shares" in own or "marginal" in own) and issubclass(cls, FindsBoth):
-            raise TypeError(f"{cls.__name__} changes shares or marginal of a rule that finds both: write divided too.")
+        if "divided" in own or not issubclass(cls, FindsBoth) or not {"shares", "marginal"} & own.keys():
+            return
+        both: Any = cls.divided
+
+        def divided(self: ScalableVerifier, drafts: Tensor, rows: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+            shares = self.shares(drafts, rows, mass) if "shares" in own else both(self, drafts, rows, mass)[0]
+            return shares, self.marginal(rows, mass, present(drafts))
+
+        cls.divided = divided  # a derived rule's own half is honoured
 
     def law(
         self: ScalableVerifier,
