@@ -34,7 +34,7 @@ from polydraft.verifiers import (
     TreeVerifier,
     most_drafts,
 )
-from polydraft.verifiers.trees.shared_noise import first_to_ring
+from polydraft.verifiers.trees.shared_noise import times_of
 
 SCHEMES: list[Scheme] = [*every_scheme(), TopThenIID(0), TopThenIID(2)]
 LINES = [line for line in tables.RULES if "scheme" in {one.name for one in fields(line.usual)}]
@@ -180,7 +180,8 @@ def test_shared_noise_writes_what_it_would_without_drafts(scheme: Scheme) -> Non
     verdict = SharedNoise(scheme).verify(draft, target_rows(world, draft), noise)
     emitted, text = verdict.tokens(draft.tree), root.new_zeros(rows, 0)
     for depth in range(emitted.shape[-1]):
-        token = first_to_ring(world.target[depth][tuple(text.T)].expand(rows, -1), depth, noise)
+        rates = world.target[depth][tuple(text.T)].expand(rows, -1)
+        token = (rates / times_of(rates, depth, noise)).argmax(dim=-1)
         text = torch.cat([text, token.unsqueeze(-1)], dim=-1)
     assert torch.equal(emitted, text.where(emitted >= 0, -1))
     assert 0 < int(verdict.length.sum()) < 2 * rows

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.probs import Noise
@@ -47,15 +47,14 @@ class SharedNoise:
         """Follow the target's own tokens down the tree as far as they were drafted."""
 
         def decide(rows: Tensor, nodes: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-            token = first_to_ring(target_probs[rows, nodes], depth, noise.of([int(row) for row in rows]))
+            token = (target_probs[rows, nodes] / times_of(target_probs[:, 0], depth, noise)[rows]).argmax(dim=-1)
             return place_of(draft.tree, rows, nodes, token), token
 
         path, _, token = walk(draft.tree, decide)
         return Verdict(path, (path >= 0).sum(dim=-1), token)
 
 
-def first_to_ring(rates: Float[Tensor, "b V"], depth: int, noise: Noise) -> Int[Tensor, "b"]:
-    """Draw one token per row from its rates: the first of exponential clocks tied to this place in the text."""
+def times_of(rates: Float[Tensor, "b V"], depth: int, noise: Noise) -> Float[Tensor, "b V"]:
+    """Return the times of all rows' clocks at this place in the text, if all ran at the rate one."""
     tokens = torch.arange(rates.shape[-1], device=rates.device).expand(rates.shape)
-    times = torch.log1p(-noise.tied(depth, tokens)).neg_().clamp_min_(torch.finfo(torch.float64).tiny)
-    return (rates / times).argmax(dim=-1)
+    return torch.log1p(-noise.tied(depth, tokens)).neg_().clamp_min_(torch.finfo(torch.float64).tiny)
