@@ -78,8 +78,7 @@ def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) ->
     """Return the verdict of the nodes' trials for a chain that was drawn from whole rows.
 
     The scales a_i need the drafts' own probabilities alone, so all rows are read together, and nothing is put in the
-    order of a list: that takes a fifth of the time of `trials` with 8,192 tokens, and a seventh with 49,152 (five drafts,
-    one thread).
+    order of a list: that takes a fifth of the time of `trials` with 8,192 tokens, and a seventh with 49,152.
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
     uniforms = noise.uniform(target_probs.shape[1] + 2).to(target_probs.device)
