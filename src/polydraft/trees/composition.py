@@ -2,7 +2,8 @@
 
 **Why a branch beside another is exact.** Every node has one law and one scheme. Two drafts share a node, the root at
 least, only where the law of all its children together is still one of the scheme. Under a deterministic scheme the
-children are any fixed tokens, so that their union is a draft too. Under `Product` each child is drawn from a row of its
+children are fixed tokens, and their union is what the scheme takes from a list on which they stand in their order; that
+list takes the place of both. Under `Product` each child is drawn from a row of its
 own, whatever the others drew, so that the rows of both stand side by side. Under any other scheme siblings depend on
 one another, and a stranger among them would bias the text.
 """
@@ -115,19 +116,20 @@ class Branches:
     """Two drafts as one.
 
     Args:
-        draft: both; the first one's nodes keep their numbers.
-        first: how many nodes the first has.
-        places: the number of each of the second's nodes.
+        draft: both; the first one's nodes keep their numbers, and the second's may take those of its padding.
+        first: which nodes are the first's.
+        places: the number of each of the second's nodes; -1 for those that are not there.
     """
 
     draft: Draft
-    first: int
+    first: Bool[Tensor, "b m"]
     places: Int[Tensor, "b n"]
 
     def verdicts(self, verdict: Verdict) -> tuple[Verdict, Verdict]:
         """Return what was kept of each draft, in its own numbers: the path as far as it goes through its nodes."""
-        own = verdict.path.where(verdict.path < self.first, -1)
-        same = (verdict.path.unsqueeze(-1) == self.places.unsqueeze(1)) & (verdict.path >= 0).unsqueeze(-1)
+        there = verdict.path >= 0
+        own = verdict.path.where(there & self.first.gather(1, verdict.path.clamp_min(0)), -1)
+        same = (verdict.path.unsqueeze(-1) == self.places.unsqueeze(1)) & there.unsqueeze(-1)
         other = torch.where(same.any(dim=-1), same.int().argmax(dim=-1), -1)
         return _as_far(verdict, own), _as_far(verdict, other)
 
@@ -135,8 +137,9 @@ class Branches:
 def branched(first: Draft, second: Draft, scheme: Scheme) -> Branches:
     """Put one draft beside another, below the same roots.
 
-    Under a deterministic scheme nodes of the same path are one node; under `Product` every child keeps the row that it
-    was drawn from.
+    Under a deterministic scheme nodes of the same path are one node, and a node's children are listed in their order,
+    so that they are what the scheme would take from the list. Under `Product` every child keeps the row that it was
+    drawn from.
 
     Args:
         first: a draft.
@@ -150,25 +153,27 @@ def branched(first: Draft, second: Draft, scheme: Scheme) -> Branches:
         raise UnpairedScheme(
             f"Drafts can be put beside one another under a deterministic scheme or Product(), not under {scheme.name}."
         )
-    merge = scheme.deterministic and scheme != Product()
+    merge = scheme != Product()
     grafts = [_graft(first.tree, second.tree, row, merge=merge) for row in range(len(first.atoms))]
     size, device = max(len(graft.parents) for graft in grafts), first.atoms.device
+    most = max(1, *(len(children) for graft in grafts for children in graft.children.values()))
     parents = torch.tensor([[*graft.parents, *range(len(graft.parents) - 1, size - 1)] for graft in grafts])
-    joint = [_joint(first, second, row, graft, size, several=not merge) for row, graft in enumerate(grafts)]
-    most = max(len(node) for graft in grafts for node in graft.children)
-    tokens, valid, atoms, listed = (torch.stack([getattr(one, name) for one in joint]) for name in _NAMES)
-    probs = torch.stack([one.probs[:, :most] if one.probs.dim() == 3 else one.probs for one in joint])
+    joint = [_merged(graft, size, most) if merge else _beside(first, second, graft, size, most) for graft in grafts]
+    tokens, valid = torch.zeros(len(grafts), size, dtype=torch.int64), torch.zeros(len(grafts), size, dtype=torch.bool)
+    mine = valid.clone()
+    for row, graft in enumerate(grafts):
+        for node, token in graft.tokens.items():
+            tokens[row, node], valid[row, node], mine[row, node] = token, True, node in graft.mine
     bounds = (first.most_children, second.most_children)
     draft = Draft(
         TokenTree(tokens.to(device), Topology(parents.to(device)), valid.to(device)),
-        atoms.to(device),
-        listed.to(device),
-        probs.to(device),
+        torch.stack([one.atoms for one in joint]).to(device),
+        torch.stack([one.listed for one in joint]).to(device),
+        torch.stack([one.probs for one in joint]).to(first.probs),
         most_children=None if None in bounds else sum(one for one in bounds if one),
         failure=first.failure or second.failure,
     )
-    places = torch.tensor([graft.places for graft in grafts], device=device)
-    return Branches(draft, first.tree.tokens.shape[1], places)
+    return Branches(draft, mine.to(device), torch.tensor([graft.places for graft in grafts], device=device))
 
 
 def _as_far(verdict: Verdict, path: Int[Tensor, "b D"]) -> Verdict:
@@ -179,107 +184,108 @@ def _as_far(verdict: Verdict, path: Int[Tensor, "b D"]) -> Verdict:
 
 @dataclass(frozen=True, eq=False)
 class _Graft:
-    """The joint tree of a row.
+    """The joint tree of a row; all but `parents` is of the nodes that are there.
 
     Args:
-        parents: of its nodes; the first tree's come first.
-        places: the number of each of the second tree's nodes.
-        children: of each node, whose child each is (0 the first's, 1 the second's), and its rank among that one's.
+        row: the row.
+        parents: of its nodes, padding included.
+        tokens: of each node.
+        mine: the nodes of the first tree.
+        places: the number of each of the second tree's nodes; -1 for those that are not there.
+        children: of each node, in drafting order: padding comes behind them, since rules take drafts up to the first
+            that is absent.
     """
 
+    row: int
     parents: list[int]
+    tokens: dict[int, int]
+    mine: frozenset[int]
     places: list[int]
-    children: list[list[tuple[int, int]]]
+    children: dict[int, list[int]]
 
 
 def _graft(first: TokenTree, second: TokenTree, row: int, *, merge: bool) -> _Graft:
-    parents, tokens, valid = (_numbers(one[row]) for one in (first.parents, first.tokens, first.valid))
-    places: list[int] = [0]
-    known = {(parents[node], tokens[node]): node for node in range(1, len(parents)) if valid[node]}
-    children: list[list[tuple[int, int]]] = [[] for _ in parents]
-    for node, parent in enumerate(parents[1:], 1):
-        children[parent] += [(0, len(children[parent]))] if valid[node] else []
-    ranks = dict[int, int]()
+    """Put a row's second tree beside the first; its nodes take the places of padding below the same node first."""
+    parents, named, usable = (_numbers(one[row]) for one in (first.parents, first.tokens, first.valid))
+    tokens = {node: token for node, token in enumerate(named) if usable[node]}
+    mine, places = frozenset(tokens), [0]
+    known = {(parents[node], token): node for node, token in tokens.items()} if merge else {}
+    spare: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        if node not in tokens:
+            spare.setdefault(parent, []).append(node)
     above_of, named, usable = (_numbers(one[row]) for one in (second.parents, second.tokens, second.valid))
-    listed = zip(above_of, named, usable, strict=True)
-    for node, (parent, token, there) in enumerate(listed):
-        if not node:
-            continue
-        above, rank = places[parent], ranks.get(parent, 0)
-        ranks[parent] = rank + there
-        shared = known.get((above, token)) if merge and there else None
-        places.append(len(parents) if shared is None else shared)
-        if shared is None:
-            parents.append(above)
-            children.append([])
-            children[above] += [(1, rank)] if there else []
-            known.update({(above, token): places[-1]} if there else {})
-    return _Graft(parents, places, children)
+    for parent, token, there in list(zip(above_of, named, usable, strict=True))[1:]:
+        above = places[parent] if there else -1
+        number = known.get((above, token), -1)
+        if there and number < 0:
+            number = spare[above].pop(0) if spare.get(above) else len(parents)
+            parents += [above] if number == len(parents) else []
+            tokens[number] = token
+            known.update({(above, token): number} if merge else {})
+        places.append(number)
+    children: dict[int, list[int]] = {node: [] for node in tokens}
+    for node in sorted(tokens)[1:]:
+        children[parents[node]].append(node)
+    return _Graft(row, parents, tokens, mine, places, children)
 
 
 def _numbers(values: Shaped[Tensor, " n"]) -> list[int]:
     return [int(one) for one in values.cpu().numpy()]
 
 
-_NAMES = ("tokens", "valid", "atoms", "listed")
-
-
 @dataclass(frozen=True, eq=False)
 class _Joint:
-    """The joint draft of a row."""
+    """The joint laws of a row."""
 
-    tokens: Int[Tensor, " s"]
-    valid: Bool[Tensor, " s"]
     atoms: Int[Tensor, " s"]
     listed: Int[Tensor, "s K"]
     probs: Float[Tensor, "s *J K"]
 
 
-def _joint(first: Draft, second: Draft, row: int, graft: _Graft, size: int, *, several: bool) -> _Joint:
-    own, other = first.shortlist.shape[-1], second.shortlist.shape[-1]
-    most = max(1, *(len(node) for node in graft.children))
-    found = _Joint(
-        torch.zeros(size, dtype=torch.int64),
-        torch.zeros(size, dtype=torch.bool),
-        torch.full((size,), -1),
-        torch.full((size, own + other), -1),
-        torch.zeros(size, *((most,) if several else ()), own + other, dtype=first.probs.dtype),
-    )
-    theirs = {place: node for node, place in reversed([*enumerate(graft.places)])}
-    columns = dict[int, Tensor]()  # of each node that the second has: where its list stands in the joint one
-    for node, children in enumerate(graft.children):
-        mine, its = (node if node < first.atoms.shape[1] else None), theirs.get(node)
-        laws: list[Tensor] = [torch.zeros(1, own + other), torch.zeros(1, own + other)]
-        if mine is not None:
-            found.listed[node, :own] = first.shortlist[row, mine].cpu()
-            laws[0] = torch.nn.functional.pad(first.probs[row, mine].cpu().reshape(-1, own), (0, other))
-        if its is not None:
-            columns[its], laws[1] = _moved_law(found.listed[node], second, row, its, own)
-        if several:
-            rows = [laws[whose][rank % len(laws[whose])] for whose, rank in children]
-            found.probs[node] = torch.stack((rows or [laws[0][0] * 0]) + (rows or [laws[0][0] * 0])[-1:] * most)[:most]
-        else:
-            found.probs[node] = laws[0][0] if mine is not None and laws[0].any() else laws[1][0]
-    for node, place in reversed([*enumerate(graft.places)]):
-        parent = int(second.tree.parents[row, node])
-        found.tokens[place], found.valid[place] = second.tree.tokens[row, node], second.tree.valid[row, node]
-        atom = int(second.atoms[row, node])
-        found.atoms[place] = columns[parent][atom] if parent >= 0 and atom >= 0 else -1
-    count = first.atoms.shape[1]
-    found.tokens[:count], found.valid[:count] = first.tree.tokens[row].cpu(), first.tree.valid[row].cpu()
-    found.atoms[:count] = first.atoms[row].cpu()
-    return found
+def _merged(graft: _Graft, size: int, most: int) -> _Joint:
+    """List every node's children in their order, each likelier than the next, as deterministic schemes take them."""
+    atoms, listed = torch.full((size,), -1), torch.full((size, most), -1)
+    probs = torch.zeros(size, most, dtype=torch.float64)
+    for node, children in graft.children.items():
+        for place, child in enumerate(children):
+            atoms[child], listed[node, place], probs[node, place] = place, graft.tokens[child], most - place
+    return _Joint(atoms, listed, probs / probs.sum(dim=-1, keepdim=True).clamp_min(1))
 
 
-def _moved_law(
-    listed: Int[Tensor, " K"], second: Draft, row: int, node: int, own: int
-) -> tuple[Int[Tensor, " k"], Float[Tensor, "J K"]]:
-    """List a node's tokens of the second draft behind the first's; return their columns, and its laws there."""
-    tokens, laws = (
-        second.shortlist[row, node].cpu(),
-        second.probs[row, node].cpu().reshape(-1, second.shortlist.shape[-1]),
-    )
+def _beside(first: Draft, second: Draft, graft: _Graft, size: int, most: int) -> _Joint:
+    """Give every child the row that it was drawn from, on both drafts' lists."""
+    own, other, theirs = first.shortlist.shape[-1], second.shortlist.shape[-1], _inverse(graft.places)
+    atoms, listed = torch.full((size,), -1), torch.full((size, own + other), -1)
+    probs = torch.zeros(size, most, own + other, dtype=torch.float64)
+    for node, children in graft.children.items():
+        mine, its, columns = node in graft.mine, theirs.get(node, -1), torch.arange(other)
+        if mine:
+            listed[node, :own] = first.shortlist[graft.row, node].cpu()
+        if its >= 0:
+            columns = _columns(listed[node], second.shortlist[graft.row, its].cpu(), own)
+        for place, child in enumerate(children):
+            draft, number, above = (first, child, node) if child in graft.mine else (second, theirs[child], its)
+            where = torch.arange(own) if draft is first else columns
+            atoms[child] = where[int(draft.atoms[graft.row, number])]
+            probs[node, place].index_add_(0, where, _law(draft, graft.row, above, number))
+        probs[node, len(children) :] = probs[node, len(children) - 1] if children else 0
+    return _Joint(atoms, listed, probs)
+
+
+def _inverse(places: Sequence[int]) -> dict[int, int]:
+    """Return the second tree's nodes by their numbers in the joint one."""
+    return {place: node for node, place in enumerate(places) if place >= 0}
+
+
+def _law(draft: Draft, row: int, node: int, child: int) -> Float[Tensor, " K"]:
+    """Return the law that a node's child was drawn from."""
+    laws = draft.probs[row, node].cpu().double()
+    return laws[int(draft.tree.topology.rank[row, child]) % len(laws)]
+
+
+def _columns(listed: Int[Tensor, " K"], tokens: Int[Tensor, " k"], own: int) -> Int[Tensor, " k"]:
+    """List tokens behind those of the first draft, unless they are among them; return where each stands."""
     same = (tokens.unsqueeze(-1) == listed[:own]) & (tokens >= 0).unsqueeze(-1)
-    columns = torch.where(same.any(dim=-1), same.int().argmax(dim=-1), own + torch.arange(len(tokens)))
     listed[own:] = tokens.masked_fill(same.any(dim=-1), -1)
-    return columns, torch.zeros(len(laws), len(listed), dtype=laws.dtype).index_add_(1, columns, laws)
+    return torch.where(same.any(dim=-1), same.int().argmax(dim=-1), own + torch.arange(len(tokens)))
