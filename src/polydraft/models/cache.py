@@ -73,12 +73,18 @@ class TreeCache(TransformersCache):
                 f"Keys of shape {tuple(key_states.shape)} and values of shape {tuple(value_states.shape)} "
                 "cannot share one cache."
             )
+        if self.store is not None:
+            return self.store
+        store = self._opened(key_states)
+        if self.shape[1] == 1:
+            self._cut()
+        return store
+
+    def _opened(self, like: Tensor) -> Tensor:
+        """Return the slots, which are made when the first keys come, like these."""
         if self.store is None:
             layers, batch, capacity = self.shape
-            heads, width = key_states.shape[1], key_states.shape[3]
-            self.store = key_states.new_zeros(2 * layers, batch, heads, capacity, width)
-            if batch == 1:
-                self._cut()
+            self.store = like.new_zeros(2 * layers, batch, like.shape[1], capacity, like.shape[3])
         return self.store
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
@@ -104,15 +110,14 @@ class TreeCache(TransformersCache):
         Raises:
             UnsupportedModel: they do not fit.
         """
+        if isinstance(other, _View):
+            other._look()
         if other.store is None:  # nothing was scored yet: the prompt is a single token
             return
         if length > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {length} are needed.")
-        if self.store is None:
-            layers, batch, capacity = self.shape
-            heads, width = other.store.shape[2], other.store.shape[4]
-            self.store = other.store.new_zeros(2 * layers, batch, heads, capacity, width)
-        self.store[:, row, :, :length] = other.store[:, 0, :, :length]
+        store = self._opened(other.store[0])
+        store[:, row, :, :length] = other.store[:, 0, :, :length]
 
     def extended(self) -> "TreeCache":
         """Return a cache with the same slots and an empty row behind the last."""
@@ -168,18 +173,36 @@ class _View(TreeCache):
         self._look()
         super().place(starts, width, used)
 
+    def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
+        """Move slots of the part."""
+        self._look()
+        super().keep(base, path)
+
+    def join(self, row: int, other: TreeCache, length: int) -> None:
+        """Copy slots of another cache into the part."""
+        self._look()
+        super().join(row, other, length)
+
+    def extended(self) -> TreeCache:
+        """Return a copy of the part with an empty row behind the last."""
+        self._look()
+        return super().extended()
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
+        """Return a copy of some slots of the part."""
+        self._look()
+        return super().compacted(slots, room)
+
     def _look(self) -> None:
+        """Find the part in the whole cache, which may have been given memory since."""
         if isinstance(self.whole, _View):
             self.whole._look()
         self.store = None if self.whole.store is None else self.whole.store.narrow(*self.part)
 
-    def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
-        if self.store is None:
-            self.whole._allocated(key_states, value_states)
-            self._look()
-            if self.shape[1] == 1:
-                self._cut()
-        return super()._allocated(key_states, value_states)
+    def _opened(self, like: Tensor) -> Tensor:
+        self.whole._opened(like)
+        self._look()
+        return super()._opened(like)
 
 
 def _stays(path: list[int]) -> bool:
