@@ -23,7 +23,7 @@ class LearningPolicy(TreePolicy, Protocol):
         ...
 
     def joined(self, row: int) -> "LearningPolicy":
-        """Return the policy after a new text took the place of a row."""
+        """Return the policy after a new text took the place of a row, or came behind the last."""
         ...
 
 
@@ -37,7 +37,7 @@ def policy_after(policy: TreePolicy, tree: TokenTree, verdict: Verdict) -> TreeP
 
 
 def policy_joined(policy: TreePolicy, row: int) -> TreePolicy:
-    """Return the policy after a new text took the place of a row: itself, unless it learns."""
+    """Return the policy after a new text took the place of a row, or came behind the last: itself, unless it learns."""
     return policy.joined(row) if isinstance(policy, LearningPolicy) else policy
 
 
@@ -112,10 +112,11 @@ class AdaptiveThreshold:
         return replace(self, learnt=Learnt(threshold.where(taught, old.threshold), rate.where(taught, old.rate)))
 
     def joined(self, row: int) -> "AdaptiveThreshold":
-        """Let a row begin anew."""
+        """Let a row begin anew; the number of rows makes one more."""
         if self.learnt is None:
             return self
-        threshold, rate = self.learnt.threshold.clone(), self.learnt.rate.clone()
+        known, behind = self.learnt, (0, int(row == len(self.learnt.rate)))
+        threshold, rate = (torch.nn.functional.pad(one, behind) for one in (known.threshold, known.rate))
         threshold[row], rate[row] = self.threshold, 0.0
         return replace(self, learnt=Learnt(threshold, rate))
 
