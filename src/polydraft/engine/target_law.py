@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidProbabilities
 from polydraft.models import RowProcessor, fork_all
 from polydraft.probs import SamplingParams, filters_in_force, to_probs
 from polydraft.reading import Text
@@ -133,7 +134,7 @@ def target_rows(
     """Return the distribution at every node, each row's by its own law; rows that have ended are not processed.
 
     Raises:
-        InvalidProbabilities: logits that are NaN or infinite.
+        InvalidProbabilities: logits that are NaN or infinite, in a row that has not ended.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
     after: tuple[dict[int, Processors], ...] = ({},) * len(laws)
@@ -143,11 +144,23 @@ def target_rows(
             for row, law in enumerate(laws)
         ]
         scores, after = torch.stack([row for row, _ in rows]), tuple(states for _, states in rows)
-    settings = {law.params for law in laws}
-    if len(settings) == 1:
-        return TargetRows(to_probs(scores, laws[0].params), scores, after)
-    probs = torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
+    try:
+        probs = _probs(laws, scores)
+    except InvalidProbabilities:
+        if len(going) == len(laws):
+            raise
+        over = torch.tensor([row not in going for row in range(len(laws))], device=scores.device)
+        probs = _probs(
+            laws, scores.masked_fill(over.view(-1, 1, 1), 0)
+        )  # a text that is over may have had unusable ones
     return TargetRows(probs, scores, after)
+
+
+def _probs(laws: Sequence[TargetLaw], scores: Float[Tensor, "b n V"]) -> Float[Tensor, "b n V"]:
+    """Return temperature and filters applied, each row's own."""
+    if len({law.params for law in laws}) == 1:
+        return to_probs(scores, laws[0].params)
+    return torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
 
 
 def path_tokens(tree: TokenTree, row: int, nodes: Int[Tensor, " f"], depth: int) -> Int[Tensor, "f D"]:
