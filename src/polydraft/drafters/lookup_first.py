@@ -113,8 +113,8 @@ class LookupFirst(Drafter):
         return Pieces((own, *_restricted(in_pieces(draft), others))), after
 
     def commit(self, state: LookupState, step: Step) -> LookupState:
-        """Tell the other drafter what was kept of its own drafts, if it was asked."""
-        if not state.asked:
+        """Tell the other drafter what was kept of its own drafts, if it was asked, and the features that it reads."""
+        if not state.asked and not self.reads:
             return state
         own = step if len(state.asked) == len(step.text.lengths) else step.only(state.asked)
         return replace(state, inner=self.drafter.commit(state.inner, own), asked=())
@@ -123,9 +123,10 @@ class LookupFirst(Drafter):
         """Let the other drafter take over the newcomer, also from a state of its own (`continues`)."""
         return replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
 
-    def rewind(self, state: LookupState, row: int, length: int) -> LookupState:
-        """Let the other drafter forget."""
-        return replace(state, inner=self.drafter.rewind(state.inner, row, length))
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Let the other drafter forget, also in a state of its own (`continues`)."""
+        inner = self.drafter.rewind(_inner(state), row, length)
+        return replace(state, inner=inner) if isinstance(state, LookupState) else inner
 
     def leave(self, state: LookupState, row: int) -> LookupState:
         """Tell the other drafter."""

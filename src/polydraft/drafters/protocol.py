@@ -132,7 +132,9 @@ class Drafter(Protocol):
         ...
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
-        """Read prompts, or the next chunk of them; not called while nothing is to be drafted.
+        """Read prompts, or the next chunk of them.
+
+        It is not called while nothing is to be drafted, unless the drafter reads hidden states.
 
         Args:
             state: the state of before.
@@ -208,4 +210,4 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
     fresh = drafter.start(text, session)
     if not (known and drafter.continues(state)):
         return fresh
-    return drafter.rewind(drafter.join(fresh, 0, state), 0, known)
+    return drafter.join(fresh, 0, drafter.rewind(state, 0, known))  # the old text may be too long for the new room

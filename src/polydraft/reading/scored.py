@@ -1,7 +1,7 @@
 """What a model said of the tokens that it read in one pass."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -59,3 +59,10 @@ class Scored:
             {layer: states[own] for layer, states in self.riding.items()},
             None if self.read is None else self.read.of(rows),
         )
+
+    def with_riders(self, count: int) -> "Scored":
+        """Return the same for a drafter that brought so many riders, where others may have brought more."""
+        if self.riders is None or self.riders.shape[1] == count:
+            return self
+        riding = {layer: states[:, :count] for layer, states in self.riding.items()}
+        return replace(self, riders=self.riders[:, :count] if count else None, riding=riding)

@@ -23,6 +23,7 @@ class Step:
         scored: what the target said of it.
         probs: the target's law at every node.
         verdict: what was kept.
+        whole: what was kept of all drafts, where `verdict` counts those of one drafter alone; None if it is the same.
     """
 
     text: Text
@@ -30,24 +31,27 @@ class Step:
     scored: Scored
     probs: Float[Tensor, "b n V"]
     verdict: Verdict
+    whole: Verdict | None = None
 
     def of(self, rows: Sequence[int]) -> "Step":
         """Return the step of some rows, in their order; -1 is a row in which nothing was drafted."""
         own = torch.tensor(list(rows), device=self.tree.tokens.device).clamp_min(0)
         tree = TokenTree(self.tree.tokens[own], Topology(self.tree.parents[own]), self.tree.valid[own])
-        verdict = self.verdict.of([max(row, 0) for row in rows])
-        there = [place for place, row in enumerate(rows) if row >= 0]
-        verdict = verdict if len(there) == len(rows) else verdict.only(there)
-        return Step(self.text.of(rows), tree, self.scored.of(rows), self.probs[own], verdict)
+        whole = None if self.whole is None else _of_rows(self.whole, rows)
+        kept = _of_rows(self.verdict, rows)
+        return Step(self.text.of(rows), tree, self.scored.of(rows), self.probs[own], kept, whole)
 
     def only(self, rows: Collection[int]) -> "Step":
-        """Return the step as it is for a drafter whose drafts counted in these rows alone: elsewhere none was kept."""
-        return replace(self, verdict=self.verdict.only(rows))
+        """Return the step as it is for a drafter whose drafts counted in these rows alone: elsewhere none was kept.
+
+        The features are still those of all tokens.
+        """
+        return replace(self, verdict=self.verdict.only(rows), whole=self.whole or self.verdict)
 
     @property
     def features(self) -> Features:
         """Hidden states of all tokens that are read with this step: unread ones, the root, and the accepted nodes."""
-        path = self.verdict.path
+        path = (self.whole or self.verdict).path
         nodes = torch.nn.functional.pad(path, (1, 0), value=0)
         roots = self.text.lengths.unsqueeze(-1) - 1
         order = torch.arange(nodes.shape[-1], device=path.device)
@@ -63,3 +67,10 @@ class Step:
             layer: torch.cat([before.states[layer], found], dim=1) for layer, found in states.items()
         }
         return Features(torch.cat([before.places, places], dim=1), joined)
+
+
+def _of_rows(verdict: Verdict, rows: Sequence[int]) -> Verdict:
+    """Return what was kept of some rows; of -1 nothing."""
+    there = [place for place, row in enumerate(rows) if row >= 0]
+    own = verdict.of([max(row, 0) for row in rows])
+    return own if len(there) == len(rows) else own.only(there)
