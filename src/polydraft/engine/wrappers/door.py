@@ -24,27 +24,26 @@ def checked(
         InvalidDraft: nothing can be.
     """
     if not isinstance(draft, Pieces):
-        found = checked_draft(draft, text, scheme, policy, vocab_size)
-        _check_riders(found, vocab_size, riders)
-        return found
+        return checked_draft(draft, text, scheme, policy, vocab_size, riders)
     if sorted(row for piece in draft.pieces for row in piece.rows) != list(range(len(text.lengths))):
         raise InvalidDraft("The draft's pieces must have every row once.")
-    for one in draft.pieces:
-        _check_riders(one.draft, vocab_size, riders)
     return Pieces(
         tuple(
-            Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size))
+            Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size, riders))
             for one in draft.pieces
         )
     )
 
 
-def checked_draft(draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> Draft:
+def checked_draft(
+    draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int, riders: int = 0
+) -> Draft:
     """Return a draft that can be verified; `failure` says what had to be repaired.
 
-    Two things are repaired, neither of which depends on the drafts that it changes. Ids that the target does not have
+    Three things are repaired, none of which depends on the drafts that it changes. Ids that the target does not have
     become the one id `vocab_size`, to which it gives no probability: see `known_tokens` and `with_unknown`. Below a row
-    that is no distribution no draft counts: the row was known before they were drawn.
+    that is no distribution no draft counts: the row was known before they were drawn. Riders that cannot be scored are
+    left out; the tree beside them is verified, since they may follow from what was drawn.
 
     Raises:
         InvalidDraft: nothing can be verified.
@@ -54,9 +53,19 @@ def checked_draft(draft: object, text: Text, scheme: Scheme, policy: TreePolicy,
     _check_tensors(draft, text, scheme)
     _check_places(draft, text)
     _check_size(draft, largest_shape(policy))
+    _check_gaps(draft.tree, scheme)
     if draft.whole and not _is_whole(draft, vocab_size):
         draft = replace(draft, whole=False)
-    return _with_one_unknown(_with_usable_rows(draft), vocab_size)
+    return _with_usable_riders(_with_one_unknown(_with_usable_rows(draft), vocab_size), vocab_size, riders)
+
+
+def _with_usable_riders(draft: Draft, vocab_size: int, most: int) -> Draft:
+    """Leave riders out that cannot be scored."""
+    try:
+        _check_riders(draft, vocab_size, most)
+    except InvalidDraft as failure:
+        return replace(draft, riders=None, embeddings=None, failure=draft.failure or failure)
+    return draft
 
 
 def _check_riders(draft: Draft, vocab_size: int, most: int) -> None:
@@ -143,6 +152,16 @@ def _check_size(draft: Draft, largest: TreeShape) -> None:
         raise InvalidDraft(f"The draft's trees have {nodes} nodes, but the policy's have at most {largest.size}.")
     if nodes > 1 and tree.topology.width > most:
         raise InvalidDraft(f"The draft has a node with {tree.topology.width} drafts, but was to have {most} at most.")
+
+
+def _check_gaps(tree: TokenTree, scheme: Scheme) -> None:
+    """Check that no draft comes behind one that is not there: rules take drafts up to the first that is absent.
+
+    What a deterministic scheme takes is verified by its tokens, wherever they stand.
+    """
+    there = tree.topology.of_children(tree.valid, 0) > 0
+    if not scheme.deterministic and bool((there[..., 1:] & ~there[..., :-1]).any()):
+        raise InvalidDraft(f"The draft has {scheme.name} drafts behind one that is not there.")
 
 
 def _check_places(draft: Draft, text: Text) -> None:

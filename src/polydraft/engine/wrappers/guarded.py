@@ -43,7 +43,7 @@ class Guarded(Drafter):
         self.drafter = drafter
         self.failure = failure
         self._refused = failure
-        self._open = False  # whether the failure is of a step that may yet be taken again
+        self._open: tuple[Any, ...] = ()  # the state from which drafting failed, in a step that may yet be taken again
         self._sound = is_sound(drafter)
         self._vocab_size = 0
         self.name, self.reads = drafter.name, drafter.reads
@@ -80,25 +80,22 @@ class Guarded(Drafter):
             except MENDABLE:
                 raise
             except Exception as error:  # noqa: BLE001  as below
-                state, self._open = self._fail(error), True
+                self._open, state = (state,), self._fail(error)
             else:
                 failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
                 if failure is None:
+                    self._mended(state)
                     return draft, after
-                self._open = True
+                self._open = (state,)
                 return draft, self._fail(failure)
         return Draft.nothing(text.last()), state
 
     def commit(self, state: Any, step: Step) -> Any:
         """Commit, or do nothing once the drafter has failed."""
         if isinstance(state, Failed):
-            self._open = False
+            self._open = ()
             return state
-        after = self._tried(partial(self.drafter.commit, state, step))
-        if self._open and not isinstance(after, Failed):
-            self.failure = ""  # what failed in an interrupted step and works when it is taken again has not failed
-        self._open = False
-        return after
+        return self._tried(partial(self.drafter.commit, state, step))
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         """Let a new text join, or do nothing once the drafter has failed."""
@@ -134,6 +131,11 @@ class Guarded(Drafter):
             raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
         draft, after = answer
         return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size, self.riders)), after
+
+    def _mended(self, state: Any) -> None:
+        """Forget a failure from this state: what works when an interrupted step is taken again has not failed."""
+        if any(one is state for one in self._open):
+            self.failure, self._open = "", ()
 
     def _tried(self, verb: Callable[[], Any]) -> Any:
         try:
