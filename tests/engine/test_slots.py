@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, Fixed, HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft, SamplingParams, TreeShape
 from polydraft.drafters import Drafter, EnsembleDrafter
-from polydraft.engine import Limits, Method, Request, Slots, TargetLaw, generate_many
+from polydraft.engine import Ending, Method, Request, Slots, TargetLaw, generate_many
 from polydraft.engine.decode import capacity_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import Noise
@@ -142,11 +142,11 @@ def test_a_batch_too_large_for_the_memory_says_what_fits(monkeypatch: pytest.Mon
 
 def slots(size: int) -> Slots:
     method = Method(HuggingFaceModel(target()), NoDraft(), TopDown(NaiveMatch()), Chain(1))
-    return Slots(method, size, capacity_for(method, [Limits(20)]), SamplingParams())
+    return Slots(method, size, capacity_for(method, [Ending(20)]), SamplingParams())
 
 
 def request(name: str, tokens: Tensor, params: SamplingParams, limit: int = 20) -> Request:
-    return Request(name, tokens, TargetLaw(params), Limits(limit), Noise.from_seed(3, 1))
+    return Request(name, tokens, TargetLaw(params), Ending(limit), Noise.from_seed(3, 1))
 
 
 class TestSlots:

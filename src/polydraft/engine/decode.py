@@ -57,7 +57,7 @@ class Method:
     @property
     def room(self) -> int:
         """The key slots that one step needs beside the text's own."""
-        return largest_shape(self.policy).size + self.drafter.riders + 1
+        return room_for([(self.drafter, self.policy)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +129,14 @@ def capacity_for(method: Method, endings: Sequence[Ending]) -> int:
     return max(ending.max_length for ending in endings) + method.room
 
 
+def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
+    """Return the key slots that one step needs beside a text's own, where the rows are drafted for in these ways.
+
+    The largest tree of one row and the most riders of another lie in one pass.
+    """
+    return max(largest_shape(policy).size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
+
+
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
     """Start on prompts and read them; errors are those of `decode`."""
     return read_on(opened(method, prompts, capacity, past))
@@ -151,7 +159,8 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
         reader = reader.join(0, past.reader, known)
     session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)
     state = resumed(method.drafter, past.drafts if past else None, known, text, session)
-    part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), method.policy)
+    own = (method.policy, laws[0].params)
+    part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), *own)
     going = frozenset(range(batch))
     return Rows(text, laws, tuple(prompts.endings), prompts.noise, (0,) * batch, going, reader, (part,))
 
@@ -161,7 +170,7 @@ def read_on(rows: Rows, at_most: int | None = None) -> Rows:
     """Read prompts but for their last tokens, which are the first trees' roots; or only so many tokens of each."""
     reader, features = rows.reader.catch_up(rows.text, at_most)
     seen = rows.text if at_most is None else Text(rows.text.tokens, rows.text.lengths.new_tensor(reader.read) + 1)
-    parts = tuple(part.read(seen, features) if part.policy.shape.counts else part for part in rows.parts)
+    parts = tuple(part.read(seen, features) if part.is_to_read else part for part in rows.parts)
     return replace(rows, reader=reader, parts=parts)
 
 
@@ -198,7 +207,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         steps=tuple(count + 1 for count in rows.steps),
         going=rows.going - {row for row, gained in gains.items() if gained.finish},
         reader=reader.keep(text, verdict),
-        parts=tuple(part.committed(taken) for _, part in drafts),
+        parts=tuple(part.committed(taken, own) for own, part in drafts),
     )
     kept = (scored.logits, target.scores) if method.keeps_scores else ()
     return after, Block(gains, tree, verdict, *kept), taken

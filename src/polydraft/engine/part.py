@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
-from polydraft.probs import Noise
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
@@ -37,6 +37,7 @@ class Part:
         state: the drafter's state, of rows of its own.
         rows: which row of the batch each of these is; -1 for one that is free.
         origin: the policy of the first tree.
+        params: the sampling settings that the drafter was told of.
         alone: whether these are all rows of the batch, in order.
     """
 
@@ -46,12 +47,21 @@ class Part:
     state: Any
     rows: tuple[int, ...]
     origin: TreePolicy
+    params: SamplingParams
     alone: bool = True
+
+    @property
+    def is_to_read(self) -> bool:
+        """Whether the drafter is to read prompts: those of whom nothing is asked now read them later.
+
+        Hidden states come once.
+        """
+        return bool(self.policy.shape.counts or self.drafter.reads)
 
     def takes(self, other: "Part") -> bool:
         """Tell whether the rows of another part can be rows of this one."""
         same = self.drafter is other.drafter and self.verifier is other.verifier and self.origin is other.origin
-        same = same and (self.alone or not self.drafter.shares)
+        same = same and self.params == other.params and (self.alone or not self.drafter.shares)
         return same and not (self.drafter.ended(self.state) or other.drafter.ended(other.state))
 
     def text(self, text: Text) -> Text:
@@ -65,16 +75,22 @@ class Part:
 
     def drafted(self, text: Text, target: Reader, noise: Noise) -> tuple[list[Piece], "Part"]:
         """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on."""
-        fresh, before = noise if self.alone else noise.of(self.rows), self.state
-        if self.drafter.shares:  # a part that shares and has not all rows has one
-            before = self.drafter.over(before, target if self.alone else target.of_row(self.rows[0]))
-        draft, state = self.drafter.draft(before, self.text(text), self.verifier.scheme, self.policy, fresh)
+        fresh, before, own = noise if self.alone else noise.of(self.rows), self.state, self.text(text)
+        if self.drafter.shares:  # a part that shares has one row, or began with all: then it drafts for all of them
+            one = not self.alone and len(self.rows) == 1
+            before, own = (
+                self.drafter.over(before, target.of_row(self.rows[0]) if one else target),
+                own if one else text,
+            )
+        draft, state = self.drafter.draft(before, own, self.verifier.scheme, self.policy, fresh)
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 
-    def committed(self, step: Step) -> "Part":
-        """Tell drafter and policy what was kept."""
+    def committed(self, step: Step, pieces: Sequence[Piece]) -> "Part":
+        """Tell drafter and policy what was kept of its drafts."""
         own = step if self.alone else step.of(self.rows)
+        riders = max((0 if one.draft.riders is None else one.draft.riders.tokens.shape[1] for one in pieces), default=0)
+        own = replace(own, scored=own.scored.with_riders(riders))
         state = self.drafter.commit(self.state, own)
         return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
 
@@ -106,8 +122,8 @@ class Part:
         placed: list[Piece] = []
         for piece in pieces:
             there = [place for place, own in enumerate(piece.rows) if self.rows[own] >= 0]
-            draft = piece.draft if len(there) == len(piece.rows) else piece.draft.of(there)
             if there:
+                draft = piece.draft if len(there) == len(piece.rows) else piece.draft.of(there)
                 placed.append(Piece(tuple(self.rows[piece.rows[place]] for place in there), draft))
         return placed
 
@@ -115,8 +131,8 @@ class Part:
 def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
     """Return the parts with a row given to the only row of another part.
 
-    It joins the part that has the same drafter, verifier and policy, unless that has failed; else it is a part by
-    itself. The part that had the row is without it then, and goes with its last.
+    It joins the part that has the same drafter, verifier, policy and sampling settings, unless that has failed; else it
+    is a part by itself. The part that had the row is without it then, and goes with its last.
     """
     ours = next((place for place, part in enumerate(parts) if part.takes(new)), None)
     kept = [part if place == ours else part.left(row) for place, part in enumerate(parts)]
@@ -135,10 +151,10 @@ def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[i
 def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft | None:
     """Return what is to be scored beside the trees of all pieces, or instead of the first layers; None for nothing.
 
-    The first layers' work is used if one piece of all rows brings it.
+    The first layers' work is used if one piece of all rows, in their order, brings it.
     """
     only = pieces[0].draft
-    resume = only.resume if len(pieces) == 1 else None
+    resume = only.resume if pieces[0].rows == tuple(range(len(tree.tokens))) else None
     riders, embeddings = stacked_riders(pieces, tree.tokens.shape[1], vocab_size)
     if riders is None and resume is None:
         return None

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.engine.block import Block
-from polydraft.engine.decode import Method, Prompts, Rows, begin, joined, opened, read_on, step
+from polydraft.engine.decode import Method, Prompts, Rows, begin, joined, opened, read_on, room_for, step
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
@@ -87,7 +87,8 @@ class Slots:
         method: target, drafter, verifier and tree policy.
         size: the number of slots.
         capacity: key slots per row, for the longest text and one tree (`capacity_for`).
-        params: the sampling settings for which the drafter drafts; the texts' own may differ at the cost of acceptance.
+        params: the sampling settings of most texts. Texts with other settings are drafted for by themselves, since a
+            drafter drafts for the settings that it began with.
         chunk: read prompts by so many tokens at a time, one prompt in each step, so that no text waits for another's
             long prompt; None to read them whole as they join.
     """
@@ -141,11 +142,13 @@ class Slots:
         Its prompt is read at once, or in the next steps if prompts are read in chunks.
 
         Raises:
-            ContextOverflow: the prompt is empty, leaves no room for a token, or the text could outgrow the slots.
+            ContextOverflow: the prompt is empty, leaves no room for a token, or the text or one beside it could outgrow
+                the slots.
             IndexError: no slot is free.
         """
         method = request.method or self.method
-        needed = request.ending.max_length + method.room
+        methods = (self.method, method, *self._methods())
+        needed = self._longest(request) + room_for([(one.drafter, one.policy) for one in methods])
         if needed > self.capacity:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
         slot, prompt = self.free[0], request.tokens.unsqueeze(0)
@@ -160,6 +163,18 @@ class Slots:
         else:
             self._standing = replace(_with(standing, slot, request, read_on(alone)), joined=standing.joined + 1)
         return slot
+
+    def _methods(self) -> list[Method]:
+        """Return the methods of the texts in progress that have one of their own."""
+        requests = (*self.requests.values(), *(request for request, _ in self._standing.reading.values()))
+        return [request.method for request in requests if request.method is not None]
+
+    def _longest(self, newcomer: Request) -> int:
+        """Return the length of the longest text that there may be beside a newcomer, itself included."""
+        read = {slot: request for slot, (request, _) in self._standing.reading.items()}
+        endings = [one.ending.max_length for one in (newcomer, *self.requests.values(), *read.values())]
+        over = [count for slot, count in enumerate(self.rows.text.counts) if slot not in self.requests]
+        return max(*endings, *over)  # what is over is scored until another text takes its place
 
     def step(self) -> Block:
         """Take one step with all texts; those that end leave their slots. The block's rows are slots.

@@ -14,7 +14,7 @@ from polydraft.engine.defaults import as_drafter, default_drafter, default_polic
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths, largest_shape
+from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
@@ -53,11 +53,6 @@ class Parts:
     drafter: Drafter
     verifier: TreeVerifier
     policy: TreePolicy
-
-    @property
-    def room(self) -> int:
-        """The key slots that one step needs beside the text's own."""
-        return largest_shape(self.policy).size + self.drafter.riders + 1
 
 
 def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingParams) -> Parts:

@@ -24,6 +24,7 @@ from polydraft.models import (
     OF_ONE_CALL,
     HuggingFaceModel,
     Serial,
+    check_arguments,
     check_prompts,
     copied_criterion,
     one_row,
@@ -259,4 +260,7 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
     length, most = len(asked.tokens), options.get("max_length")
     if most is not None and options.get("max_new_tokens") is None and length >= most:
         raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
-    return prepare_by_hugging_face(target.model, asked.tokens.unsqueeze(0), take, options, OF_ONE_CALL)
+    check_arguments(target.model, options, OF_ONE_CALL)
+    row = asked.tokens.unsqueeze(0)
+    whole = {**options, "attention_mask": torch.ones_like(row)}  # else Hugging Face takes tokens that pad for padding
+    return prepare_by_hugging_face(target.model, row, take, whole)

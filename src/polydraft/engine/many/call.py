@@ -16,7 +16,7 @@ from polydraft.engine.calls.choices import (
     with_hugging_faces_words,
 )
 from polydraft.engine.calls.logprobs import checked_logprobs
-from polydraft.engine.decode import check_drafting
+from polydraft.engine.decode import check_drafting, room_for
 from polydraft.engine.defaults import target_model
 from polydraft.engine.many.asked import (
     LARGEST_SEED,
@@ -102,7 +102,7 @@ def generate_many(
     for one in every:
         check_drafting(one.drafter, one.verifier, one.policy)
     size = min(batch_size, len(asked))
-    capacity = longest_text(target, asked, options) + max(one.room for one in every)
+    capacity = longest_text(target, asked, options) + room_for([(one.drafter, one.policy) for one in every])
     if asked:
         models = {id(model): model for one in every for model in one.drafter.models() or ()}
         caches = [model for model in models.values() if isinstance(model, HuggingFaceModel)]
