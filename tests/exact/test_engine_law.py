@@ -1,0 +1,194 @@
+"""The law of the text is the target's whatever the engine composes, summed over all drafts and all verdicts."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from choices import Toy, distance, law_of
+from torch import Tensor
+
+from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
+from polydraft.drafters import Drafter, LookupFirst, Session
+from polydraft.models import Forward
+from polydraft.probs import Noise
+from polydraft.reading import Features, Step, Text
+from polydraft.schemes import IID, Scheme
+from polydraft.trees import Draft, Riders, TreePolicy
+from polydraft.trees.dynamic import BestFirst, Confident
+from polydraft.verifiers import (
+    BlockVerification,
+    BottomUp,
+    ByShape,
+    Optimal,
+    PathVerifier,
+    RecursiveRejection,
+    RecursiveRejectionWithoutReplacement,
+    TraversalVerification,
+)
+
+TARGET, DRAFT, PROMPT = Toy(3, 0), Toy(3, 1), [1, 0, 1]
+SMALL, SMALL_DRAFT = Toy(2, 0), Toy(2, 1)
+LEARNING = AdaptiveThreshold(2, 0.6, step=0.3, smoothing=0.1)
+NEAR = 1e-12
+TREES: list[tuple[PathVerifier, TreePolicy]] = [
+    (TopDown(RecursiveRejection()), Widths((2, 1))),
+    (BottomUp(RecursiveRejection()), BestFirst(4)),
+    (TopDown(Optimal()), Widths((2,))),
+    (TopDown(RecursiveRejectionWithoutReplacement()), Confident((2, 1), 0.4)),
+    (TraversalVerification(IID()), Chain(2)),
+    (BlockVerification(), Confident((1, 1, 1), 0.3)),
+    (ByShape(), Widths((2, 1))),
+]
+each_tree = pytest.mark.parametrize(("rule", "policy"), TREES, ids=lambda one: getattr(one, "name", type(one).__name__))
+
+
+class Refusing(Toy):
+    """Raises when it is to score a token that was drawn."""
+
+    def forward(self, tokens: Tensor, *inputs: Any, **named: Any) -> Forward:
+        if not named.get("logits_to_keep") and bool((tokens == 1).any()):
+            raise RuntimeError("not this one")
+        return super().forward(tokens, *inputs, **named)
+
+
+class Unusable(Toy):
+    """Has no law after a token."""
+
+    def forward(self, tokens: Tensor, *inputs: Any, **named: Any) -> Forward:
+        found = super().forward(tokens, *inputs, **named).logits
+        return Forward(found.masked_fill((tokens[:, -found.shape[1] :] == 1).unsqueeze(-1), torch.nan), {})
+
+
+@dataclass
+class Around(Drafter):
+    """A model drafter of whose doings a derived class changes some."""
+
+    inner: Drafter
+    name = "around"
+
+    def check(self, scheme: Scheme) -> None:
+        self.inner.check(scheme)
+
+    def start(self, text: Text, session: Session) -> Any:
+        return self.inner.start(text, session)
+
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        return self.inner.read(state, text, features)
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+        return self.inner.draft(state, text, scheme, policy, noise)
+
+    def commit(self, state: Any, step: Step) -> Any:
+        return self.inner.commit(state, step)
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        return self.inner.join(state, row, other)
+
+
+class OddRiders(Around):
+    """Brings riders that it did not announce, if its first draft is a certain token."""
+
+    def draft(self, *inputs: Any) -> tuple[Any, Any]:
+        draft, state = super().draft(*inputs)
+        if int(draft.tree.tokens[0, 1]) != 1:
+            return draft, state
+        ones, nodes = torch.ones(1, 1, dtype=torch.int64), draft.tree.tokens.shape[1]
+        riders = Riders(ones, ones, torch.ones(1, 1, nodes + 1, dtype=torch.bool), ones.bool())
+        return replace(draft, riders=riders), state
+
+
+class Unkeeping(Around):
+    """Raises when a draft was kept."""
+
+    def commit(self, state: Any, step: Step) -> Any:
+        if step.verdict.kept[0]:
+            raise RuntimeError("kept")
+        return super().commit(state, step)
+
+
+class Ending(Around):
+    """Raises before it draws, after a certain token."""
+
+    def draft(self, state: Any, text: Text, *others: Any) -> tuple[Draft, Any]:
+        if int(text.last()) == 1:
+            raise RuntimeError("the end")
+        return super().draft(state, text, *others)
+
+
+class Neighbourly(Around):
+    """Raises for what it drew in another row, so that this row's drafts are dropped as well."""
+
+    def draft(self, state: Any, text: Text, *others: Any) -> tuple[Draft, Any]:
+        draft, after = super().draft(state, text, *others)
+        if int(draft.tree.tokens[1, 1]) == 1:
+            raise RuntimeError("there")
+        return draft, after
+
+
+class Unlucky(Around):
+    """Raises for what it drew, which no drafter may do."""
+
+    def draft(self, *inputs: Any) -> tuple[Draft, Any]:
+        draft, after = super().draft(*inputs)
+        if int(draft.tree.tokens[0, 1]) == 1:
+            raise RuntimeError("unlucky")
+        return draft, after
+
+
+def checked(
+    model: Toy, drafter: Any, rule: PathVerifier, policy: TreePolicy, prompts: Any, new: int, **options: Any
+) -> set[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        law, failures = law_of(model, drafter, rule, policy, prompts, new, **options)
+    assert distance(law, model.texts(prompts[0], new, options.get("eos", frozenset()))) < NEAR
+    return failures
+
+
+@each_tree
+def test_one_step_of_a_model(rule: PathVerifier, policy: TreePolicy) -> None:
+    assert not checked(SMALL, ModelDrafter(SMALL_DRAFT), rule, policy, [PROMPT], 3, steps=1, eos=frozenset({1}))
+
+
+@each_tree
+def test_one_step_that_looks_up_or_asks(rule: PathVerifier, policy: TreePolicy) -> None:
+    for prompt in ([1, 0, 1, 1, 0], [1, 0]):
+        assert not checked(SMALL, LookupFirst(ModelDrafter(SMALL_DRAFT), 2, 3), rule, policy, [prompt], 3, steps=1)
+
+
+@each_tree
+@pytest.mark.parametrize("kind", [Refusing, Unusable])
+def test_one_step_that_fails_by_what_was_drawn(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
+    assert checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1) or policy.shape.depth == 1
+
+
+def test_one_step_of_three_tokens() -> None:
+    for rule in (TopDown(RecursiveRejection()), BlockVerification(), BottomUp(Optimal())):
+        for drafter in (ModelDrafter(DRAFT), LookupFirst(ModelDrafter(DRAFT), 2, 3), ModelDrafter(Unusable(3, 1))):
+            checked(TARGET, drafter, rule, Chain(2), [[1, 0, 2, 1, 0]], 3, steps=1)
+
+
+def test_riders_that_cannot_be_scored_cost_no_draft_that_was_drawn() -> None:
+    for rule in (TopDown(RecursiveRejection()), BlockVerification()):
+        failures = checked(TARGET, OddRiders(ModelDrafter(DRAFT)), rule, Chain(2), [PROMPT], 3, steps=1)
+        assert {one.split(":")[0] for one in failures} == {"InvalidDraft"}
+
+
+@pytest.mark.parametrize("kind", [Around, Unkeeping, Ending])
+def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> None:
+    for rule, policy in ((TopDown(RecursiveRejection()), Chain(1)), (BlockVerification(), LEARNING)):
+        for inner in (ModelDrafter(SMALL_DRAFT), LookupFirst(ModelDrafter(SMALL_DRAFT), 1)):
+            failures = checked(SMALL, kind(inner), rule, policy, [[0, 1, 1, 0]], 3)
+            assert bool(failures) == (kind is not Around)
+
+
+def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:
+    assert checked(SMALL, Neighbourly(ModelDrafter(SMALL_DRAFT)), BlockVerification(), Chain(1), [[1, 0], [0, 0]], 2)
+
+
+def test_the_sum_notices_drafts_that_are_dropped_for_what_they_are() -> None:
+    with pytest.warns(RuntimeWarning, match="unlucky"):
+        law, _ = law_of(TARGET, Unlucky(ModelDrafter(DRAFT)), BlockVerification(), Chain(2), [PROMPT], 3, steps=1)
+    assert distance(law, TARGET.texts(PROMPT, 3)) > 0.05
