@@ -294,6 +294,30 @@ def test_a_compact_view_of_all_slots_is_the_whole() -> None:
     check_scores(reader, EVEN, seed=4)
 
 
+def test_views_that_scored_nothing_yet_are_copied_and_joined_with_their_keys() -> None:
+    """A view finds the memory of its cache when it is used, whatever is done with it first."""
+    whole = new(len(EVEN)).catch_up(text_of(EVEN))[0]
+    length, store = len(EVEN[0]) - 1, whole.cache.store
+    every = torch.arange(length).expand(len(EVEN), -1)
+    for view, known in (
+        (whole.of_row(1), store[:, 1:2]),
+        (whole.first_layers(1), store[:2]),
+        (whole.of_row(2).first_layers(1), store[:2, 2:3]),
+    ):
+        rows = known.shape[1]
+        close(view.compact(every[:rows], 4).cache.store[..., :length, :], known[..., :length, :])
+        if rows == 1:
+            close(replace(view).cache.extended().store[:, :1], known)
+    fresh = new(1).join(0, whole.of_row(1))
+    close(fresh.cache.store[..., :length, :], store[:, 1:2, :, :length])
+    check_scores(fresh, EVEN[1:2])
+    other = new(1).catch_up(text_of([EVEN[0][::-1]]))[0]
+    check_scores(whole.of_row(1).join(0, other), [EVEN[0][::-1]])
+    assert torch.equal(whole.cache.store[:, 1, :, :length], other.cache.store[:, 0, :, :length]), (
+        "the view's keys are the whole's"
+    )
+
+
 def test_a_compact_view_sees_its_slots_alone() -> None:
     """Its scores are those of a pass whose mask hides the slots that were left out; places stay those of the text."""
     rows = [ROWS[0], ROWS[3], [9, 9, 8, 7, 9, 8, 9]]
