@@ -12,6 +12,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
+from polydraft.engine.planner import Opening, PlanningPolicy, Spent
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -177,20 +178,25 @@ def law_of(
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed.
 
-    After `steps` steps, what is missing is written by the target.
+    After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
     """
     choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
     text = Text(torch.tensor(prompts), torch.full((rows,), len(prompts[0])))
     ending = Ending(len(prompts[0]) + new, eos=eos)
-    method = Method(target, guard, Chosen(rule, choices), policy)
+    plans = isinstance(policy, PlanningPolicy)
+    method = Method(target, guard, Chosen(rule, choices), policy, teaches=plans)
     asked = Prompts(text, (TargetLaw(HOT, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
     with chosen_drafts(choices):
         while True:  # a step writes behind what was committed only, so that all begin with the same rows
             choices.at, choices.chance = 0, 1.0
             batch, found, left = first, list[int](), steps
+            if plans:
+                policy.opens(Opening(len(prompts[0]), new, rows, 0.1))
             while left and 0 in batch.going:
                 batch, block = step(method, batch)
+                if plans:
+                    policy.note(block.lessons, Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
                 found, left = [*found, *block.rows[0].tokens], left - 1
             failures |= {guard.failure} - {""}
             missing = new - len(found) if 0 in batch.going else 0

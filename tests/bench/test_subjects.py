@@ -319,7 +319,8 @@ def test_the_planner_writes_beside_plain_decoding_and_trees(models: Models, ids:
     assert len(planner.against_plain) == 2 and planner.against_best == () and planner.tokens_per_second > 0
     assert heard == [(alone.name, 1, 2), (alone.name, 2, 2)]
     arms = [one.arm for one in measure_planner(models.pair, ids, good, options)]
-    assert arms == [PLAIN, PLANNER, "tree 1+1+1+1+1", "tree 1+1+1+1+1+1+1", "tree 1"]
+    trees = [f"tree {'+'.join('1' * length)}" for length in (5, 7, 2, 1, 10)]
+    assert arms == [PLAIN, PLANNER, *trees, "lookup, else tree 1+1+1+1+1", "lookup alone"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -10,13 +10,14 @@ from doubles import perturbed, tiny_model
 import polydraft
 from polydraft.drafters import EnsembleDrafter, ModelDrafter
 from polydraft.engine import Planner
-from polydraft.engine.planner import relative_cost
+from polydraft.engine.lessons import Lesson
+from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Fixed, TreeShape, Widths
+from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, Widths
 
-TREES = (Widths((3, 2)), Widths((3, 2, 1)), Chain(1))
+TREES = (Chain(2), Chain(3), Chain(1))
 Arm = Callable[[random.Random], tuple[float, float]]
 
 
@@ -32,14 +33,38 @@ def arm(win: float, depth: int, seconds: float) -> Arm:
     return step
 
 
+def lesson(gained: float, depth: int) -> Lesson:
+    """What a step of a chain shows that brought so many tokens."""
+    won = [1.0] * (int(gained) - 1) + [0.0] * (gained <= depth)
+    return Lesson("", (), tuple((level, 0, one, 1.0) for level, one in enumerate(won)), int(gained), depth)
+
+
+def taught(planner: Planner, gained: float, seconds: float) -> None:
+    """Let a planner learn of a step: a level of drafts takes what a plain step of one second leaves."""
+    shape = planner.shape
+    target = min(seconds, 1.0 if seconds > 1 else seconds)
+    planner.note([lesson(gained, shape.depth)], Spent(seconds - target, target, 0.0), shape.size)
+
+
 def speed(arms: list[Arm], planner: Planner, tokens: int, seed: int) -> float:
     """Return the tokens per second of a text written by the planner."""
     stream, written, spent = random.Random(seed), 0.0, 0.0
     while written < tokens:
         gained, seconds = arms[planner.current](stream)
-        planner.learn(gained, seconds)
+        taught(planner, gained, seconds)
         written, spent = written + gained, spent + seconds
     return written / spent
+
+
+def opened(trees: tuple[TreePolicy, ...] = TREES, relative: float = 0.1, left: int = 256) -> Planner:
+    """A planner that is told of a text."""
+    planner = Planner(trees)
+    planner.opens(opening(relative, left))
+    return planner
+
+
+def opening(relative: float = 0.1, left: int = 256, rows: int = 1) -> Opening:
+    return Opening(length=10, left=left, rows=rows, relative=relative)
 
 
 def world(win: float, level: float) -> list[Arm]:
@@ -49,7 +74,7 @@ def world(win: float, level: float) -> list[Arm]:
 
 @pytest.mark.parametrize(("win", "level"), [(0.0, 0.25), (0.1, 0.4), (0.5, 1.0), (0.9, 1.1)])
 def test_where_drafts_do_not_pay_little_is_lost(win: float, level: float) -> None:
-    speeds = [speed(world(win, level), Planner(TREES), 256, seed) for seed in range(20)]
+    speeds = [speed(world(win, level), opened(relative=level), 256, seed) for seed in range(20)]
     assert sorted(speeds)[10] >= 0.97
 
 
@@ -66,7 +91,7 @@ def test_where_drafts_pay_it_is_near_the_best_tree(win: float, level: float) -> 
 def test_it_comes_back_when_the_draft_becomes_good() -> None:
     planner = Planner(TREES)
     speed(world(0.0, 0.2), planner, 500, 1)
-    assert planner.rate(0) > max(planner.rate(arm) for arm, found in enumerate(planner.known) if arm and found.steps)
+    assert planner.current == 0
     speed(world(0.9, 0.2), planner, 3000, 2)
     assert speed(world(0.9, 0.2), planner, 1000, 3) > 1.5
 
@@ -76,9 +101,9 @@ def test_a_hiccup_does_not_cost_a_tree_its_place() -> None:
     arms, depths = world(0.9, 0.1), []
     for step in range(300):
         tokens, seconds = arms[planner.current](stream)
-        first = planner.current and not planner.known[planner.current].steps
+        first = planner.current and not planner.costs.measured(planner.shape)
         depths.append(planner.shape.depth)
-        planner.learn(tokens, 20 * seconds if first and step else seconds)
+        taught(planner, tokens, 20 * seconds if first and step else seconds)
     assert depths[-100:].count(3) > 90
 
 
@@ -97,7 +122,7 @@ def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() ->
     for _ in range(3):
         run = polydraft.stream(target, prompt, drafter=perturbed(target, 0.02), policy=planner, **settings).exhaust()
         assert run.new_tokens == plain.new_tokens
-    assert planner.steps > 0 and planner.known[0].steps and planner.known[1].steps
+    assert planner.steps > 0 and all(map(planner.costs.measured, planner.shapes[:2]))
 
 
 def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
@@ -105,14 +130,14 @@ def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
     calls: list[int] = []
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
     planner = Planner((Chain(2),))
-    run = polydraft.stream(
-        target, torch.tensor([[1, 2, 3]]), drafter=draft, policy=planner, temperature=0.0, max_new_tokens=120
-    )
-    next(run)
-    assert planner.current == 0, "the second step drafts nothing"
-    before = len(calls)
-    next(run)
-    assert len(calls) == before
+    options = {"temperature": 0.0, "max_new_tokens": 120, "policy": planner}
+    drafter = ModelDrafter(HuggingFaceModel(draft))
+    run, kinds = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=drafter, **options), set()
+    while not run.over:
+        arm, before = planner.current, len(calls)
+        next(run)
+        kinds.add((arm, len(calls) > before))
+    assert kinds == {(0, False), (1, True)}
 
 
 def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
@@ -122,16 +147,17 @@ def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
     twin.register_forward_pre_hook(lambda *_: calls.append(1))
     settings = {"temperature": 0.0, "max_new_tokens": 30, "policy": Planner((Chain(3),))}
     run = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=drafter, **settings)
-    assert not calls and run.exhaust().statistics.drafted == 0
+    next(run)
+    assert not calls
 
 
 def test_what_was_learnt_decides_how_the_next_text_begins() -> None:
     planner = Planner(TREES)
     speed(world(0.0, 0.4), planner, 200, 1)
-    planner.opens(length=50, left=100, rows=1, relative=0.1, sampled=False)
+    planner.opens(opening(left=100))
     assert planner.current == 0
     speed(world(0.9, 0.1), planner := Planner(TREES), 200, 1)
-    planner.opens(length=50, left=100, rows=1, relative=0.1, sampled=False)
+    planner.opens(opening(left=100))
     assert planner.current > 0
 
 
@@ -154,11 +180,11 @@ def test_a_hiccup_at_the_very_first_steps_does_not_decide(slow: int) -> None:
     """One of the first two steps, one with a tree and one without, takes four times as long."""
     for win, least in ((0.0, 0.95), (0.9, 1.5)):
         stream, planner, arms = random.Random(2), Planner(TREES), world(win, 0.25 if win == 0 else 0.1)
-        planner.opens(length=10, left=400, rows=1, relative=0.1, sampled=False)
+        planner.opens(opening(left=400))
         written = spent = 0.0
         for step in range(120):
             tokens, seconds = arms[planner.current](stream)
-            planner.learn(tokens, 4 * seconds if step == slow else seconds)
+            taught(planner, tokens, 4 * seconds if step == slow else seconds)
             written, spent = written + tokens, spent + seconds
         assert written / spent >= least
 
@@ -167,6 +193,6 @@ def test_what_a_dear_draft_model_had_to_read_does_not_make_trees_look_cheap() ->
     """Every level costs as much as a plain step and reading nothing, though a planner expects it to be dear."""
     planner, speeds = Planner(TREES), []
     for seed in range(24):
-        planner.opens(length=60, left=96, rows=1, relative=1.5, sampled=False)
+        planner.opens(opening(1.5, 96))
         speeds.append(speed(world(0.85, 1.1), planner, 96, seed))
     assert sorted(speeds)[12] >= 0.97 and min(speeds) >= 0.9

@@ -15,9 +15,10 @@ from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine import generate, stream
+from polydraft.engine.planner.curves import StepCosts
 from polydraft.engine.planning import Curve, Effort, PairPlan, load_plan, planned, tune
 from polydraft.engine.planning.acceptance import Visit, tally
-from polydraft.engine.planning.costs import StepCosts, time_draft, time_target
+from polydraft.engine.planning.costs import time_draft, time_target
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import searched
 from polydraft.errors import InvalidParameter, UnpairedScheme

@@ -1,8 +1,10 @@
 """The law of the text is the target's whatever the engine composes, summed over all drafts and all verdicts."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor
 
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
 from polydraft.drafters import Drafter, LookupFirst, Session
+from polydraft.engine.planner import Opening
 from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Riders, TreePolicy
+from polydraft.trees import Draft, Riders, TreePolicy, TreeShape
 from polydraft.trees.dynamic import BestFirst, Confident
+from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -42,6 +46,39 @@ TREES: list[tuple[PathVerifier, TreePolicy]] = [
     (ByShape(), Widths((2, 1))),
 ]
 each_tree = pytest.mark.parametrize(("rule", "policy"), TREES, ids=lambda one: getattr(one, "name", type(one).__name__))
+
+
+class Scheming(FixedShape):
+    """A planner that chooses by all that it may see: what it was told of finished steps, and the committed text."""
+
+    largest = Widths((2, 1)).shape
+    trees = (TreeShape(()), Chain(1).shape, Chain(2).shape, largest)
+
+    def __init__(self) -> None:
+        self.seen, self.chosen = "", set[object]()
+
+    def suits(self, usual: TreePolicy) -> None:
+        pass
+
+    def opens(self, opening: Opening) -> None:
+        self.seen = repr(opening)
+
+    def note(self, *told: object) -> None:
+        self.seen += repr(told)
+
+    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        found = tuple(row for row, length in enumerate(lengths) if length and self._one_of(2, lengths))
+        self.chosen.add(bool(found))
+        return found
+
+    @property
+    def shape(self) -> TreeShape:
+        shape = self.trees[self._one_of(len(self.trees))]
+        self.chosen.add(shape)
+        return shape
+
+    def _one_of(self, count: int, more: object = "") -> int:
+        return crc32(f"{self.seen}{more}".encode()) % count
 
 
 class Refusing(Toy):
@@ -182,6 +219,22 @@ def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> Non
         for inner in (ModelDrafter(SMALL_DRAFT), LookupFirst(ModelDrafter(SMALL_DRAFT), 1)):
             failures = checked(SMALL, kind(inner), rule, policy, [[0, 1, 1, 0]], 3)
             assert bool(failures) == (kind is not Around)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        TopDown(RecursiveRejection()),
+        BottomUp(RecursiveRejection()),
+        ByShape(BlockVerification(), TopDown(RecursiveRejection())),
+    ],
+)
+def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
+    for prompts in ([[0, 1, 1, 0]], [[1, 0, 1, 0], [0, 0, 1, 1]]):
+        planner, drafter = Scheming(), LookupFirst(ModelDrafter(SMALL_DRAFT), 1, 2)
+        new = 4 if len(prompts) == 1 else 2
+        assert not checked(SMALL, drafter, rule, planner, prompts, new)
+        assert planner.chosen >= {*planner.trees, True, False}
 
 
 def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from polydraft.trees import AdaptiveThreshold, BestFirst, Chain, Confident, Eagle2, TreePolicy, TrunkThenBranch, Widths
-from polydraft.trees.dynamic import Confidence
+from polydraft.trees.dynamic import EMBEDDED, Confidence
 
 Read = Callable[[str], TreePolicy]
 
@@ -59,6 +59,13 @@ def confident(confidence: Confidence) -> Read:
         return Confident(shape, _threshold(threshold, Confident.threshold), confidence)
 
     return read
+
+
+def disco(numbers: str) -> TreePolicy:
+    """Read a length and a threshold: 8 or 8:0.5; the classifier is that of the embedded pair."""
+    length, *threshold = numbers.split(":")
+    shape = (1,) * Chain(int(length)).shape.depth
+    return Confident(shape, _threshold(threshold, Confident.threshold), EMBEDDED)
 
 
 def adaptive(numbers: str) -> TreePolicy:

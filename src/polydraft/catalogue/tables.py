@@ -11,6 +11,7 @@ from polydraft.catalogue.policies import (
     best_first,
     chain,
     confident,
+    disco,
     eagle_2,
     published,
     trunk,
@@ -147,6 +148,7 @@ POLICIES: tuple[PolicyLine, ...] = (
     PolicyLine("confident", confident(TokenProbability()), ("confident:8:0.4", "confident:3,2,1:0.4")),
     PolicyLine("confident-path", confident(PathProbability()), ("confident-path:8:0.1",)),
     PolicyLine("confident-entropy", confident(EntropyBound()), ("confident-entropy:8:0.4",)),
+    PolicyLine("disco", disco, ("disco:8", "disco:8:0.5")),
     PolicyLine("adaptive", adaptive, ("adaptive:8", "adaptive:8:0.6")),
 )
 

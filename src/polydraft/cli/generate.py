@@ -23,15 +23,14 @@ from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
-from polydraft.engine import Comparison, Planner, Run, as_drafter, compare, default_drafter, stream
+from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, stream
+from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, TreePolicy
+from polydraft.trees import TreePolicy
 
-AUTO = Path("auto")
-"""The value of --plan that lets a planner choose."""
 DRAFTED, OWN = "green", "bold"
 """The styles of accepted drafts, and of the tokens that the target chose itself."""
 COMPARE_REPEATS = 5
@@ -63,8 +62,8 @@ class GenerateRequest:
 
     @property
     def plan_file(self) -> Path | None:
-        """The plan's file, if it is one."""
-        return None if self.plan == AUTO else self.plan
+        """The plan's file, if it is one and not the word of a planner."""
+        return None if str(self.plan) in PLANNERS else self.plan
 
 
 def given_prompt(prompt: str | None) -> str:
@@ -146,7 +145,7 @@ def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
-        "policy": _policy(request, drafter),
+        "policy": _policy(request),
     }
     return options
 
@@ -166,10 +165,10 @@ def check_sampling(settings: dict[str, Any]) -> None:
 
 def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, str]]:
     """Yield the combinations in which an option could have no effect, each with its sentence."""
-    one, auto, file = request, request.plan == AUTO, request.plan_file
+    one, auto, file = request, str(request.plan) in PLANNERS, request.plan_file
     yield one.draft and not one.target, "--draft needs --target: a draft model belongs to one family of targets."
     chosen = one.tree is not None or drafter == "none"
-    yield auto and chosen, "--plan auto chooses the tree of every step; leave --tree and --drafter none out."
+    yield auto and chosen, f"--plan {one.plan} chooses the tree of every step; leave --tree and --drafter none out."
     chosen = one.tree is not None or one.drafter is not None
     yield file and chosen, "--plan chooses the drafter and the tree; leave --drafter and --tree out."
     yield file and drafter != "model", "--plan is for a target and a draft model: give --draft too."
@@ -181,16 +180,12 @@ def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, s
         yield given and drafter == "none", f"--drafter none drafts nothing; leave {name} out."
 
 
-def _policy(request: GenerateRequest, drafter: str) -> TreePolicy | None:
+def _policy(request: GenerateRequest) -> TreePolicy | None:
     """Return the trees that are asked for; None for those that suit the drafter."""
     if request.tree is not None:
         return parse_policy(request.tree)
-    return planner_for(drafter) if request.plan == AUTO else None
-
-
-def planner_for(drafter: str) -> Planner:
-    """Return a planner of trees that suit a drafter."""
-    return Planner(tuple(map(Chain, (8, 3, 16)))) if drafter == "ngram" else Planner()
+    planner = PLANNERS.get(str(request.plan))
+    return planner() if planner else None
 
 
 def load_models(request: GenerateRequest) -> Pair:
@@ -221,7 +216,7 @@ def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
     if request.drafter is not None:
         return line.of(drafter)
     params = SamplingParams(request.sampling.get("temperature", 0.0))
-    fixed = request.compiled or request.tree is not None or request.plan is not None
+    fixed = request.compiled or request.tree is not None or request.plan_file is not None
     return default_drafter(drafter, params, pair.target.device, fixed=fixed)
 
 

@@ -14,7 +14,7 @@ from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, largest_shape, rows_taken
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -98,18 +98,18 @@ class LookupFirst(Drafter):
         self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, LookupState]:
         """Look up the rows that can be, and ask the other drafter for the others."""
-        found = self._found(state, text, policy)
-        looked = tuple(row for row, tokens in enumerate(found) if len(tokens) >= LEAST)
+        found = chains_found(text, self.trusted, self.trusted, self._longest(policy), state.vocab_size)
+        looked = rows_taken(policy, [*map(len, found)], LEAST)
         others = tuple(row for row in range(len(found)) if row not in looked)
         if not others:
-            return _looked_up(text, found, scheme, policy), replace(state, asked=())
+            return _looked_up(text, found, scheme), replace(state, asked=())
         # its draws for looked-up rows are nobody's, so that these rows' own streams stay where they are
         streams = noise.of([row if row in others else -1 for row in range(len(found))]) if looked else noise
         draft, inner = self.drafter.draft(state.inner, text, scheme, policy, streams)
         after = replace(state, inner=inner, asked=others)
         if not looked:
             return draft, after
-        own = Piece(looked, _looked_up(text.of(looked), [found[row] for row in looked], scheme, policy))
+        own = Piece(looked, _looked_up(text.of(looked), [found[row] for row in looked], scheme))
         return Pieces((own, *_restricted(in_pieces(draft), others))), after
 
     def commit(self, state: LookupState, step: Step) -> LookupState:
@@ -136,16 +136,14 @@ class LookupFirst(Drafter):
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))
 
-    def _found(self, state: LookupState, text: Text, policy: TreePolicy) -> list[NDArray[np.int64]]:
-        """Return every row's continuation; of no length if nothing is to be drafted."""
-        if not policy.shape.counts:
-            return [np.zeros(0, dtype=np.int64)] * len(text.lengths)
-        return chains_found(text, self.trusted, self.trusted, self.most, state.vocab_size)
+    def _longest(self, policy: TreePolicy) -> int:
+        """Return the length of the longest chain: there is room for as many nodes as the policy's trees have."""
+        return min(self.most, largest_shape(policy).size - 1)
 
 
-def _looked_up(text: Text, found: Sequence[NDArray[np.int64]], scheme: Scheme, policy: TreePolicy) -> Draft:
-    """Return the continuations as a draft under the scheme, no longer than there is room for."""
-    draft = given_chain(text, [tokens[: policy.shape.size - 1] for tokens in found])
+def _looked_up(text: Text, found: Sequence[NDArray[np.int64]], scheme: Scheme) -> Draft:
+    """Return the continuations as a draft under the scheme."""
+    draft = replace(given_chain(text, [*found]), source="lookup")
     return replace(draft, probs=draft.probs.unsqueeze(-2)) if isinstance(scheme, Product) else draft
 
 

@@ -8,7 +8,7 @@ from polydraft.engine.decode import Method, Prompts, decode
 from polydraft.engine.defaults import as_drafter, default_drafter
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
-from polydraft.engine.planner import Planner
+from polydraft.engine.planner import Goodput, Planner
 from polydraft.engine.run import Run
 from polydraft.engine.slots import Request, Slots
 from polydraft.engine.stopping import Ending
@@ -21,6 +21,7 @@ __all__ = [
     "Emission",
     "Ending",
     "GenerationOutput",
+    "Goodput",
     "ManyRun",
     "Method",
     "Past",

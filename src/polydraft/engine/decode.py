@@ -13,6 +13,7 @@ from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.past import Past
+from polydraft.engine.lessons import lessons_of
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw, target_rows
@@ -45,6 +46,7 @@ class Method:
         policy: the trees' shape.
         keeps_scores: whether blocks hold the target's logits and scores, of every node.
         logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
+        teaches: whether blocks hold what they show of the chances of drafts, for a policy that learns from it.
     """
 
     target: LanguageModel
@@ -53,6 +55,7 @@ class Method:
     policy: TreePolicy
     keeps_scores: bool = False
     logprobs: int | None = None
+    teaches: bool = False
 
     @property
     def room(self) -> int:
@@ -209,8 +212,12 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         reader=reader.keep(text, verdict),
         parts=tuple(part.committed(taken, own) for own, part in drafts),
     )
-    kept = (scored.logits, target.scores) if method.keeps_scores else ()
-    return after, Block(gains, tree, verdict, *kept), taken
+    kept = (scored.logits, target.scores) if method.keeps_scores else (None, None)
+    block = Block(gains, tree, verdict, *kept)
+    if method.teaches:
+        own = [(piece, part.verifier) for pieces, part in drafts for piece in pieces if part.origin is method.policy]
+        block = replace(block, lessons=lessons_of(own, target.probs, verdict, gains, rows.laws))
+    return after, block, taken
 
 
 def check_room(prompt: Text, endings: Sequence[Ending]) -> None:

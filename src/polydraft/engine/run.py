@@ -84,7 +84,7 @@ class Run:
         left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
         self._weights = state_of(setup.target) if setup.keeps_past else None
         self._known = setup.past.known(setup.prompt) if setup.past else 0
-        self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0].params.temperature > 0)
+        self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0])
 
     @property
     def over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,7 +41,7 @@ class TargetLaw:
         """Whether a processor depends on earlier calls."""
         return any(one.keeps_state for one in self.processors)
 
-    @property
+    @cached_property
     def in_force(self) -> tuple[str, ...]:
         """The names of processors and filters, in the order in which they are applied."""
         filters = (f"{name}={value:g}" for name, value in filters_in_force(self.params).items())

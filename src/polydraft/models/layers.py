@@ -23,7 +23,7 @@ def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer,
         InvalidParameter: the model has no such layer.
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
-    found = dict[Layer, Float[Tensor, "b n d"]]()
+    found: dict[Layer, Tensor] = {}
     hooks = [_hook(model, layer, found) for layer in layers]
     try:
         yield found

@@ -35,10 +35,12 @@ from polydraft.trees.policies import (
     Chain,
     ChoosingPolicy,
     Fixed,
+    TakingPolicy,
     TreePolicy,
     TrunkThenBranch,
     Widths,
     largest_shape,
+    rows_taken,
 )
 from polydraft.trees.riders import Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
@@ -69,6 +71,7 @@ __all__ = [
     "Propose",
     "Resume",
     "Riders",
+    "TakingPolicy",
     "TokenProbability",
     "TokenTree",
     "Topology",
@@ -93,6 +96,7 @@ __all__ = [
     "largest_shape",
     "policy_after",
     "policy_joined",
+    "rows_taken",
     "stacked_riders",
     "stacked_tree",
     "step_seconds",

@@ -37,6 +37,26 @@ class ChoosingPolicy(TreePolicy, Protocol):
         ...
 
 
+@runtime_checkable
+class TakingPolicy(ChoosingPolicy, Protocol):
+    """A policy that chooses between its trees and chains that were looked up in the text (`LookupFirst`)."""
+
+    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return the rows that take their chain, given how long it is; the others take the tree.
+
+        The chains are known from the committed text, so that nothing drawn decides.
+        """
+        ...
+
+
+def rows_taken(policy: TreePolicy, lengths: Sequence[int], least: int) -> tuple[int, ...]:
+    """Return the rows that take the chain that was looked up for them: those of so many tokens, or fewer rows."""
+    found = tuple(row for row, length in enumerate(lengths) if length >= least)
+    if found and isinstance(policy, TakingPolicy):
+        return policy.takes([length if length >= least else 0 for length in lengths])
+    return found if policy.shape.counts else ()
+
+
 def largest_shape(policy: TreePolicy) -> TreeShape:
     """Return the largest shape that a policy's trees can have."""
     return policy.largest if isinstance(policy, ChoosingPolicy) else policy.shape

@@ -89,6 +89,7 @@ class Draft:
             The tree is a draft all the same, to be verified as it is; see `trees.grow`.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
+        source: who drafted, for those who learn from it: "lookup" for a chain that was found in the text, else "".
         resume: what the target's first layers made of the nodes already, where the drafter ran them. It is trusted: the
             text follows the law that these states lead to.
     """
@@ -104,6 +105,7 @@ class Draft:
     riders: Riders | None = None
     embeddings: Float[Tensor, "e d"] | None = None
     resume: Resume | None = None
+    source: str = ""
 
     @classmethod
     def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":

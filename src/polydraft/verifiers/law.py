@@ -232,8 +232,7 @@ def require_few(rule: NodeVerifier | TreeVerifier, drafts: int) -> None:
     Raises:
         UnpairedScheme: they are for fewer.
     """
-    most = most_drafts(rule)
-    if drafts > most:
+    if drafts > 1 and drafts > (most := most_drafts(rule)):
         few, narrow = ("one draft", "a chain") if most == 1 else (f"at most {most} drafts", f"at most {most} children")
         name = rule.name[:1].upper() + rule.name[1:]
         raise UnpairedScheme(
@@ -312,10 +311,8 @@ def law_of_shares(
     rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
     left = (target_probs - marginal).clamp_min_(0)
     total = left.sum(dim=-1, keepdim=True)
-    if total.device.type == "cpu" and total.numel() and float(total.min()) > 0:
-        return OutcomeLaw(shares, left.div_(total).mul_(rejected))  # in this order: a tiny total must not overflow
     empty = total <= 0
-    rest = left.div_(total.masked_fill(empty, 1)).mul_(rejected)
+    rest = left.div_(total.masked_fill(empty, 1)).mul_(rejected)  # in this order: a tiny total must not overflow
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 

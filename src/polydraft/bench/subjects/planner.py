@@ -16,10 +16,10 @@ from torch import Tensor
 from polydraft.bench.speed import Batch
 from polydraft.bench.subjects.adversaries import noisy, shuffled
 from polydraft.bench.subjects.clock import Progress, unseen
-from polydraft.drafters import NoDraft
+from polydraft.drafters import LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Planner, Run, as_drafter, stream
 from polydraft.engine.defaults import default_policy
-from polydraft.engine.planner import ARMS, SAMPLED_ARMS
+from polydraft.engine.planner import arms_beside
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.probs import Noise, SamplingParams
@@ -176,9 +176,9 @@ def measure_planner(
     return compared(setting.name, found)
 
 
-def known_trees(setting: PlannerSetting) -> tuple[TreePolicy, ...]:
-    """Return the trees that a planner chooses from at a setting's temperature."""
-    return SAMPLED_ARMS if setting.temperature else ARMS
+def known_trees(setting: PlannerSetting, drafts: Any) -> tuple[TreePolicy, ...]:
+    """Return the trees that a planner chooses from at a setting's temperature, the drafter's own first."""
+    return arms_beside(default_policy(as_drafter(drafts), SamplingParams(setting.temperature)))
 
 
 def _arms(setting: PlannerSetting, drafts: Any, options: PlannerOptions) -> dict[str, Arm]:
@@ -189,8 +189,10 @@ def _arms(setting: PlannerSetting, drafts: Any, options: PlannerOptions) -> dict
         PLANNER: lambda: {"policy": Planner() if options.fresh else shared},
     }
     if setting.beside_trees:
-        usual = default_policy(as_drafter(drafts), SamplingParams(setting.temperature))
-        arms |= {in_words(tree): lambda tree=tree: {"policy": tree} for tree in (*known_trees(setting), usual)}
+        trees, looking = known_trees(setting, drafts), LookupFirst(as_drafter(drafts))
+        arms |= {in_words(tree): lambda tree=tree: {"policy": tree} for tree in trees}
+        arms[f"lookup, else {in_words(trees[0])}"] = lambda: {"drafter": looking, "policy": trees[0]}
+        arms["lookup alone"] = lambda: {"drafter": NgramDrafter()}
     return arms
 
 
@@ -207,7 +209,7 @@ def batches(prompts: Sequence[Int[Tensor, "1 _"]], size: int) -> list[Batch]:
 
 
 def _warm_up(pair: Pair, text: Batch, common: dict[str, Any], setting: PlannerSetting) -> None:
-    for special in ({"drafter": NoDraft()}, *({"policy": tree} for tree in known_trees(setting))):
+    for special in ({"drafter": NoDraft()}, *({"policy": tree} for tree in known_trees(setting, common["drafter"]))):
         side_by_side([Lane.begin(pair, text, {**common, **special, "seed": 0, "max_new_tokens": WARM_UP})])
 
 

@@ -82,7 +82,7 @@ PlanOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A file from `polydraft tune`; or auto: learn by doing.",
+        help="A file from `polydraft tune`; or auto, goodput: learn by doing.",
         callback=to_read,
         rich_help_panel=DRAFTING,
     ),

@@ -11,10 +11,11 @@ from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verif
 from polydraft.drafters import Drafter, NgramDrafter
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
+from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
@@ -67,9 +68,12 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
     if only_a_model:
-        fixed = choices.compile or policy is not None
+        fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
-    return Parts(drafter, verifier or default_verifier(drafter, params), policy or default_policy(drafter, params))
+    usual = default_policy(drafter, params)
+    if isinstance(policy, PlanningPolicy):
+        policy.suits(usual)
+    return Parts(drafter, verifier or default_verifier(drafter, params), policy or usual)
 
 
 def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:
@@ -129,7 +133,7 @@ def chosen_policy(given: object) -> TreePolicy | None:
     if isinstance(given, TreeShape):
         return Fixed(given)
     if isinstance(given, str):
-        return parse_policy(given)
+        return PLANNERS[given]() if given in PLANNERS else parse_policy(given)
     if isinstance(given, int) and not isinstance(given, bool):
         return Chain(given)
     if isinstance(given, Sequence):

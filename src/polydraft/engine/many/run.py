@@ -96,7 +96,7 @@ class ManyRun:
     def _open(self) -> Slots:
         setup = self.setup
         longest = max(len(one.tokens) for one in setup.asked)
-        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.law.params.temperature > 0)
+        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.law)
         return Slots(self._watched.method, setup.size, setup.capacity, setup.law.params)
 
     def _goes_on(self) -> bool:

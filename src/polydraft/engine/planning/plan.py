@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polydraft.engine.planning.costs import Curve, StepCosts
+from polydraft.engine.planner.curves import Curve, StepCosts
 from polydraft.engine.planning.identity import Machine, ModelIdentity, PairIdentity
 from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams

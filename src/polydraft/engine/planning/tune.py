@@ -14,8 +14,9 @@ from torch import Tensor
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
+from polydraft.engine.planner.curves import Curve, StepCosts
 from polydraft.engine.planning.acceptance import OBSERVED, RecordingVerifier, Visit, steps, tally
-from polydraft.engine.planning.costs import ROUNDS, Curve, StepCosts, time_draft, time_target
+from polydraft.engine.planning.costs import ROUNDS, time_draft, time_target
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
 from polydraft.errors import InvalidParameter, UnpairedScheme

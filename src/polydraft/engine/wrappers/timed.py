@@ -24,7 +24,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
         self.waits = device.type == "cuda"
-        self._before = 0.0
+        self._before: dict[str, float] = {}
 
     @contextmanager
     def charge(self, name: str) -> Iterator[None]:
@@ -35,10 +35,12 @@ class Stopwatch:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - begin
 
-    def lap(self) -> float:
-        """Return the total since the last lap, without the time for prompts."""
-        now = self.seconds.get("total", 0.0) - self.seconds.get("prefill", 0.0)
-        took, self._before = now - self._before, now
+    def lap(self) -> dict[str, float]:
+        """Return the seconds since the last lap for drafts, the target's passes, and in total but for prompts."""
+        now = {name: self.seconds.get(name, 0.0) for name in ("draft", "target", "total")}
+        now["total"] -= self.seconds.get("prefill", 0.0)
+        took = {name: seconds - self._before.get(name, 0.0) for name, seconds in now.items()}
+        self._before = now
         return took
 
     def _now(self) -> float:

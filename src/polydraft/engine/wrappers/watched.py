@@ -8,10 +8,10 @@ from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.choices import Parts
 from polydraft.engine.decode import Method
-from polydraft.engine.planner import Planner, relative_cost
+from polydraft.engine.planner import Opening, PlanningPolicy, Spent, relative_cost
+from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
-from polydraft.engine.wrappers.witness import Witness, keeps_overlaps
 from polydraft.models import LanguageModel
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
@@ -37,13 +37,11 @@ class Watched:
         logprobs: int | None = None,
     ) -> None:
         self._watch, self._guard = Stopwatch(target.device), Guarded(drafter, fallback)
-        self._planner = policy if isinstance(policy, Planner) else None
-        self._torn = False
-        timed = TimedVerifier(verifier, self._watch)
-        self._witness = Witness(timed) if self._planner and keeps_overlaps(verifier) else None
-        self._relative = relative_cost(target, drafter) if self._planner else 0.0
+        self._planner = policy if isinstance(policy, PlanningPolicy) else None
+        self._torn, self._target, self._drafter = False, target, drafter
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
-        self.method = Method(model, drafts, self._witness or timed, policy, keeps_scores, logprobs)
+        rule, teaches = TimedVerifier(verifier, self._watch), self._planner is not None
+        self.method = Method(model, drafts, rule, policy, keeps_scores, logprobs, teaches)
         self._others: dict[int, tuple[Parts, Guarded, Method]] = {}
 
     def method_of(self, parts: Parts) -> Method:
@@ -61,10 +59,11 @@ class Watched:
         guards = (self._guard, *(guard for _, guard, _ in self._others.values()))
         return next((guard.failure for guard in guards if guard.failure), "")
 
-    def opens(self, length: int, left: int, rows: int, sampled: bool) -> None:
-        """Tell a planner what begins; the arguments are those of `Planner.opens`."""
+    def opens(self, length: int, left: int, rows: int, law: TargetLaw) -> None:
+        """Tell a planner what begins; the arguments are those of `Opening`."""
         if self._planner is not None:
-            self._planner.opens(length, left, rows, self._relative, sampled)
+            relative = relative_cost(self._target, self._drafter)
+            self._planner.opens(Opening(length, left, rows, relative, law.in_force))
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
@@ -82,6 +81,7 @@ class Watched:
         """Let a planner learn from a step, unless it was torn by an interrupt: then its time is no lesson."""
         if self._planner is None:
             return
-        took, torn, self._torn = self._watch.lap(), self._torn, False
+        spent, torn, self._torn = self._watch.lap(), self._torn, False
         if not torn:
-            self._planner.note(block, took, self._witness.outlook if self._witness else None)
+            rest = spent["total"] - spent["draft"] - spent["target"]
+            self._planner.note(block.lessons, Spent(spent["draft"], spent["target"], rest), block.tree.tokens.numel())

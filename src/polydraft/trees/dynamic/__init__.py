@@ -2,7 +2,7 @@
 
 from polydraft.trees.dynamic.adaptive import AdaptiveThreshold, LearningPolicy, policy_after, policy_joined
 from polydraft.trees.dynamic.best_first import BestFirst
-from polydraft.trees.dynamic.classifier import Classifier, examples, fit_classifier
+from polydraft.trees.dynamic.classifier import EMBEDDED, Classifier, examples, fit_classifier
 from polydraft.trees.dynamic.confidence import Confidence, EntropyBound, PathProbability, TokenProbability
 from polydraft.trees.dynamic.confident import Confident
 from polydraft.trees.dynamic.eagle_2 import Eagle2
@@ -18,6 +18,7 @@ from polydraft.trees.dynamic.policy import (
 )
 
 __all__ = [
+    "EMBEDDED",
     "AdaptiveThreshold",
     "BestFirst",
     "Classifier",

@@ -1,6 +1,7 @@
 """One rule for trees that cannot branch and another for all others."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -42,8 +43,10 @@ class ByShape:
     tree: PathVerifier = TopDown(TopThenSampleRule())
 
     def __post_init__(self) -> None:
-        for rule in (self.chain, self.tree):
-            _require_path_verifier(rule)
+        for rule in cast(tuple[object, ...], (self.chain, self.tree)):
+            if isinstance(rule, type) or not isinstance(rule, PathVerifier):
+                told = f"rules for trees with a path_law, such as TopDown(NaiveMatch()), not {rule!r}."
+                raise InvalidParameter(f"ByShape takes {told}")
         if self.chain.scheme != self.tree.scheme:
             one, other = (f"{rule.name} of {rule.scheme.name}" for rule in (self.chain, self.tree))
             raise UnpairedScheme(f"Both rules must verify the same drafts, but are {one} and {other}.")
@@ -84,10 +87,3 @@ class ByShape:
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
         return self.rule_for(draft).path_law(draft, target_probs)
-
-
-def _require_path_verifier(rule: object) -> None:
-    if isinstance(rule, type) or not isinstance(rule, PathVerifier):
-        raise InvalidParameter(
-            f"ByShape takes rules for trees with a path_law, such as TopDown(NaiveMatch()), not {rule!r}."
-        )

@@ -35,16 +35,6 @@ def emit(
     return torch.where(atom < size, on_list, sample(tail, uniforms))
 
 
-def atoms_at(
-    shortlist: Int[Tensor, "b n K"],
-    target_probs: Float[Tensor, "b n V"],
-    rows: Int[Tensor, " g"],
-    nodes: Int[Tensor, " g"],
-) -> Float[Tensor, "g A"]:
-    """Return the target's row at one node of some rows, on the atoms of that node."""
-    return to_atoms(target_probs[rows, nodes], shortlist[rows, nodes])
-
-
 def listed_atoms(draft: Draft, target_probs: Float[Tensor, "b n V"], nodes: int) -> Float[Tensor, "b f A"]:
     """Return the target's rows at the first nodes, on the atoms of their own shortlists."""
     rows, inner = target_probs[:, :nodes], draft.tree.topology.inner

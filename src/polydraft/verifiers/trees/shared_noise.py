@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme, check_scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.trees.walk import place_of, walk
+from polydraft.verifiers.trees.walk import walk
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,13 @@ class SharedNoise:
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Follow the target's own tokens down the tree as far as they were drafted."""
+        children, drafted = draft.tree.children, draft.tree.tokens
 
         def decide(rows: Tensor, nodes: Tensor, depth: int) -> tuple[Tensor, Tensor]:
             token = (target_probs[rows, nodes] / times_of(target_probs[:, 0], depth, noise)[rows]).argmax(dim=-1)
-            return place_of(draft.tree, rows, nodes, token), token
+            below = children[rows, nodes]
+            match = (below >= 0) & (drafted[rows.unsqueeze(-1), below] == token.unsqueeze(-1))
+            return match.int().argmax(dim=-1).where(match.any(dim=-1), -1), token
 
         path, _, token = walk(draft.tree, decide)
         return Verdict(path, (path >= 0).sum(dim=-1), token)

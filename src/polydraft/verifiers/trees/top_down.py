@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample
+from polydraft.probs import Noise, normalised, sample, to_atoms
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, require_few
 from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.emission import atoms_at, emit, listed_atoms, plain
+from polydraft.verifiers.trees.emission import emit, listed_atoms, plain
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.walk import walk
 
@@ -49,7 +49,7 @@ class TopDown(Lift[NodeVerifier]):
         drafts = draft.drafted_atoms()
 
         def decide(rows: Tensor, nodes: Tensor, _: int) -> tuple[Tensor, Tensor]:
-            target = atoms_at(draft.shortlist, target_probs, rows, nodes)
+            target = to_atoms(target_probs[rows, nodes], draft.shortlist[rows, nodes])
             draft_probs = torch.nn.functional.pad(draft.probs[rows, nodes], (0, 1)).to(target.dtype)
             law = self.rule.law(drafts[rows, nodes], draft_probs, target)
             return _decided(law, uniforms[rows, nodes + 1])

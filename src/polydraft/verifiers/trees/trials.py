@@ -110,6 +110,6 @@ def first_success(found: Trials, draft: Draft, target_probs: Float[Tensor, "b n 
     return Verdict(path_to(tree, end), tree.depth[rows, end], next_token)
 
 
-def share_of(part: Float[Tensor, "*#b"], whole: Float[Tensor, "*#b"], most: float = 1.0) -> Float[Tensor, "*#b"]:
-    """Return part / whole, at most `most`; zero where the whole is zero."""
-    return torch.where(whole > 0, part / whole.where(whole > 0, 1), 0).clamp_max(most)
+def share_of(part: Float[Tensor, "*#b"], whole: Float[Tensor, "*#b"]) -> Float[Tensor, "*#b"]:
+    """Return part / whole, at most one; zero where the whole is zero."""
+    return torch.where(whole > 0, part / whole.where(whole > 0, 1), 0).clamp_max(1)

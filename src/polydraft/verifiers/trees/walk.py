@@ -1,12 +1,12 @@
 """The walk down a tree: from the root to the child that is kept, until none is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.trees import TokenTree
+from polydraft.trees import TokenTree, Verdict
 
 Decide = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """Decides at one node of some rows, given rows, nodes and their depth: the place of the child that is kept among the
@@ -40,10 +40,8 @@ def walk(tree: TokenTree, decide: Decide) -> tuple[Int[Tensor, "b D"], Int[Tenso
     return path, last, emitted
 
 
-def place_of(
-    tree: TokenTree, rows: Int[Tensor, " g"], nodes: Int[Tensor, " g"], tokens: Int[Tensor, " g"]
-) -> Int[Tensor, " g"]:
-    """Return the place of the first child that holds each row's token, -1 if none does."""
-    below = tree.children[rows, nodes]
-    match = (below >= 0) & (tree.tokens[rows].gather(-1, below.clamp_min(0)) == tokens.unsqueeze(-1))
-    return match.int().argmax(dim=-1).where(match.any(dim=-1), -1)
+def verdict_of(ends: Sequence[tuple[list[int], int]], height: int) -> Verdict:
+    """Return the verdict that keeps so many nodes of each row, found on the host, and emits this token."""
+    path = torch.tensor([[*nodes, *[-1] * (height - len(nodes))] for nodes, _ in ends], dtype=torch.int64)
+    lengths = torch.tensor([len(nodes) for nodes, _ in ends])
+    return Verdict(path.view(len(ends), height), lengths, torch.tensor([token for _, token in ends]))

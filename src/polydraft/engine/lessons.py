@@ -1,0 +1,136 @@
+"""What a step shows of the chances of drafts, for those who plan the next one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.engine.block import Emission
+from polydraft.engine.target_law import TargetLaw
+from polydraft.trees import Draft, Piece, Verdict
+from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers.law import BestAlone
+from polydraft.verifiers.nodes.speculative import is_drawn
+
+Tried = tuple[int, int, float, float]
+"""The depth of a node, the rank of one of its drafts, the chance that this draft had, given that the node was reached
+and the drafts before it were rejected (1 or 0 where only the result is known), and the weight of this."""
+TELLING = 3.0
+"""The weight of an overlap, beside that of one result: it differs less from node to node."""
+ASIDE = 0.5
+"""The weight of a chance at a node that the text did not come to: texts with a wrong token are a little harder."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a step showed of the drafts of one text.
+
+    Args:
+        source: who drafted: "lookup" for what was found in the text, else "".
+        law: the names of processors and filters of the target's law; texts of other laws accept other drafts.
+        tried: the drafts whose chance is known.
+        tokens: the new tokens.
+        depth: the depth of the tree.
+    """
+
+    source: str
+    law: tuple[str, ...]
+    tried: tuple[Tried, ...]
+    tokens: int
+    depth: int
+
+
+def keeps_overlaps(verifier: TreeVerifier) -> bool:
+    """Tell whether a rule accepts the sampled drafts of a chain as often as both laws overlap, or more."""
+    return is_drawn(verifier.scheme) and isinstance(verifier, BestAlone) and verifier.best_alone
+
+
+def lessons_of(
+    pieces: Sequence[tuple[Piece, TreeVerifier]],
+    probs: Float[Tensor, "b n V"],
+    verdict: Verdict,
+    gains: Mapping[int, Emission],
+    laws: Sequence[TargetLaw],
+) -> tuple[Lesson, ...]:
+    """Return a lesson for every text that has gained something.
+
+    Args:
+        pieces: the drafts, each with its verifier.
+        probs: the target's rows of the whole batch.
+        verdict: what was kept in the whole batch.
+        gains: by row, what came of it.
+        laws: by row, the target's law.
+    """
+    found: list[Lesson] = []
+    for piece, verifier in pieces:
+        places = [place for place, row in enumerate(piece.rows) if row in gains]
+        if places:
+            tried = _tried(piece, places, probs, verdict, verifier)
+            depth = piece.draft.tree.topology.height
+            rows = [piece.rows[place] for place in places]
+            found += [
+                Lesson(piece.draft.source, laws[row].in_force, own, len(gains[row].tokens), depth)
+                for row, own in zip(rows, tried, strict=True)
+            ]
+    return tuple(found)
+
+
+def _tried(
+    piece: Piece, places: list[int], probs: Float[Tensor, "b n V"], verdict: Verdict, verifier: TreeVerifier
+) -> list[tuple[Tried, ...]]:
+    draft, rows = piece.draft, [piece.rows[place] for place in places]
+    if draft.tree.tokens.shape[-1] == 1:
+        return [()] * len(places)
+    alone = rows == list(range(len(probs)))
+    own, target = (draft, probs) if alone else (draft.of(places), probs[rows])
+    if keeps_overlaps(verifier) and draft.tree.topology.width == 1 and draft.probs.dim() == 3:
+        return overlaps(own, target)
+    paths, kept = verdict.path.tolist(), verdict.kept
+    taken = [paths[row][: kept[row]] for row in rows]
+    children: list[list[list[int]]] = own.tree.children.tolist()
+    if verifier.scheme.deterministic or draft.source:
+        above = own.tree.parents.clamp_min(0)
+        masses = target[torch.arange(len(rows)).unsqueeze(-1), above, own.tree.tokens].tolist()
+        return [_masses(*one) for one in zip(children, masses, taken, strict=True)]
+    return [_results(*one) for one in zip(children, taken, strict=True)]
+
+
+def overlaps(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[Tried, ...]]:
+    """Return the chances of chains of sampled drafts under a rule that keeps overlaps: sum of min(p, q) at every node.
+
+    They are known at every node, also below a rejected draft, so that one step tells as much as many results; and there
+    they are about the same (docs/log.md).
+    """
+    inner, there = draft.tree.topology.inner, draft.tree.valid[:, 1:]
+    target, listed = target_probs[:, :inner], draft.shortlist[:, :inner]
+    if not draft.whole:
+        target = target.gather(-1, listed.clamp_min(0)).where(listed >= 0, 0)
+    chances = torch.minimum(draft.probs[:, :inner], target).sum(dim=-1).where(there, -1).tolist()
+    return [tuple((depth, 0, one, TELLING) for depth, one in enumerate(row) if one >= 0) for row in chances]
+
+
+def _masses(children: list[list[int]], masses: list[float], path: list[int]) -> tuple[Tried, ...]:
+    """Return the chances of drafts that are fixed by the draft rows: the target's mass, of what earlier ones leave."""
+    found: list[Tried] = []
+    depth_of, on_path = {0: 0}, {0, *path}
+    for node, below in enumerate(children):
+        left, depth = 1.0, depth_of.get(node, 0)
+        for rank, child in enumerate(child for child in below if child >= 0):
+            depth_of[child] = depth + 1
+            if left > 0:
+                found.append((depth, rank, min(1.0, masses[child] / left), 1.0 if node in on_path else ASIDE))
+            left -= masses[child]
+    return tuple(found)
+
+
+def _results(children: list[list[int]], path: list[int]) -> tuple[Tried, ...]:
+    """Return what became of the drafts of one row that were tried in turn: those before the kept one were rejected."""
+    found: list[Tried] = []
+    for depth, (node, after) in enumerate(zip([0, *path], [*path, -1], strict=True)):
+        for rank, child in enumerate(child for child in children[node] if child >= 0):
+            found.append((depth, rank, float(child == after), 1.0))
+            if child == after:
+                break
+    return tuple(found)

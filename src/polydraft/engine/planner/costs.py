@@ -1,0 +1,166 @@
+"""What steps take: the target's pass by its tokens, a draft by its shape, and the rest, in a table."""
+
+from dataclasses import dataclass
+
+from polydraft.engine.planner.curves import StepCosts
+from polydraft.trees import TreeShape
+
+HICCUP = 1.5
+"""A time counts as at most so many times its mean, because a machine is busy now and then."""
+UNFORESEEN = 3.0
+"""The first draft counts as at most so many times what the models' sizes suggest."""
+LONGEST = 24
+"""A mean is one of about so many recent times, because machines and lengths of texts change."""
+WIDENING = 1 / 64
+"""What a further token adds to a pass of the target, in passes over one. It is assumed until two sizes were timed."""
+BESIDES = 0.1
+"""What a draft takes beside its levels, and what verifying takes, in passes over one token; assumed likewise."""
+READING = 1 / 40
+"""The cost of one token in a pass over many, in passes over one token."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of recent times, and how many there were."""
+
+    value: float
+    count: int = 1
+
+    def after(self, seconds: float) -> "Mean":
+        """Return the mean with one more time. One that is far below the mean tells that this came of a hiccup."""
+        if HICCUP * seconds < self.value and self.count < 3:
+            return Mean(seconds)
+        count = self.count + 1
+        bounded = min(seconds, HICCUP * self.value)
+        return Mean(self.value + (bounded - self.value) / min(count, LONGEST), count)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The seconds of one step: `draft`, the pass of the `target`, and the `rest`, verification and bookkeeping."""
+
+    draft: float
+    target: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.draft + self.target + self.rest
+
+
+class Costs:
+    """Learn the seconds of a step for one number of rows: target(rows n) + draft(shape) + rest.
+
+    Every time is that of the table, where it was measured; between two sizes it is interpolated, and beyond them it
+    follows from what a level and a node are expected to add.
+
+    Args:
+        rows: the texts in the batch.
+        relative: the expected cost of a pass of the drafter, in passes of the target.
+        known: what was measured before, for one row; None for nothing.
+    """
+
+    def __init__(self, rows: int, relative: float, known: StepCosts | None = None) -> None:
+        self.rows, self.relative = rows, relative
+        self._known = known if rows == 1 else None
+        self._passes: dict[int, Mean] = {}
+        self._drafts: dict[TreeShape, Mean] = {}
+        self._rests: dict[bool, Mean] = {}
+        self._sizes: dict[TreeShape, Mean] = {}  # the tokens that trees of a shape came to, not all of them full
+        if self._known:
+            self._passes = {count: Mean(seconds) for count, seconds in self._known.target.points}
+            self._rests = {True: Mean(self._known.overhead), False: Mean(self._known.plain_overhead)}
+
+    def measured(self, shape: TreeShape) -> bool:
+        """Tell whether a step with this tree was timed."""
+        return shape in self._drafts if shape.counts else self.rows in self._passes
+
+    def learn(self, spent: Spent, tokens: int, shape: TreeShape, unread: int = 0) -> None:
+        """Learn from a step.
+
+        Args:
+            spent: what it took.
+            tokens: the tokens that the target scored, of all rows, padding included.
+            shape: the tree that the drafter was asked for; the root alone if it was not.
+            unread: how many tokens it had to read before, beyond those of a step; what this takes is an estimate, so
+                that its time is no lesson.
+        """
+        passed = spent.target
+        if self._passes and tokens not in self._passes:  # a new shape is slow once
+            passed = min(passed, HICCUP * self.target(tokens))
+        self._passes[tokens] = _with(self._passes.get(tokens), passed)
+        drafts = tokens > self.rows
+        rest = spent.rest if shape.counts else spent.rest + spent.draft
+        if drafts not in self._rests and (other := self._rests.get(not drafts)):
+            rest = min(rest, HICCUP * other.value + BESIDES * self.plain)
+        self._rests[drafts] = _with(self._rests.get(drafts), rest)
+        if shape.counts:
+            self._sizes[shape] = _with(self._sizes.get(shape), tokens)
+            least = min(spent.draft, self.relative * shape.depth * self.plain)
+            own = max(spent.draft - self.reading(unread), least) if unread else spent.draft
+            if not unread or shape not in self._drafts:
+                self._drafts[shape] = _with(self._drafts.get(shape), own)
+
+    def step(self, shape: TreeShape) -> float:
+        """Return the seconds of a step with trees of this shape; the root alone is plain decoding."""
+        tokens = round(self._sizes[shape].value) if shape in self._sizes else self.rows * shape.size
+        return self.scored(tokens, drafted=bool(shape.counts)) + self.draft(shape)
+
+    def scored(self, tokens: int, *, drafted: bool) -> float:
+        """Return the seconds of a step that scores so many tokens, without drafting."""
+        rest = self._rests.get(drafted) or self._rests.get(not drafted)
+        besides = BESIDES * self.plain if drafted and drafted not in self._rests else 0.0
+        return self.target(tokens) + (rest.value if rest else 0.0) + besides
+
+    @property
+    def plain(self) -> float:
+        """The seconds of the target's pass over one token of each row."""
+        return self.target(self.rows)
+
+    def target(self, tokens: int) -> float:
+        """Return the seconds of the target's pass over so many tokens; before any pass was timed, in passes over one.
+
+        A pass takes no longer than one over more tokens: what seems to was a hiccup.
+        """
+        above = [mean.value for count, mean in self._passes.items() if count >= tokens]
+        if tokens in self._passes:
+            return min(above)
+        if not self._passes:
+            return 1 + WIDENING * (tokens - 1)
+        most = max((count for count in self._passes if count < tokens), default=None)
+        least = min((count for count in self._passes if count > tokens), default=None)
+        if most is None or least is None:
+            (known,) = (count for count in (most, least) if count is not None)
+            return self._passes[known].value * (1 + WIDENING * (tokens - 1)) / (1 + WIDENING * (known - 1))
+        if most == self.rows:
+            return self._passes[least].value  # passes over two tokens cost almost those over eight: other kernels
+        share = (tokens - most) / (least - most)
+        return (1 - share) * self._passes[most].value + share * self._passes[least].value
+
+    def draft(self, shape: TreeShape) -> float:
+        """Return the seconds of drafting trees of this shape: of unknown ones, by the level that cost least.
+
+        One or two times may come of a hiccup, so they count as no more than what is expected suggests by far.
+        """
+        if not shape.counts:
+            return 0.0
+        own, depth = self._drafts.get(shape), shape.depth + BESIDES
+        if own and own.count > 2:
+            return own.value
+        levels = [mean.value / (one.depth + BESIDES) for one, mean in self._drafts.items() if one != shape]
+        if levels:
+            expected, trust = min(levels) * depth, HICCUP
+        elif self._known:
+            expected, trust = self._known.start + sum(self._known.draft(len(level)) for level in shape.counts), HICCUP
+        else:
+            expected, trust = self.relative * self.plain * depth, UNFORESEEN
+        return min(own.value, trust * expected) if own else expected
+
+    def reading(self, unread: int) -> float:
+        """Return the expected seconds in which the drafter reads so many tokens of each row."""
+        return READING * self.relative * unread * self.rows * self.plain
+
+
+def _with(mean: Mean | None, seconds: float) -> Mean:
+    return Mean(seconds) if mean is None else mean.after(seconds)

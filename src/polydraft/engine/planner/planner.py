@@ -1,0 +1,328 @@
+"""Choose the tree of every step by expected tokens over expected seconds; plain decoding is one of the choices.
+
+What steps take is learnt by `Costs`, what drafts bring by `Chances`. An *arm* is one choice: a tree, or plain decoding.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from polydraft.drafters import Drafter
+from polydraft.engine.lessons import Lesson
+from polydraft.engine.planner.chances import Chances, Law, Rates, tokens_of
+from polydraft.engine.planner.costs import Costs, Spent
+from polydraft.engine.planner.curves import StepCosts
+from polydraft.errors import InvalidParameter
+from polydraft.models import LanguageModel, weight_bytes
+from polydraft.trees import Acceptance, Chain, ChoosingPolicy, TreePolicy, TreeShape, Widths, is_dynamic
+from polydraft.trees.policies import FixedShape
+
+PLAIN = TreeShape(())
+STAKE = 0.01
+"""What the first tree and the first plain step of a planner that knows nothing may each lose, as a share of the text's
+time without drafts."""
+BUDGET = 0.008
+"""What all other trials together may lose, as a share of all time."""
+PAUSE = 8
+"""The least number of steps between two trials."""
+AFRESH = 4
+"""After so many steps the arms are compared again."""
+NEAR = 0.9
+"""The usual tree comes first if its rate is expected to be so much of the best one's, or more."""
+UNSURE = 0.7
+"""An arm that was never timed may be the best if its rate is expected to be so much of the best one's, or more."""
+LEAST = 2
+"""A continuation of one token is not worth a step."""
+BRANCHING: tuple[TreePolicy, ...] = tuple(
+    map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2)))
+)
+"""The trees to choose from beside the usual one, where that branches."""
+
+
+def arms_beside(usual: TreePolicy) -> tuple[TreePolicy, ...]:
+    """Return the trees to choose from, the usual one of the drafter first.
+
+    Beside a chain there are chains alone: above temperature 0 chains verified as blocks were faster than trees.
+    """
+    if is_dynamic(usual):
+        return BRANCHING
+    if usual.shape.max_children > 1:
+        return (usual, *BRANCHING)
+    length = usual.shape.depth
+    return tuple(map(Chain, dict.fromkeys((length, length + 2, max(1, length // 2), 1, 2 * length))))
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What was measured of a pair of models: a `TunedTree` of a plan."""
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """How likely drafts are to be accepted."""
+        ...
+
+    @property
+    def costs(self) -> StepCosts:
+        """What steps take."""
+        ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known of new texts before their prompts are read.
+
+    Args:
+        length: the tokens of the longest prompt; a drafter that is asked later must read them then.
+        left: the most tokens that are still to be written.
+        rows: the number of texts in the batch.
+        relative: the expected cost of a pass of the drafter, in passes of the target.
+        law: the names of processors and filters of the target's law.
+    """
+
+    length: int
+    left: int
+    rows: int
+    relative: float
+    law: Law = ()
+
+
+@runtime_checkable
+class PlanningPolicy(ChoosingPolicy, Protocol):
+    """A policy that is told what steps bring and take, and chooses the tree of the next one by it."""
+
+    def suits(self, usual: TreePolicy) -> None:
+        """Take note of the trees that suit the drafter, before anything else."""
+        ...
+
+    def opens(self, opening: Opening) -> None:
+        """Choose the first tree of new texts, before their prompts are read."""
+        ...
+
+    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+        """Learn from a step and choose the next tree."""
+        ...
+
+
+class Planner(FixedShape):
+    """A tree policy that learns while it runs: before each step it takes the tree with the most tokens per second.
+
+    Problem: find the fastest way to draft without losing much time on slow ones. With texts r of a batch, trees T, and
+    the root alone among them for plain decoding,
+
+        rate(T) = sum_r E_r[tokens | T] / seconds(T)
+
+    where tokens follow from the chances of drafts (`Chances`) and seconds from measured passes (`Costs`). A step with
+    any tree teaches the chances and costs of all of them. This is SmartSpec's goodput (arXiv 2406.14066), with trees.
+
+    Lookups: where the drafter looks continuations up in the text (`LookupFirst`), those rows take them whose rate,
+    with all rows together, is higher than that of the best tree.
+
+    Trials: chances that are not tried grow old. So another arm than the best is taken now and then, if all such steps
+    together are expected to lose less than 0.8 % of the time. The first tree and the first plain step may each lose 1 %
+    of the time of the first text.
+
+    A plain step does not run the draft model, not even over the prompt. The draft model reads what it missed when a
+    tree is chosen again, which counts as part of a trial's cost.
+
+    Exactness: the tree of a step depends on earlier steps, the committed text and the clock, all of which are known
+    before its first draft, so every text follows the target's law. But a seed does not fix a sampled text.
+
+    One planner may serve several generations, one after the other, of the same models; it then learns once. Two
+    generations must not use it at the same time.
+
+    Args:
+        trees: the policies to choose from, the first guess first. None takes those that suit the drafter.
+        plan: what `tune` found for these models on this machine: it then knows costs and chances from the beginning.
+
+    Raises:
+        InvalidParameter: there is no tree, or one of them drafts nothing.
+    """
+
+    def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: Measured | None = None) -> None:
+        if trees is not None and (not trees or any(not tree.shape.counts for tree in trees)):
+            raise InvalidParameter("A planner needs at least one tree, and every tree a draft.")
+        self._suited, self._plan = trees is None, plan
+        self._choose_from(BRANCHING if trees is None else trees)
+        self.chances = Chances(plan.acceptance if plan else None)
+        self.costs = Costs(1, 0.25, plan.costs if plan else None)
+        self._of_rows: dict[int, Costs] = {}
+        self.current = self._best = 1
+        self.steps = 0
+        self.spent = self.lost = self.stake = 0.0
+        self._unread = self._tried = self._searched = 0
+        self._laws: Counter[Law] = Counter([()])
+        self._compared()
+
+    @property
+    def shape(self) -> TreeShape:
+        """The shape of the next tree."""
+        return self.shapes[self.current]
+
+    @property
+    def largest(self) -> TreeShape:
+        """The largest shape that it may choose."""
+        return max(self.shapes, key=lambda shape: shape.size)
+
+    def suits(self, usual: TreePolicy) -> None:
+        """Choose from the trees that suit a drafter, unless others were named or it has begun."""
+        if self._suited and not self.steps:
+            self._choose_from(arms_beside(usual))
+
+    def _choose_from(self, trees: Sequence[TreePolicy]) -> None:
+        self.shapes = (PLAIN, *dict.fromkeys(tree.shape for tree in trees))
+        self._last = [0] * len(self.shapes)
+
+    def opens(self, opening: Opening) -> None:
+        """Choose the first tree of new texts, before their prompts are read."""
+        known = self._plan.costs if self._plan else None
+        self.costs = self._of_rows.setdefault(opening.rows, Costs(opening.rows, opening.relative, known))
+        self._laws = Counter({opening.law: opening.rows})
+        self._unread = opening.length
+        best = self._compared()
+        new = not self.costs.measured(self.shapes[best]) and self._plan is None
+        self.stake = STAKE * opening.left if new else 0.0
+        self.current = self._first(best) if new else best
+        self._unread = 0 if self.current else opening.length
+
+    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return which rows take the continuation that was looked up for them, given how long these are.
+
+        The other rows take the tree that was chosen; if there are none, nobody drafts.
+        """
+        found = tuple(row for row, length in enumerate(lengths) if length >= LEAST)
+        if not found:
+            return ()
+        rows, others, own = len(lengths), len(lengths) - len(found), self._tokens[self.current]
+        tokens = sum(self._gain(lengths[row]) for row in found) + others * own
+        nodes = max(1 + max(lengths), self.shape.size if others else 1)
+        seconds = self.costs.scored(rows * nodes, drafted=True) + (self.costs.draft(self.shape) if others else 0.0)
+        loss = seconds - tokens * self.costs.step(self.shape) / (rows * own)
+        if loss > 0 and (self.steps - self._searched < PAUSE or loss > BUDGET * self.spent - self.lost):
+            return ()
+        self.lost, self._searched = self.lost + max(0.0, loss), self.steps
+        return found
+
+    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+        """Learn from a step and choose the next tree.
+
+        Args:
+            lessons: what it showed of each text.
+            spent: what it took.
+            scored: the tokens that the target scored, of all rows.
+        """
+        if not lessons:
+            return
+        if not (self.current or self._best) and scored == self.costs.rows and (self.steps + 1) % PAUSE:
+            self._plain(spent, scored)
+            return
+        tokens = sum(lesson.tokens for lesson in lessons)
+        drafted = bool(self.current) and any(not lesson.source for lesson in lessons)
+        trial = self.current != self._best and (drafted or not self.current) and not self._is_new(self.current)
+        taken = self.current
+        unread = max(0, self._unread - 2) if drafted else 0
+        reading = self.costs.reading(unread)
+        self.costs.learn(spent, scored, self.shape if drafted else PLAIN, unread)
+        self.chances.learn(lessons, self.shape if drafted else PLAIN)
+        self.steps += 1
+        self.spent += spent.total
+        self._last[taken] = self.steps if drafted or not taken else self._last[taken]
+        self._unread = 0 if drafted else self._unread + max(1, tokens // len(lessons))
+        laws = Counter(lesson.law for lesson in lessons)
+        due = taken != self._best or self.steps <= PAUSE or not self.steps % (AFRESH if taken else PAUSE)
+        if due or laws.keys() != self._laws.keys():
+            self._laws = laws
+            best = self._compared()
+            self.lost += self._loss(taken, best) + reading if trial else 0.0
+            self.current = self._trial(best)
+
+    def _plain(self, spent: Spent, scored: int) -> None:
+        """Learn from one more plain step, which is not worth a thought."""
+        self.costs.learn(spent, scored, PLAIN)
+        self.steps, self.spent, self._unread = self.steps + 1, self.spent + spent.total, self._unread + 1
+        self._last[0] = self.steps
+
+    def _first(self, best: int) -> int:
+        """Return the arm to begin with where nothing was measured: one that does not lose the stake if all fails."""
+        plain = self.costs.step(PLAIN)
+        losses = [self.costs.step(shape) + self._reading(arm) - plain for arm, shape in enumerate(self.shapes)]
+        safe = [arm for arm in range(len(losses)) if losses[arm] <= self.stake * plain]
+        if not best or safe == [0]:
+            return 0
+        if 1 in safe and self._rates[1] >= NEAR * self._rates[best]:
+            return 1
+        return max(safe[1:], key=self._rates.__getitem__)
+
+    def _reading(self, arm: int) -> float:
+        """Return the seconds in which the drafter would read what it missed."""
+        return self.costs.reading(max(0, self._unread - 2)) if arm else 0.0
+
+    def _compared(self) -> int:
+        """Return the arm with the highest rate."""
+        rows = sum(self._laws.values())
+        rates = [(self.chances.rates("", law), count / rows) for law, count in self._laws.items()]
+        self._tokens = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
+        looked = [(self.chances.rates("lookup", law), count / rows) for law, count in self._laws.items()]
+        self._gains = _of_chains(self.largest.size, looked)
+        seconds = [self.costs.step(shape) for shape in self.shapes]
+        self._rates = [tokens / took for tokens, took in zip(self._tokens, seconds, strict=True)]
+        self._best = max(range(len(seconds)), key=self._rates.__getitem__)
+        return self._best
+
+    def _gain(self, length: int) -> float:
+        return self._gains[min(length, len(self._gains) - 1)]
+
+    def _trial(self, best: int) -> int:
+        """Return an arm to try if a trial is due and affordable; else the best arm.
+
+        While nothing is drafted, any tree tells whether drafts have become worth their time. While something is, an
+        arm that was never timed is tried if it may be the best. The arm with the least loss per step since its last
+        turn goes first.
+        """
+        if self.steps - self._tried < PAUSE and self.steps > 1:
+            return best
+        left, stake = BUDGET * self.spent - self.lost, self.stake * self.costs.step(PLAIN)
+        near = [arm for arm, rate in enumerate(self._rates) if rate >= UNSURE * self._rates[best]]
+        untimed = [arm for arm in near if not self.costs.measured(self.shapes[arm])]
+        telling = untimed if best else range(len(self.shapes))
+        losses = {arm: self._loss(arm, best) for arm in telling if arm != best}
+        affordable = [arm for arm, loss in losses.items() if loss <= left + stake * self._is_new(arm)]
+        if not affordable:
+            return best
+        self._tried = self.steps
+        return min(affordable, key=lambda arm: losses[arm] / (1 + self.steps - self._last[arm]))
+
+    def _is_new(self, arm: int) -> bool:
+        """Tell whether nothing of the kind was tried, no tree or no plain step: a stake is set aside for this."""
+        kind = self.shapes[1:] if arm else self.shapes[:1]
+        return not any(map(self.costs.measured, kind))
+
+    def _loss(self, arm: int, best: int) -> float:
+        """Return the time that a step with an arm is expected to lose against the best one."""
+        rate = self._tokens[best] / self.costs.step(self.shapes[best])
+        return self._reading(arm) + max(0.0, self.costs.step(self.shapes[arm]) - self._tokens[arm] / rate)
+
+
+def _of_chains(lengths: int, rates: Sequence[tuple[Rates, float]]) -> list[float]:
+    """Return the expected tokens of chains of every length, from none; the mean over laws by their shares."""
+    total = np.ones(lengths)
+    for one, share in rates:
+        depths = one[np.minimum(np.arange(lengths - 1), len(one) - 1), 0]
+        total[1:] += share * depths.cumprod().cumsum()
+    return total.tolist()
+
+
+def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
+    """Return the expected cost of a pass of the drafter, in passes of the target, from the bytes of their weights.
+
+    A large draft model pushes the target's weights out of the processor's caches, so its cost grows faster than its
+    size. A drafter whose weights are unknown counts as a quarter of the target.
+    """
+    models = drafter.models()
+    if models == ():
+        return 0.0
+    sizes, whole = [weight_bytes(model) for model in models or ()], weight_bytes(target)
+    size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
+    return size * (1 + size / 2)
