@@ -14,6 +14,7 @@ from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -128,3 +129,36 @@ def test_the_count_notices_what_waits_and_what_a_device_refuses() -> None:
         with pytest.raises(AssertionError, match="mixes the host and the device"):
             there + torch.arange(4.0)
     assert isinstance(waits, Waits)
+
+
+class Mark:
+    """An event of a device whose work takes as long as it says."""
+
+    now, waits = 0.0, 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Mark.now
+
+    def synchronize(self) -> None:
+        Mark.waits += 1
+
+    def elapsed_time(self, other: "Mark") -> float:
+        return 1000 * (other.at - self.at)
+
+
+def test_parts_are_timed_by_events_on_a_gpu_and_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    for timed in (True, False):
+        watch, Mark.waits = Stopwatch(DEVICE, timed=timed), 0
+        with watch.charge("total"):
+            for name, took in (("draft", 2.0), ("target", 3.0), ("draft", 1.0)):
+                with watch.charge(name):
+                    Mark.now += took
+        assert Mark.waits == 0, "nothing is waited for while it runs"
+        parts = {name: seconds for name, seconds in watch.seconds.items() if name != "total"}
+        assert parts == ({"draft": 3.0, "target": 3.0} if timed else {})
+        assert 0 < watch.seconds["total"] < 1
+        assert watch.lap()["draft"] == (3.0 if timed else 0.0) and watch.lap()["draft"] == 0
