@@ -14,7 +14,10 @@ from torch.overrides import TorchFunctionMode
 DEVICE = torch.device("cuda", 0)
 PACKAGE = str(Path(__file__).parents[1] / "src" / "polydraft")
 READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "nonzero"}
-READS |= {"__array__", "masked_select", "unique", "equal", "allclose", "isin_host", "is_nonzero"}
+READS |= {"__array__", "masked_select", "unique", "equal", "allclose", "is_nonzero"}
+
+
+MOVES = {"to", "copy_", "type_as", "__getitem__", "__setitem__", "__get__", "as_subclass", "new_tensor"}
 
 
 class OnDevice(Tensor):
@@ -57,6 +60,7 @@ class Waits(TorchFunctionMode):
         if upload or (made and name in ("tensor", "as_tensor")) or self._mixed(name, args):
             if not (name == "to" and kwargs.get("non_blocking")):
                 self.uploads[self._place(name)] += 1
+        self._apart(name, args, kwargs)
         args = tuple(torch.device("cpu") if isinstance(one, torch.device) and is_device(one) else one for one in args)
         if made:
             kwargs["device"] = torch.device("cpu")
@@ -66,6 +70,15 @@ class Waits(TorchFunctionMode):
         if (made or upload) and isinstance(found, Tensor):
             return on_device(found)
         return found
+
+    @classmethod
+    def _apart(cls, name: str, args: Any, kwargs: Any) -> None:
+        """Notice tables of the host and of the device in one operation, which a real device refuses."""
+        if name in MOVES:
+            return
+        tables = [one for one in cls._flat((*args, *kwargs.values())) if isinstance(one, Tensor) and one.dim()]
+        kinds = {isinstance(one, OnDevice) for one in tables}
+        assert len(kinds) < 2, f"{cls._place(name)} mixes the host and the device"
 
     @staticmethod
     def _flat(values: Any) -> Iterator[Any]:
@@ -107,7 +120,7 @@ class Waits(TorchFunctionMode):
 
     @staticmethod
     def _place(name: str) -> str:
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         while frame and not frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back  # type: ignore[assignment]
         if not frame:

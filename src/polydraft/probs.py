@@ -52,11 +52,21 @@ def _require(name: str, value: float, rule: str, holds: Callable[[float], bool])
         raise InvalidParameter(f"{name} must be {rule}, but is {shown(value)}.")
 
 
-def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
+def sent(table: Tensor, device: torch.device) -> Tensor:
+    """Return a table of the host on a device, without waiting for what the device has still to do."""
+    return table if table.device == device else table.to(device, non_blocking=True)
+
+
+def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams, *, check: bool = True) -> Float[Tensor, "*b V"]:
     """Turn logits into distributions: temperature, then top_k, top_p, min_p and typical_p, in that order.
 
     The order and the treatment of ties are those of Hugging Face's logits warpers. Logits of minus infinity are
     tokens that cannot occur.
+
+    Args:
+        logits: the logits.
+        params: what is done with them.
+        check: whether they are looked at, for which a device must be waited for; else they are known to be `usable`.
 
     Raises:
         InvalidProbabilities: a row contains NaN or plus infinity, or nothing but minus infinity.
@@ -64,11 +74,19 @@ def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Ten
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature == 0:
         likeliest = _likeliest(logits)
-        _check_peaks(logits.gather(-1, likeliest))
+        if check:
+            _check_peaks(logits.gather(-1, likeliest))
         return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
     peak = logits.amax(dim=-1, keepdim=True)
-    _check_peaks(peak)
+    if check:
+        _check_peaks(peak)
     return _softened(logits, peak, params)
+
+
+def usable(logits: Float[Tensor, "*b V"]) -> tuple[Float[Tensor, "*b V"], Bool[Tensor, "*b"]]:
+    """Return logits with zeros in place of rows that are no law, and which rows are; nothing is waited for."""
+    fine = logits.amax(dim=-1).isfinite()
+    return logits.where(fine.unsqueeze(-1), 0.0), fine
 
 
 def _likeliest(logits: Float[Tensor, "*b V"]) -> Int[Tensor, "*b 1"]:
@@ -169,7 +187,7 @@ def check_probs(probs: Float[Tensor, "*b V"], name: str, tolerance: float = 1e-4
 
 
 def shortlist(
-    logits: Float[Tensor, "*b V"], params: SamplingParams, size: int
+    logits: Float[Tensor, "*b V"], params: SamplingParams, size: int, *, check: bool = True
 ) -> tuple[Int[Tensor, "*b K"], Float[Tensor, "*b K"]]:
     """Return the K likeliest tokens of each row, likeliest first, and their probabilities renormalised to one.
 
@@ -178,23 +196,24 @@ def shortlist(
     deterministic draft needs the order and nothing else.
     """
     values, tokens = logits.topk(min(size, logits.shape[-1]), dim=-1)
-    return tokens, _draft_law(values, values[..., :1], params)
+    return tokens, _draft_law(values, values[..., :1], params, check)
 
 
 def whole_row(
-    logits: Float[Tensor, "*b V"], params: SamplingParams
+    logits: Float[Tensor, "*b V"], params: SamplingParams, *, check: bool = True
 ) -> tuple[Int[Tensor, "*b V"], Float[Tensor, "*b V"]]:
     """Return all tokens, in the order of their ids, and their probabilities: a shortlist that cuts nothing off."""
     tokens = torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
-    return tokens, _draft_law(logits, logits.amax(dim=-1, keepdim=True), params)
+    return tokens, _draft_law(logits, logits.amax(dim=-1, keepdim=True), params, check)
 
 
 def _draft_law(
-    logits: Float[Tensor, "*b K"], peak: Float[Tensor, "*b 1"], params: SamplingParams
+    logits: Float[Tensor, "*b K"], peak: Float[Tensor, "*b 1"], params: SamplingParams, check: bool
 ) -> Float[Tensor, "*b K"]:
     """Return the drafts' law over listed tokens; temperature 0 keeps the plain softmax, for its order."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    _check_peaks(peak)
+    if check:
+        _check_peaks(peak)
     return _softened(logits, peak.to(logits.dtype), params if params.temperature > 0 else SamplingParams())
 
 

@@ -60,6 +60,7 @@ def pools(target: Any, draft: Any) -> dict[str, list[Any]]:
         "past": [polydraft.stream(one, ids, keep_past=True, drafter="none", max_new_tokens=2).exhaust().past
                  for one in (target, target, draft)],
         "keep_past": [True, False],
+        "time": [True, False],
         "batch_size": [1, 2, 0, 10**9],
         "per_prompt": [{}, {0: {"seed": 1}}, {0: {"seed": -1}}, {0: 1}, {5: {}}, {0: {"nonsense": 1}}],
         "max_new_tokens": [1, 4, 0, -3, 10**12, "4"],

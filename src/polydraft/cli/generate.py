@@ -117,7 +117,7 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
                 warm_up(stream(pair.target, ids, **options))
     except KeyboardInterrupt:
         return INTERRUPTED
-    run = stream(pair.target, ids, **options)
+    run = stream(pair.target, ids, time=True, **options)
     console = new_console(quiet=as_json)
     shown = f"{request.prompt}\n\n" if request.chat_template else request.prompt
     interrupted = _show(console, run, pair, "" if quiet else shown)

@@ -89,8 +89,8 @@ def describe_times(statistics: Statistics) -> str:
     total = statistics.seconds.get("total", 0.0)
     if not total:
         return "not measured"
-    names = ("prefill", "draft", "target", "verify", "rest")
-    shares = [f"{name} {100 * statistics.seconds.get(name, 0.0) / total:.0f} %" for name in names]
+    names = [name for name in ("prefill", "draft", "target", "verify", "rest") if name in statistics.seconds]
+    shares = [f"{name} {100 * statistics.seconds[name] / total:.0f} %" for name in names]
     return f"{total:.2f} s: " + ", ".join(shares)
 
 

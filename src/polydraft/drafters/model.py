@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, check_same_size, same_model
-from polydraft.probs import Noise, SamplingParams, shortlist, whole_row
+from polydraft.probs import Noise, SamplingParams, shortlist, usable, whole_row
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import (
     IID,
@@ -142,6 +142,14 @@ class ModelDrafter(Drafter):
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits = state.reader.grow(text, frontier)[..., : state.vocab_size]
-        tokens, probs = whole_row(logits, state.params) if size is None else shortlist(logits, state.params, size)
+        logits, fine, check = state.reader.grow(text, frontier)[..., : state.vocab_size], None, True
+        if logits.device.type != "cpu":  # which would have to be waited for
+            (logits, fine), check = usable(logits), False
+        every = size is None
+        tokens, probs = (
+            whole_row(logits, state.params, check=check)
+            if every
+            else shortlist(logits, state.params, size, check=check)
+        )
+        probs = probs if fine is None else probs * fine.unsqueeze(-1)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

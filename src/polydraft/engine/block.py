@@ -67,7 +67,8 @@ class Statistics:
         accepted: drafts accepted and emitted.
         offered_at: at depth i, how often a draft was there to accept with all before it accepted.
         accepted_at: at depth i, how often it was accepted.
-        seconds: time in "prefill", "draft", "target", "verify" and "total"; "rest" is what remains.
+        seconds: time in "prefill", "draft", "target", "verify" and "total"; "rest" is what remains. On a GPU the parts
+            are timed if that was asked for.
         fallback: why the drafter was dropped for plain decoding; empty if it was not.
         in_force: the logits processors, temperature and filters of the target's law, in the order in which they are
             applied; those of the first row or text.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
@@ -17,9 +17,9 @@ from polydraft.engine.lessons import lessons_of
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw, target_rows
-from polydraft.errors import ContextOverflow, UnpairedScheme
+from polydraft.errors import ContextOverflow, InvalidProbabilities, UnpairedScheme
 from polydraft.models import LanguageModel
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sent
 from polydraft.reading import Reader, Step, Text
 from polydraft.schemes import require_pairs
 from polydraft.trees import (
@@ -200,7 +200,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
     )
     taken = Step(text, tree, scored, target.probs, verdict)
-    gains = _emissions(tree, verdict, rows)
+    gains = _emissions(tree, verdict, rows, target.usable)
     if method.logprobs is not None:
         gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
     after = replace(
@@ -268,42 +268,45 @@ def _with_room(prompt: Text, capacity: int) -> Text:
     return Text(tokens, prompt.lengths.clone())
 
 
-def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows) -> dict[int, Emission]:
-    """Read the verdict back and cut each unfinished row's gain at its end."""
-    tokens, kept = verdict.tokens(tree).tolist(), verdict.length.tolist()
-    drafted = (tree.valid.sum(dim=-1) - 1).tolist()
-    deeper, lengths = _has_drafts(tree, verdict), rows.text.lengths.tolist()
-    return {
-        row: rows.endings[row].cut(
-            rows.text.tokens[row, : lengths[row]], tokens[row][: kept[row] + 1], kept[row], drafted[row], deeper[row]
-        )
-        for row in sorted(rows.going)
-    }
+def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tensor, "b"] | None) -> dict[int, Emission]:
+    """Read the verdict back, all of it at once, and cut each unfinished row's gain at its end.
+
+    Raises:
+        InvalidProbabilities: the logits of a row that has not ended were not usable, which only now is known.
+    """
+    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
+    fine = torch.ones_like(drafted) if usable is None else usable.long().unsqueeze(-1)
+    told = torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+    if not all(told[row][0] for row in rows.going):
+        raise InvalidProbabilities("The model's logits are not usable: a row has none that is finite, or a NaN.")
+    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    lengths = rows.text.counts
+    gains: dict[int, Emission] = {}
+    for row in sorted(rows.going):
+        _, kept, drafts, more, *tokens = told[row]
+        past = rows.text.tokens[row, : lengths[row]]
+        gains[row] = rows.endings[row].cut(past, tokens[: kept + 1], kept, drafts, bool(more))
+    return gains
 
 
-def _has_drafts(tree: TokenTree, verdict: Verdict) -> list[bool]:
+def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:
     """Tell for each row whether the node at which the path ends had drafts."""
     if tree.tokens.shape[-1] == 1:
-        return [False] * len(verdict.length)
-    if tree.tokens.device.type == "cpu":
-        rows = zip(
-            verdict.path.tolist(), verdict.length.tolist(), tree.parents.tolist(), tree.valid.tolist(), strict=True
-        )
-        ends = [([0, *path][length], parents, valid) for path, length, parents, valid in rows]
-        return [(end, True) in zip(parents, valid, strict=True) for end, parents, valid in ends]
-    ends = torch.cat([torch.zeros_like(verdict.length).unsqueeze(-1), verdict.path], dim=-1)
+        return torch.zeros_like(verdict.length, dtype=torch.bool)
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
     last = ends.gather(-1, verdict.length.unsqueeze(-1))
-    return ((tree.parents == last) & tree.valid).any(dim=-1).tolist()
+    return ((tree.parents == last) & tree.valid).any(dim=-1)
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:
-    lengths = text.lengths.clone()
+    counts, device = [*text.counts], text.tokens.device
     for row, gained in rows.items():
-        first = int(lengths[row])
-        new: Int[Tensor, " s"] = torch.tensor(gained.tokens, device=text.tokens.device)
-        text.tokens[row, first : first + len(gained.tokens)] = new
-        lengths[row] = first + len(gained.tokens)
-    return Text(text.tokens, lengths)
+        first, counts[row] = counts[row], counts[row] + len(gained.tokens)
+        new: Int[Tensor, " s"] = torch.tensor(gained.tokens)
+        text.tokens[row, first : counts[row]] = sent(new, device)
+    after = Text(text.tokens, sent(torch.tensor(counts), device))
+    vars(after)["counts"] = tuple(counts)  # else they would be read back
+    return after
 
 
 @dataclass(frozen=True, eq=False)

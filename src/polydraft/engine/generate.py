@@ -67,6 +67,7 @@ def generate(
     past: Past | None = None,
     keep_past: bool = False,
     output_logprobs: int | None = None,
+    time: bool = False,
     **options: Any,
 ) -> GenerationOutput | Tensor:
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
@@ -102,6 +103,8 @@ def generate(
         keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
         output_logprobs: return the model's own log-probability of every new token, before processors, temperature and
             filters, and those of so many of the likeliest tokens; 0 for the token's own alone.
+        time: on a GPU, time the parts of every step too, for `statistics.seconds`, which waits for the device once a
+            step. On a CPU they are timed in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
@@ -120,7 +123,7 @@ def generate(
         InvalidProbabilities: NaN or infinite logits.
     """
     with _ended_in_any_case(streamer):
-        choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs)
+        choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
         if is_prepared(options):
             _check_returned(
                 options["generation_config"], keep_past=keep_past, output_logprobs=output_logprobs is not None
@@ -145,6 +148,7 @@ def stream(
     past: Past | None = None,
     keep_past: bool = False,
     output_logprobs: int | None = None,
+    time: bool = False,
     **options: Any,
 ) -> Run:
     """Start a generation and return it as an iterator of blocks; arguments and errors are those of `generate`.
@@ -152,7 +156,7 @@ def stream(
     Each block tells what every row gained in one step, which of it was drafted, and the tree it came from. A streamer,
     `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
-    choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs)
+    choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
     run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
 
@@ -209,6 +213,7 @@ def _run_prepared(
         past=choices.past,
         keeps_past=choices.keep_past,
         logprobs=checked_logprobs(choices.output_logprobs),
+        time=choices.time,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
 

@@ -35,6 +35,7 @@ class Setup:
         fallback: why nothing is drafted whatever was asked for; else empty.
         past: what the models know already of how the only prompt begins.
         keeps_past: whether the run keeps its own past when it is over.
+        time: whether the parts of a step are timed on a GPU too.
     """
 
     target: LanguageModel
@@ -49,6 +50,7 @@ class Setup:
     fallback: str = ""
     past: Past | None = None
     keeps_past: bool = False
+    time: bool = False
 
 
 class Run:
@@ -77,6 +79,7 @@ class Run:
             setup.keeps_scores,
             setup.fallback,
             setup.logprobs,
+            setup.time,
         )
         self._taken: _Taken | None = None
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over

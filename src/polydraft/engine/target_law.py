@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import RowProcessor, fork_all
-from polydraft.probs import SamplingParams, filters_in_force, to_probs
+from polydraft.probs import SamplingParams, filters_in_force, to_probs, usable
 from polydraft.reading import Text
 from polydraft.trees import TokenTree, Verdict
 
@@ -108,11 +108,13 @@ class TargetRows:
         probs: the distributions.
         scores: the scores that they come from, before temperature and filters.
         after: per row, the processors in the state after each node, if they keep any.
+        usable: on a device, whether the logits of each row are usable at all nodes; None if that is known.
     """
 
     probs: Float[Tensor, "b n V"]
     scores: Float[Tensor, "b n V"]
     after: tuple[dict[int, Processors], ...]
+    usable: Bool[Tensor, "b"] | None = None
 
     def laws_after(self, laws: Sequence[TargetLaw], verdict: Verdict) -> tuple[TargetLaw, ...]:
         """Return the rows' laws for the next step: those that keep state, in the state after the accepted path."""
@@ -145,6 +147,9 @@ def target_rows(
             for row, law in enumerate(laws)
         ]
         scores, after = torch.stack([row for row, _ in rows]), tuple(states for _, states in rows)
+    if scores.device.type != "cpu":  # which would have to be waited for: whoever reads the verdict looks at `usable`
+        sound, fine = usable(scores)
+        return TargetRows(_probs(laws, sound, check=False), scores, after, fine.all(dim=-1))
     try:
         probs = _probs(laws, scores)
     except InvalidProbabilities:
@@ -157,11 +162,11 @@ def target_rows(
     return TargetRows(probs, scores, after)
 
 
-def _probs(laws: Sequence[TargetLaw], scores: Float[Tensor, "b n V"]) -> Float[Tensor, "b n V"]:
+def _probs(laws: Sequence[TargetLaw], scores: Float[Tensor, "b n V"], *, check: bool = True) -> Float[Tensor, "b n V"]:
     """Return temperature and filters applied, each row's own."""
     if len({law.params for law in laws}) == 1:
-        return to_probs(scores, laws[0].params)
-    return torch.stack([to_probs(scores[row], law.params) for row, law in enumerate(laws)])
+        return to_probs(scores, laws[0].params, check=check)
+    return torch.stack([to_probs(scores[row], law.params, check=check) for row, law in enumerate(laws)])
 
 
 def path_tokens(tree: TokenTree, row: int, nodes: Int[Tensor, " f"], depth: int) -> Int[Tensor, "f D"]:

@@ -94,13 +94,13 @@ class TreeCache(TransformersCache):
         if len(base) == 1 and path.device.type == "cpu" and _stays(path[0].tolist()):
             return
         order = torch.arange(1, path.shape[-1] + 1, device=path.device)
-        source = base.unsqueeze(-1) + torch.where(path >= 0, path, order)
-        goal = base.unsqueeze(-1) + order
+        source = torch.where(path >= 0, path, order)
         if len(base) == 1:
-            first = int(base[0]) + 1
-            moved = self.store.index_select(3, source[0])
-            self.store[:, :, :, first : first + path.shape[-1]] = moved
+            first = int(base[0])
+            moved = self.store.index_select(3, source[0] + first)
+            self.store[:, :, :, first + 1 : first + 1 + path.shape[-1]] = moved
         else:
+            source, goal = base.unsqueeze(-1) + source, base.unsqueeze(-1) + order
             rows = torch.arange(len(base), device=path.device).unsqueeze(-1)
             self.store[:, rows, :, goal] = self.store[:, rows, :, source]
 

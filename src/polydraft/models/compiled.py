@@ -16,6 +16,7 @@ from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import fits_packed
 from polydraft.models.protocol import Cache, Forward, Layer
+from polydraft.probs import sent
 
 MOST_TOKENS = 128
 """Passes over more tokens than this per row are prompts: they come once, each with a length of its own."""
@@ -147,6 +148,7 @@ class CompiledModel(HuggingFaceModel):
         if full > width:
             seen[:, width:, 0] = True  # attention to nothing is not defined
             tokens, positions = (torch.nn.functional.pad(one, filled) for one in (tokens, positions))
+        starts = sent(starts, tokens.device)
         slots = (starts.unsqueeze(-1) + torch.arange(full, device=starts.device)).clamp_min(0)
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import Cache, LanguageModel, Layer
+from polydraft.probs import sent
 from polydraft.reading.scored import Features, Scored
 from polydraft.reading.text import Text
 from polydraft.trees import Draft, Frontier, Resume, Riders, TokenTree, Verdict, tree_mask
@@ -222,7 +223,7 @@ class Reader:
         return [*ends] if not self.dropped else [end - gone for end, gone in zip(ends, self.dropped, strict=True)]
 
     def _device(self, numbers: Sequence[int]) -> Int[Tensor, "b"]:
-        return torch.tensor(list(numbers), device=self.model.device)
+        return sent(torch.tensor(list(numbers)), self.model.device)
 
     def _laid_out(
         self, text: Text, tree: TokenTree, width: int, riders: Riders | None
@@ -261,12 +262,14 @@ class Reader:
         return (tokens, places, mask, self.cache, starts), named
 
     def _starts(self, ends: Sequence[int], width: int) -> Int[Tensor, "b"]:
-        """Return the first slots of windows that end at these places."""
-        return self._device([slot - width for slot in self._slots(ends)])
+        """Return the first slots of windows that end at these places; one row's on the host, where it is asked for."""
+        return _placed([slot - width for slot in self._slots(ends)], self.model.device)
 
     def _roots(self, text: Text) -> Int[Tensor, "b"]:
-        """Return the slots of the last tokens."""
-        return self._device(self._slots(text.counts)) - 1 if self.dropped else text.lengths - 1
+        """Return the slots of the last tokens; one row's on the host, where it is asked for."""
+        if len(text.counts) > 1 and not self.dropped:
+            return text.lengths - 1
+        return self._starts(text.counts, 1)
 
     def _resumed(
         self,
@@ -315,7 +318,7 @@ class _Window:
     def of(cls, text: Text, ends: Sequence[int], width: int) -> "_Window":
         """Cut the window out of a text."""
         device = text.tokens.device
-        first = torch.tensor([end - width for end in ends], device=device).unsqueeze(-1)
+        first = sent(torch.tensor([end - width for end in ends]), device).unsqueeze(-1)
         places = (first + torch.arange(width, device=device)).clamp_min(0)
         return cls(text.tokens.gather(1, places), places, width)
 
@@ -329,11 +332,17 @@ class _Window:
         width, device = self.width, self.tokens.device
         inside = torch.ones(1, width, width, dtype=torch.bool, device=device).tril_().expand(len(slots), -1, -1)
         seen = inside if behind is None else _above(inside, behind)
-        base = torch.tensor([slot - width for slot in slots], device=device)
+        base = _placed([slot - width for slot in slots], device)
         whole = tree_mask(seen, base, max(slots) + seen.shape[-1] - width)
         if min(slots) < width:
             whole[..., 0] = True  # tokens before the first are the first again
         return whole
+
+
+def _placed(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b"]:
+    """Return numbers of rows: of a single one on the host, else on the device."""
+    found = torch.tensor(list(numbers))
+    return found if len(found) == 1 else sent(found, device)
 
 
 def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:

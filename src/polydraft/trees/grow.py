@@ -6,16 +6,19 @@ bias the text if the error follows from drawn tokens: it is pruning after sampli
 follows from: it gives the nodes that are left no children, and a count may depend on all that was drawn before
 (`trees.dynamic.policy` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
 are errors of pairing at any depth, since a user has to mend them and no text comes out.
+
+**On a device that would have to be waited for** nothing is read while a tree grows. There a draft row without any mass
+says that it is no law: its node is a leaf, and `Draft.sound` tells it to whoever asks.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sent
 from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
@@ -48,7 +51,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
     if is_dynamic(policy):
         return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
-    most_children, failure = shape.max_children, None
+    most_children, failure, sound = shape.max_children, None, None
     if not shape.counts:
         return Draft.nothing(root)
     tree = topology(shape, len(root), root.device)
@@ -63,7 +66,10 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         )
         try:
             listed, law = propose(frontier)
-            drafts = _draw(scheme, law, level, _uniforms(scheme, listed, law, level, depth, noise))
+            alive = None if law.device.type == "cpu" else law.flatten(2).amax(dim=-1) > 0
+            if alive is not None:
+                sound = alive.all() if sound is None else sound & alive.all()
+            drafts = _draw(scheme, _any(law, alive), level, _uniforms(scheme, listed, law, level, depth, noise))
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -75,6 +81,8 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
             break
         drawn = level.children(drafts)
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
+        if alive is not None:
+            there &= alive.index_select(1, level.parents)
         tokens.append(level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0))
         atoms.append(drawn.where(there, -1))
         valid.append(there)
@@ -88,6 +96,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         torch.cat(probs, dim=1),
         most_children=most_children,
         failure=failure,
+        sound=sound,
     )
 
 
@@ -143,6 +152,13 @@ def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> 
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
 
 
+def _any(law: Float[Tensor, "b f *J K"], alive: Bool[Tensor, "b f"] | None) -> Float[Tensor, "b f *J K"]:
+    """Return rows to draw from: any law in place of those that are none, since what is drawn there does not count."""
+    if alive is None:
+        return law
+    return law.where(alive.view(*alive.shape, *[1] * (law.dim() - 2)), 1 / law.shape[-1])
+
+
 def _draw(
     scheme: Scheme, law: Float[Tensor, "b f *J K"], level: _Level, uniforms: Float[Tensor, "b f u"]
 ) -> Int[Tensor, "b f k"]:
@@ -162,4 +178,4 @@ def _uniforms(
         return law.new_zeros(1).expand(*law.shape[:2], width)
     if isinstance(scheme, Coupled):
         return noise.tied(depth, listed)
-    return noise.uniform(law.shape[1], width).to(law.device)
+    return sent(noise.uniform(law.shape[1], width), law.device)

@@ -87,6 +87,7 @@ class Draft:
             whose shape may follow from what was drawn.
         failure: the error that ended growth early, after drafts had been drawn; None if growth came to its own end.
             The tree is a draft all the same, to be verified as it is; see `trees.grow`.
+        sound: on a device, whether all draft rows were laws, to be read when the step is over; None if that is known.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
         source: who drafted, for those who learn from it: "lookup" for a chain that was found in the text, else "".
@@ -102,6 +103,7 @@ class Draft:
     whole: bool = False
     most_children: int | None = None
     failure: Exception | None = None
+    sound: Bool[Tensor, ""] | None = None
     riders: Riders | None = None
     embeddings: Float[Tensor, "e d"] | None = None
     resume: Resume | None = None

@@ -96,7 +96,9 @@ def drafting_arm(
 
     def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
-        done = stream(model, drafter=drafter, verifier=verifier, policy=policy, seed=seed, **options).exhaust()
+        done = stream(
+            model, drafter=drafter, verifier=verifier, policy=policy, seed=seed, time=True, **options
+        ).exhaust()
         return Generated(tuple(map(tuple, done.new_tokens)), done.statistics, setup_in_words(done))
 
     return Arm(name, run, lossless=verifier is None or verifier.lossless)

@@ -95,7 +95,7 @@ def _generated(pair: Pair, prompts: Sequence[Tensor], settings: RulesSettings, o
     common = {**options, **whole, "drafter": pair.draft, "max_new_tokens": settings.max_tokens}
     with one_thread():
         runs = [
-            stream(pair.target, ids, seed=settings.seed + number, **common).exhaust()
+            stream(pair.target, ids, seed=settings.seed + number, time=True, **common).exhaust()
             for number, ids in enumerate([prompts[0], *prompts])
         ]
     return summed([run.statistics for run in runs[1:]])

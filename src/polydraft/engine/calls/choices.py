@@ -27,7 +27,7 @@ class Choices:
     """polydraft's own arguments of a call, as they were given.
 
     Raises:
-        InvalidParameter: `compile` or `keep_past` is neither True nor False, or `output_logprobs` no number.
+        InvalidParameter: `compile`, `keep_past` or `time` is neither True nor False, or `output_logprobs` no number.
     """
 
     drafter: object = None
@@ -39,10 +39,11 @@ class Choices:
     past: Any = None
     keep_past: bool = False
     output_logprobs: Any = None
+    time: bool = False
 
     def __post_init__(self) -> None:
         checked_logprobs(self.output_logprobs)
-        for name, value in {"compile": self.compile, "keep_past": self.keep_past}.items():
+        for name, value in {"compile": self.compile, "keep_past": self.keep_past, "time": self.time}.items():
             if not isinstance(value, bool):
                 raise InvalidParameter(f"{name} must be True or False, but is {_described(value)}.")
 

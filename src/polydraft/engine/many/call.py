@@ -54,6 +54,7 @@ def generate_many(
     per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
     compile: bool = False,
     output_logprobs: int | None = None,
+    time: bool = False,
     **options: Any,
 ) -> ManyRun:
     """Continue many prompts in one running batch, and return an iterator over the texts as they end.
@@ -75,6 +76,7 @@ def generate_many(
         per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed,
             and `drafter`, `verifier` and `policy` are its own too.
         output_logprobs: as for `generate`; a `Completed` has them.
+        time: as for `generate`.
         compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
         **options: Hugging Face's generation arguments.
 
@@ -85,7 +87,7 @@ def generate_many(
         UnpairedScheme: a drafter that cannot draft as the verifier needs.
     """
     require_count("batch_size", batch_size)
-    choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs)
+    choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs, time=time)
     target = target_model(model, compile=compile)
     check_arguments(model, options, OF_ONE_CALL)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
@@ -107,4 +109,6 @@ def generate_many(
         check_memory([target, *models.values()], size, capacity)
     top = checked_logprobs(output_logprobs)
     drafter, verifier, policy = parts.drafter, parts.verifier, parts.policy
-    return ManyRun(ManySetup(target, drafter, verifier, policy, law, options, size, capacity, asked, refused, top))
+    return ManyRun(
+        ManySetup(target, drafter, verifier, policy, law, options, size, capacity, asked, refused, top, time)
+    )

@@ -34,6 +34,7 @@ class ManySetup:
         asked: the prompts that can be continued.
         refused: those that cannot, with the reason.
         logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
+        time: whether the parts of a step are timed on a GPU too.
     """
 
     target: HuggingFaceModel
@@ -47,6 +48,7 @@ class ManySetup:
     asked: tuple[Asked, ...]
     refused: tuple[Completed, ...]
     logprobs: int | None = None
+    time: bool = False
 
 
 class ManyRun:
@@ -65,7 +67,9 @@ class ManyRun:
         self._gains: dict[Hashable, list[Emission]] = {}  # of the texts in progress, step by step
         self._ended = _Ended(texts=setup.refused)
         self._learnt = 0
-        self._watched = Watched(setup.target, setup.drafter, setup.verifier, setup.policy, logprobs=setup.logprobs)
+        self._watched = Watched(
+            setup.target, setup.drafter, setup.verifier, setup.policy, logprobs=setup.logprobs, time=setup.time
+        )
         self._slots = self._open() if setup.asked else None
 
     @property

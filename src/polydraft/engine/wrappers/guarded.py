@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
-from polydraft.errors import InvalidDraft, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidDraft, InvalidProbabilities, UnpairedScheme, VocabularyMismatch
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
@@ -44,6 +46,7 @@ class Guarded(Drafter):
         self.failure = failure
         self._refused = failure
         self._open: tuple[Any, ...] = ()  # the state from which drafting failed, in a step that may yet be taken again
+        self._flags: list[Tensor] = []  # of the last draft, on a device: whether its rows were laws
         self._sound = is_sound(drafter)
         self._vocab_size = 0
         self.name, self.reads = drafter.name, drafter.reads
@@ -82,6 +85,7 @@ class Guarded(Drafter):
             except Exception as error:  # noqa: BLE001  as below
                 self._open, state = (state,), self._fail(error)
             else:
+                self._flags = [one.draft.sound for one in in_pieces(draft) if one.draft.sound is not None]
                 failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
                 if failure is None:
                     self._mended(state)
@@ -95,6 +99,8 @@ class Guarded(Drafter):
         if isinstance(state, Failed):
             self._open = ()
             return state
+        if not all(map(bool, self._flags)):  # the step is over, so that there is nothing to wait for
+            return self._fail(InvalidProbabilities("The draft model's logits are not usable."))
         return self._tried(partial(self.drafter.commit, state, step))
 
     def join(self, state: Any, row: int, other: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,34 +19,65 @@ from polydraft.verifiers import TreeVerifier
 
 
 class Stopwatch:
-    """Seconds by name. On a GPU the device is waited for, so that time is charged to what took it."""
+    """Seconds by name, by the clock; on a GPU the total alone, and of the rest what events on the device say.
 
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = {}
-        self.waits = device.type == "cuda"
+    Events are marks in the stream of work: to record one waits for nothing. Their times are read when somebody asks for
+    `seconds`, who then waits for the last.
+
+    Args:
+        device: where the work is done.
+        timed: whether events are recorded on a GPU.
+    """
+
+    def __init__(self, device: torch.device, *, timed: bool = True) -> None:
+        self._clock: dict[str, float] = {}
         self._before: dict[str, float] = {}
+        self._on_gpu, self._timed = device.type == "cuda", timed
+        self._marks: list[tuple[str, Any, Any]] = []
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds so far."""
+        marks, self._marks = self._marks, []
+        for name, begin, end in marks:
+            end.synchronize()
+            self._add(name, begin.elapsed_time(end) / 1000)
+        return self._clock
 
     @contextmanager
     def charge(self, name: str) -> Iterator[None]:
         """Charge the time spent inside to `name`."""
-        begin = self._now()
+        if self._on_gpu and name != "total":
+            with self._marked(name) if self._timed else nullcontext():
+                yield
+            return
+        begin = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - begin
+            self._add(name, time.perf_counter() - begin)
+
+    @contextmanager
+    def _marked(self, name: str) -> Iterator[None]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        try:
+            yield
+        finally:
+            end.record()
+            self._marks.append((name, begin, end))
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._clock[name] = self._clock.get(name, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
         """Return the seconds since the last lap for drafts, the target's passes, and in total but for prompts."""
-        now = {name: self.seconds.get(name, 0.0) for name in ("draft", "target", "total")}
-        now["total"] -= self.seconds.get("prefill", 0.0)
-        took = {name: seconds - self._before.get(name, 0.0) for name, seconds in now.items()}
+        seconds = self.seconds
+        now = {name: seconds.get(name, 0.0) for name in ("draft", "target", "total")}
+        now["total"] -= seconds.get("prefill", 0.0)
+        took = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
         self._before = now
         return took
-
-    def _now(self) -> float:
-        if self.waits:
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 class TimedModel:

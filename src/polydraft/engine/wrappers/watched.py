@@ -24,6 +24,7 @@ class Watched:
         target, drafter, verifier, policy, keeps_scores, logprobs: those of `Method`; a planner for a policy is told how
             each step went.
         fallback: why nothing is drafted from the beginning; else empty.
+        time: whether the parts of a step are timed on a GPU too; for a planner they are.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Watched:
         keeps_scores: bool = False,
         fallback: str = "",
         logprobs: int | None = None,
+        time: bool = False,
     ) -> None:
-        self._watch, self._guard = Stopwatch(target.device), Guarded(drafter, fallback)
         self._planner = policy if isinstance(policy, PlanningPolicy) else None
+        self._watch = Stopwatch(target.device, timed=time or self._planner is not None)
+        self._guard = Guarded(drafter, fallback)
         self._torn, self._target, self._drafter = False, target, drafter
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
         rule, teaches = TimedVerifier(verifier, self._watch), self._planner is not None

@@ -38,6 +38,7 @@ OURS = (
     "past",
     "keep_past",
     "output_logprobs",
+    "time",
     "batch_size",
     "per_prompt",
 )

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sent
 from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.dynamic.numbering import DrawnLevel, Proposal, numbered
 from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
@@ -194,4 +194,4 @@ def _uniforms(
         return law.new_zeros(1).expand(*law.shape[:2], width)
     if isinstance(scheme, Coupled):
         return noise.tied(depth, listed)
-    return noise.at(depth).uniform(law.shape[1], width).to(law.device)
+    return sent(noise.at(depth).uniform(law.shape[1], width), law.device)

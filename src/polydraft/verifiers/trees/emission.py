@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, sample, to_atoms, without
+from polydraft.probs import Noise, sample, sent, to_atoms, without
 from polydraft.trees import Draft, Verdict
 
 
 def plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
     """Draw the next token of trees without drafts: what every tree rule comes to there, without its detours."""
-    token = sample(target_probs[:, 0], noise.uniform(1)[:, 0].to(target_probs.device))
+    token = sample(target_probs[:, 0], sent(noise.uniform(1)[:, 0], target_probs.device))
     return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
 
 

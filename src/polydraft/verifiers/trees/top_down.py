@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample, to_atoms
+from polydraft.probs import Noise, normalised, sample, sent, to_atoms
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, require_few
 from polydraft.verifiers.lift import Lift
@@ -45,7 +45,7 @@ class TopDown(Lift[NodeVerifier]):
         certain = certain_verdict(draft, target_probs) if self.lossless else None
         if certain:
             return certain
-        uniforms = noise.uniform(size + 1).to(target_probs.device)
+        uniforms = sent(noise.uniform(size + 1), target_probs.device)
         drafts = draft.drafted_atoms()
 
         def decide(rows: Tensor, nodes: Tensor, _: int) -> tuple[Tensor, Tensor]:

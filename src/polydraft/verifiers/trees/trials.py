@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, sample
+from polydraft.probs import Noise, normalised, sample, sent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw, path_to
@@ -101,7 +101,7 @@ def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -
 def first_success(found: Trials, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
     """Toss every node's coin and keep the path to the first that succeeds."""
     tree = draft.tree
-    uniforms = noise.uniform(tree.tokens.shape[-1] + 2).to(target_probs.device)
+    uniforms = sent(noise.uniform(tree.tokens.shape[-1] + 2), target_probs.device)
     failed = uniforms[:, 2:] >= found.success
     end = (tree.topology.post_order + failed * tree.tokens.shape[-1]).argmin(dim=-1)
     rows = torch.arange(len(end), device=end.device)

@@ -1,0 +1,164 @@
+"""How often a step waits for a device, counted on host tensors that say they are on one (`on_device`)."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from on_device import DEVICE, OnDevice, Waits, counted, moved, on_device
+
+from polydraft.drafters import Drafter, ModelDrafter, NoDraft
+from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
+from polydraft.engine.decode import begin, capacity_for, step
+from polydraft.engine.defaults import default_policy, default_verifier
+from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.wrappers.timed import Stopwatch
+from polydraft.errors import InvalidProbabilities
+from polydraft.models import HuggingFaceModel, LanguageModel
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text
+
+MOST = 2
+"""The transfers that a step may wait for: the verdict, and whether the draft's rows were laws."""
+PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def blocks(target: LanguageModel, drafter: Drafter, temperature: float, texts: Any, rows: int) -> Iterator[Block]:
+    params, ending = SamplingParams(temperature), Ending(24)
+    verifier, policy = default_verifier(drafter, params), default_policy(drafter, params)
+    method = Method(target, drafter, verifier, policy)
+    asked = Prompts(texts, (TargetLaw(params),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
+    batch = begin(method, asked, capacity_for(method, [ending]))
+    while batch.going:
+        batch, block = step(method, batch)
+        yield block
+
+
+def text(rows: int, there: bool) -> Text:
+    tokens, lengths = torch.tensor(PROMPTS[:rows]), torch.full((rows,), 4)
+    return Text(on_device(tokens), on_device(lengths)) if there else Text(tokens, lengths)
+
+
+def gained(block: Block) -> dict[int, Sequence[int]]:
+    return {row: one.tokens for row, one in block.rows.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_step_waits_for_two_transfers_and_writes_the_same_text(drafts: bool, rows: int, temperature: float) -> None:
+    target = tiny_model(seed=1)
+    draft = perturbed(target, 0.3)
+
+    def drafter() -> Drafter:
+        return Guarded(ModelDrafter(HuggingFaceModel(draft))) if drafts else NoDraft()
+
+    expected = [
+        gained(one) for one in blocks(HuggingFaceModel(target), drafter(), temperature, text(rows, False), rows)
+    ]
+    ready = drafter()  # a draft model is tried on the host when it is first met
+    model = HuggingFaceModel(moved(target))
+    moved(draft)
+    found: list[dict[int, Sequence[int]]] = []
+    with counted() as waits:
+        for block in blocks(model, ready, temperature, text(rows, True), rows):
+            found.append(gained(block))
+            if len(found) > 1:  # the first step makes tables that are kept
+                assert sum(waits.reads.values()) <= MOST, waits.reads
+                assert not waits.uploads, waits.uploads
+            waits.reads.clear()
+            waits.uploads.clear()
+    assert found == expected and len(found) > 3
+
+
+class Odd(HuggingFaceModel):
+    """Has no law after some token."""
+
+    def forward(self, tokens: torch.Tensor, *inputs: Any, **named: Any) -> Any:
+        found = super().forward(tokens, *inputs, **named)
+        last = tokens[:, -found.logits.shape[1] :]
+        return type(found)(found.logits.masked_fill((last == 9).unsqueeze(-1), torch.nan), found.hidden)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_below_a_row_that_is_no_law_do_not_count_on_a_device(temperature: float) -> None:
+    target = tiny_model(seed=1)
+    draft = perturbed(target, 0.3)
+    plain = [gained(one) for one in blocks(HuggingFaceModel(target), NoDraft(), 0.0, text(1, False), 1)]
+    model, guard = HuggingFaceModel(moved(target)), Guarded(ModelDrafter(Odd(draft)))
+    moved(draft)
+    with counted(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [gained(one) for one in blocks(model, guard, temperature, text(1, True), 1)]
+    assert "logits are not usable" in guard.failure and len(told) == 1
+    if not temperature:
+        assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
+
+
+def test_a_target_without_a_law_is_an_error_on_a_device_too() -> None:
+    model = Odd(moved(tiny_model(seed=1)))
+    with counted(), pytest.raises(InvalidProbabilities, match="logits are not usable"):
+        list(blocks(model, NoDraft(), 0.0, text(1, True), 1))
+
+
+def test_the_count_notices_what_waits_and_what_a_device_refuses() -> None:
+    with counted() as waits:
+        there = on_device(torch.arange(4.0))
+        assert there.device == DEVICE and isinstance(there + 1, OnDevice)
+        for wait in (
+            lambda: there.tolist(),
+            lambda: bool(there.all()),
+            lambda: float(there[0]),
+            lambda: there.cpu(),
+            lambda: there.to("cpu"),
+            lambda: there[there > 1],
+            lambda: torch.nonzero(there),
+        ):
+            waits.reads.clear()
+            wait()
+            assert sum(waits.reads.values()) == 1
+        for wait in (lambda: torch.tensor([1], device=there.device), lambda: there[torch.tensor([0])]):
+            waits.uploads.clear()
+            wait()
+            assert sum(waits.uploads.values()) == 1
+        waits.uploads.clear()
+        torch.tensor([1.0]).to(there.device, non_blocking=True)
+        assert not waits.uploads
+        with pytest.raises(AssertionError, match="mixes the host and the device"):
+            there + torch.arange(4.0)
+    assert isinstance(waits, Waits)
+
+
+class Mark:
+    """An event of a device whose work takes as long as it says."""
+
+    now, waits = 0.0, 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Mark.now
+
+    def synchronize(self) -> None:
+        Mark.waits += 1
+
+    def elapsed_time(self, other: "Mark") -> float:
+        return 1000 * (other.at - self.at)
+
+
+def test_parts_are_timed_by_events_on_a_gpu_and_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    for timed in (True, False):
+        watch, Mark.waits = Stopwatch(DEVICE, timed=timed), 0
+        with watch.charge("total"):
+            for name, took in (("draft", 2.0), ("target", 3.0), ("draft", 1.0)):
+                with watch.charge(name):
+                    Mark.now += took
+        assert Mark.waits == 0, "nothing is waited for while it runs"
+        parts = {name: seconds for name, seconds in watch.seconds.items() if name != "total"}
+        assert parts == ({"draft": 3.0, "target": 3.0} if timed else {})
+        assert 0 < watch.seconds["total"] < 1
+        assert watch.lap()["draft"] == (3.0 if timed else 0.0) and watch.lap()["draft"] == 0
