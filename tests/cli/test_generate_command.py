@@ -251,7 +251,7 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
         (["--tree", "2,1"], "model", False),
         (["--drafter", "model"], "model", False),
         (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup, else model", False),
-        (["--plan", "auto"], "model", True),
+        (["--plan", "auto"], "lookup, else model", True),
         (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], "model", True),
     ],
 )

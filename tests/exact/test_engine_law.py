@@ -54,14 +54,14 @@ class Scheming(FixedShape):
     largest = Widths((2, 1)).shape
     trees = (TreeShape(()), Chain(1).shape, Chain(2).shape, largest)
 
-    def __init__(self) -> None:
-        self.seen, self.chosen = "", set[object]()
+    def __init__(self, salt: int) -> None:
+        self.salt, self.seen, self.chosen = salt, "", set[object]()
 
     def suits(self, usual: TreePolicy) -> None:
         pass
 
     def opens(self, opening: Opening) -> None:
-        self.seen = repr(opening)
+        self.seen = f"{self.salt} {opening!r}"
 
     def note(self, *told: object) -> None:
         self.seen += repr(told)
@@ -230,11 +230,13 @@ def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> Non
     ],
 )
 def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
-    for prompts in ([[0, 1, 1, 0]], [[1, 0, 1, 0], [0, 0, 1, 1]]):
-        planner, drafter = Scheming(), LookupFirst(ModelDrafter(SMALL_DRAFT), 1, 2)
-        new = 4 if len(prompts) == 1 else 2
-        assert not checked(SMALL, drafter, rule, planner, prompts, new)
-        assert planner.chosen >= {*planner.trees, True, False}
+    chosen = set[object]()
+    for salt in range(6):
+        planner, drafter = Scheming(salt), LookupFirst(ModelDrafter(SMALL_DRAFT), 1, 2)
+        prompts = [[0, 1, 1, 0]] if salt else [[1, 0, 1], [0, 0, 1]]
+        assert not checked(SMALL, drafter, rule, planner, prompts, 2 if salt else 1)
+        chosen |= planner.chosen
+    assert chosen == {*Scheming.trees, True, False}
 
 
 def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:

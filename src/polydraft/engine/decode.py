@@ -274,9 +274,7 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tenso
     Raises:
         InvalidProbabilities: the logits of a row that has not ended were not usable, which only now is known.
     """
-    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
-    fine = torch.ones_like(drafted) if usable is None else usable.long().unsqueeze(-1)
-    told = torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+    told = _told(tree, verdict, usable)
     if not all(told[row][0] for row in rows.going):
         raise InvalidProbabilities("The model's logits are not usable: a row has none that is finite, or a NaN.")
     vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
@@ -287,6 +285,15 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tenso
         past = rows.text.tokens[row, : lengths[row]]
         gains[row] = rows.endings[row].cut(past, tokens[: kept + 1], kept, drafts, bool(more))
     return gains
+
+
+def _told(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b"] | None) -> list[list[int]]:
+    """Return per row: whether its logits are usable, drafts kept, drafts, whether the last one kept had any, tokens."""
+    if usable is None and tree.tokens.shape[-1] == 1:
+        return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
+    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
+    fine = torch.ones_like(drafted) if usable is None else usable.long().unsqueeze(-1)
+    return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
 
 
 def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:

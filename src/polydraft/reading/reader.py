@@ -267,9 +267,7 @@ class Reader:
 
     def _roots(self, text: Text) -> Int[Tensor, "b"]:
         """Return the slots of the last tokens; one row's on the host, where it is asked for."""
-        if len(text.counts) > 1 and not self.dropped:
-            return text.lengths - 1
-        return self._starts(text.counts, 1)
+        return self._starts(text.counts, 1) if self.dropped else text.roots
 
     def _resumed(
         self,

@@ -26,6 +26,11 @@ class Text:
         """The lengths as numbers, read back once."""
         return tuple(self.lengths.tolist())
 
+    @cached_property
+    def roots(self) -> Int[Tensor, "b"]:
+        """The places of the last tokens; one row's on the host, where it is asked for."""
+        return torch.tensor([self.counts[0] - 1]) if len(self.counts) == 1 else self.lengths - 1
+
     def last(self, back: int = 1) -> Int[Tensor, "b"]:
         """Return the last committed token of each row, or the one `back` places from the end (the first at least)."""
         place = (self.lengths - back).clamp_min(0).unsqueeze(-1)
