@@ -253,6 +253,7 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
         (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup, else model", False),
         (["--plan", "auto"], "lookup, else model", True),
         (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], "model", True),
+        (["--plan", "goodput"], "model", True),
     ],
 )
 def test_the_defaults_are_those_of_python(

@@ -29,7 +29,7 @@ from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
 from polydraft.probs import SamplingParams
-from polydraft.trees import TreePolicy
+from polydraft.trees import TakingPolicy, TreePolicy
 
 DRAFTED, OWN = "green", "bold"
 """The styles of accepted drafts, and of the tokens that the target chose itself."""
@@ -216,7 +216,8 @@ def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
     if request.drafter is not None:
         return line.of(drafter)
     params = SamplingParams(request.sampling.get("temperature", 0.0))
-    fixed = request.compiled or request.tree is not None or request.plan_file is not None
+    chosen = request.plan is not None and not isinstance(_policy(request), TakingPolicy)
+    fixed = request.compiled or request.tree is not None or chosen
     return default_drafter(drafter, params, pair.target.device, fixed=fixed)
 
 

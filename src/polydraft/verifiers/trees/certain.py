@@ -28,8 +28,7 @@ def _followed(children: Places, tokens: Places, target: Places) -> tuple[list[in
     """Return the nodes of one row below its root that hold the target's own tokens, and the token that follows."""
     path, node = list[int](), 0
     while True:
-        own = (child for child in children[node].tolist() if child >= 0 and tokens[child] == target[node])
-        child = next(own, None)
+        child = next((one for one in children[node].tolist() if one >= 0 and tokens[one] == target[node]), None)
         if child is None:
             return path, int(target[node])
         path.append(node := child)
