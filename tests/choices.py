@@ -1,7 +1,7 @@
 """The law of short texts through the engine itself: every draw is a choice, and all choices are made in turn."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,13 +175,15 @@ def law_of(
     *,
     steps: int = 9,
     eos: frozenset[int] = frozenset(),
+    place: Callable[[Tensor], Tensor] = torch.clone,
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed.
 
     After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
+    `place` says on which device the text lies.
     """
     choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
-    text = Text(torch.tensor(prompts), torch.full((rows,), len(prompts[0])))
+    text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
     ending = Ending(len(prompts[0]) + new, eos=eos)
     plans = isinstance(policy, PlanningPolicy)
     method = Method(target, guard, Chosen(rule, choices), policy, teaches=plans)

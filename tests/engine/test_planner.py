@@ -196,3 +196,20 @@ def test_what_a_dear_draft_model_had_to_read_does_not_make_trees_look_cheap() ->
         planner.opens(opening(1.5, 96))
         speeds.append(speed(world(0.85, 1.1), planner, 96, seed))
     assert sorted(speeds)[12] >= 0.97 and min(speeds) >= 0.9
+
+
+def test_what_is_looked_up_is_the_same_when_an_interrupted_step_is_taken_again() -> None:
+    planner = opened()
+    speed(world(0.9, 0.1), planner, 200, 1)
+    for number in range(40):
+        lengths = [2 + number % 3]
+        answers = [planner.takes(lengths) for _ in range(3)]
+        assert answers[0] == answers[1] == answers[2]
+        source = "lookup" if answers[0] else ""
+        told = Lesson(source, (), ((0, 0, 0.0, 1.0),), 1, lengths[0] if source else planner.shape.depth)
+        planner.note([told], Spent(0.0, 1.0, 0.0), 1 + told.depth)
+    assert not planner.takes([2]), "lookups that were never right are given up"
+    planner.lost, planner.spent = 0.0, 1e6
+    for _ in range(8):
+        planner.note([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
+    assert planner.takes([2]) == (0,), "and tried again when a trial is due and affordable"

@@ -14,7 +14,7 @@ import torch
 from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.drafters import ModelDrafter, NoDraft
-from polydraft.engine import generate, stream
+from polydraft.engine import Planner, generate, stream
 from polydraft.engine.planner.curves import StepCosts
 from polydraft.engine.planning import Curve, Effort, PairPlan, load_plan, planned, tune
 from polydraft.engine.planning.acceptance import Visit, tally
@@ -60,6 +60,18 @@ def clock(patch: pytest.MonkeyPatch, target: Curve, draft: Curve) -> None:
     patch.setattr(tuning, "time_target", lambda *_, **__: target)
     patch.setattr(tuning, "time_draft", lambda *_, **__: (draft, 0.0))
     patch.setattr(tuning, "steps", still)
+
+
+def test_a_planner_begins_with_what_a_plan_measured(pair: Pair, plan: PairPlan) -> None:
+    tree = plan.at(0.0, "top-k", "naive match")
+    assert tree is not None
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 20, "eos_token_id": None}
+    plain = generate(pair.target, PROMPTS[0], drafter="none", **options)
+    planner = Planner(plan=tree)
+    found = generate(pair.target, PROMPTS[0], drafter=pair.draft, policy=planner, **options)
+    assert torch.equal(found.sequences, plain.sequences) and planner.steps == found.statistics.steps
+    fresh = Planner(plan=tree)
+    assert fresh.costs.step(TreeShape(())) == pytest.approx(tree.costs.of(TreeShape(())))
 
 
 def test_a_curve_joins_its_points_goes_on_and_never_falls() -> None:

@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 import torch
 from choices import Toy, distance, law_of
+from on_device import counted, on_device
 from torch import Tensor
 
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
@@ -18,7 +19,7 @@ from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Riders, TreePolicy, TreeShape
+from polydraft.trees import Draft, Riders, TreePolicy, TreeShape, is_dynamic
 from polydraft.trees.dynamic import BestFirst, Confident
 from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
@@ -199,6 +200,15 @@ def test_one_step_that_looks_up_or_asks(rule: PathVerifier, policy: TreePolicy) 
 @pytest.mark.parametrize("kind", [Refusing, Unusable])
 def test_one_step_that_fails_by_what_was_drawn(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
     assert checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1) or policy.shape.depth == 1
+
+
+@pytest.mark.parametrize(("rule", "policy"), [(rule, policy) for rule, policy in TREES if not is_dynamic(policy)])
+@pytest.mark.parametrize("kind", [Toy, Unusable])
+def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
+    with counted(strict=False):
+        failures = checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1, place=on_device)
+    told = kind is Unusable and policy.shape.depth > 1  # the root has a law
+    assert failures == ({"InvalidProbabilities: The draft model's logits are not usable."} if told else set())
 
 
 def test_one_step_of_three_tokens() -> None:

@@ -142,14 +142,12 @@ class ModelDrafter(Drafter):
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits, fine, check = state.reader.grow(text, frontier)[..., : state.vocab_size], None, True
+        logits, fine = state.reader.grow(text, frontier)[..., : state.vocab_size], None
         if logits.device.type != "cpu":  # which would have to be waited for
-            (logits, fine), check = usable(logits), False
-        every = size is None
-        tokens, probs = (
-            whole_row(logits, state.params, check=check)
-            if every
-            else shortlist(logits, state.params, size, check=check)
-        )
+            logits, fine = usable(logits)
+        if size is None:
+            tokens, probs = whole_row(logits, state.params, check=fine is None)
+        else:
+            tokens, probs = shortlist(logits, state.params, size, check=fine is None)
         probs = probs if fine is None else probs * fine.unsqueeze(-1)
         return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs

@@ -92,7 +92,7 @@ def _tried(
     children: list[list[list[int]]] = own.tree.children.tolist()
     if verifier.scheme.deterministic or draft.source:
         above = own.tree.parents.clamp_min(0)
-        masses = target[torch.arange(len(rows)).unsqueeze(-1), above, own.tree.tokens].tolist()
+        masses = target[torch.arange(len(rows), device=above.device).unsqueeze(-1), above, own.tree.tokens].tolist()
         return [_masses(*one) for one in zip(children, masses, taken, strict=True)]
     return [_results(*one) for one in zip(children, taken, strict=True)]
 

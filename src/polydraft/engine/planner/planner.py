@@ -34,8 +34,6 @@ NEAR = 0.9
 """The usual tree comes first if its rate is expected to be so much of the best one's, or more."""
 UNSURE = 0.7
 """An arm that was never timed may be the best if its rate is expected to be so much of the best one's, or more."""
-LEAST = 2
-"""A continuation of one token is not worth a step."""
 BRANCHING: tuple[TreePolicy, ...] = tuple(
     map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2)))
 )
@@ -151,7 +149,7 @@ class Planner(FixedShape):
         self._of_rows: dict[int, Costs] = {}
         self.current = self._best = 1
         self.steps = 0
-        self.spent = self.lost = self.stake = 0.0
+        self.spent = self.lost = self.stake = self._risk = 0.0
         self._unread = self._tried = self._searched = 0
         self._laws: Counter[Law] = Counter([()])
         self._compared()
@@ -190,20 +188,19 @@ class Planner(FixedShape):
     def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return which rows take the continuation that was looked up for them, given how long these are.
 
-        The other rows take the tree that was chosen; if there are none, nobody drafts.
+        The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
+        steps and these lengths alone, so that it is the same where an interrupted step is taken again.
         """
-        found = tuple(row for row, length in enumerate(lengths) if length >= LEAST)
+        found = tuple(row for row, length in enumerate(lengths) if length)
         if not found:
             return ()
         rows, others, own = len(lengths), len(lengths) - len(found), self._tokens[self.current]
         tokens = sum(self._gain(lengths[row]) for row in found) + others * own
         nodes = max(1 + max(lengths), self.shape.size if others else 1)
         seconds = self.costs.scored(rows * nodes, drafted=True) + (self.costs.draft(self.shape) if others else 0.0)
-        loss = seconds - tokens * self.costs.step(self.shape) / (rows * own)
-        if loss > 0 and (self.steps - self._searched < PAUSE or loss > BUDGET * self.spent - self.lost):
-            return ()
-        self.lost, self._searched = self.lost + max(0.0, loss), self.steps
-        return found
+        self._risk = loss = max(0.0, seconds - tokens * self.costs.step(self.shape) / (rows * own))
+        due = self.steps - self._searched >= PAUSE and loss <= BUDGET * self.spent - self.lost
+        return found if loss == 0 or due else ()
 
     def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
         """Learn from a step and choose the next tree.
@@ -226,6 +223,8 @@ class Planner(FixedShape):
         reading = self.costs.reading(unread)
         self.costs.learn(spent, scored, self.shape if drafted else PLAIN, unread)
         self.chances.learn(lessons, self.shape if drafted else PLAIN)
+        if any(lesson.source for lesson in lessons):
+            self.lost, self._searched = self.lost + self._risk, self.steps
         self.steps += 1
         self.spent += spent.total
         self._last[taken] = self.steps if drafted or not taken else self._last[taken]
