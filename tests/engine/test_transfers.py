@@ -19,15 +19,35 @@ from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.schemes import TopK
+from polydraft.trees import AdaptiveThreshold, BestFirst, Confident, DynamicPolicy, Eagle2, TreePolicy
+from polydraft.verifiers import (
+    BlockVerification,
+    BottomUp,
+    NaiveMatch,
+    Optimal,
+    RecursiveRejection,
+    RecursiveRejectionWithoutReplacement,
+    TopDown,
+    TreeVerifier,
+)
 
 MOST = 2
 """The transfers that a step may wait for: the verdict, and whether the draft's rows were laws."""
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
-def blocks(target: LanguageModel, drafter: Drafter, temperature: float, texts: Any, rows: int) -> Iterator[Block]:
+def blocks(
+    target: LanguageModel,
+    drafter: Drafter,
+    temperature: float,
+    texts: Any,
+    rows: int,
+    policy: TreePolicy | None = None,
+    verifier: TreeVerifier | None = None,
+) -> Iterator[Block]:
     params, ending = SamplingParams(temperature), Ending(24)
-    verifier, policy = default_verifier(drafter, params), default_policy(drafter, params)
+    verifier, policy = verifier or default_verifier(drafter, params), policy or default_policy(drafter, params)
     method = Method(target, drafter, verifier, policy)
     asked = Prompts(texts, (TargetLaw(params),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     batch = begin(method, asked, capacity_for(method, [ending]))
@@ -71,6 +91,42 @@ def test_a_step_waits_for_two_transfers_and_writes_the_same_text(drafts: bool, r
             waits.reads.clear()
             waits.uploads.clear()
     assert found == expected and len(found) > 3
+
+
+TREES = [
+    (BestFirst(6, depth=4), TopDown(RecursiveRejection())),
+    (BestFirst(6, depth=4), TopDown(NaiveMatch(TopK()))),
+    (Eagle2(3, 3, 6), TopDown(NaiveMatch(TopK()))),
+    (Confident((2, 1, 1), 0.0), BottomUp(RecursiveRejectionWithoutReplacement())),
+    (Confident((2, 2, 1), 0.02), TopDown(Optimal())),
+    (Confident((1, 1, 1), 0.02), BlockVerification()),
+    (AdaptiveThreshold(4, 0.02), BlockVerification()),
+]
+
+
+@pytest.mark.parametrize(("policy", "verifier"), TREES)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(
+    policy: DynamicPolicy, verifier: TreeVerifier, rows: int
+) -> None:
+    target = tiny_model(seed=1)
+    draft = perturbed(target, 0.3)
+    temperature = 0.0 if verifier.scheme.deterministic else 1.0
+    ask = {"temperature": temperature, "rows": rows, "policy": policy, "verifier": verifier}
+    drafter, ready = ModelDrafter(HuggingFaceModel(draft)), Guarded(ModelDrafter(HuggingFaceModel(draft)))
+    expected = [gained(one) for one in blocks(HuggingFaceModel(target), drafter, texts=text(rows, False), **ask)]
+    model, found = HuggingFaceModel(moved(target)), list[dict[int, Sequence[int]]]()
+    moved(draft)
+    with counted(strict=False) as waits:
+        for block in blocks(model, ready, texts=text(rows, True), **ask):
+            found.append(gained(block))
+            grown = {place: count for place, count in waits.reads.items() if place.startswith("trees/")}
+            most = 2 + (policy.shape.depth - 1) * policy.stops  # size and shape of what was grown
+            assert sum(grown.values()) <= most, grown
+            assert not [place for place in waits.uploads if place.startswith("trees/")]
+            waits.uploads.clear()
+            waits.reads.clear()
+    assert found == expected and len(found) > 3 and not ready.failure
 
 
 class Odd(HuggingFaceModel):

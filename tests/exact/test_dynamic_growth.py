@@ -75,6 +75,10 @@ class Nosy:
     """Counts that jump about with the tokens at other branches: whatever was drawn before may be looked at."""
 
     shape = TreeShape(((2,), (2, 2), (2, 2)))
+    stops = True
+
+    def widest(self, depth: int) -> int:
+        return len(self.shape.levels[depth])
 
     def open(self, drawn: Drawn) -> Tensor:
         return drawn.there & (self._noise(drawn.path, drawn.there) % 3 > 0)
@@ -203,6 +207,9 @@ def test_merging_accepts_more_than_chains_beside_each_other() -> None:
 @dataclass(frozen=True)
 class Unmerged(Merged):
     """The members' trees beside each other: every copy goes on alone."""
+
+    def widest(self, depth: int) -> int:
+        return self.members
 
     def open(self, drawn: Drawn) -> Tensor:
         return drawn.there

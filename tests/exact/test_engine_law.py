@@ -19,7 +19,7 @@ from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Riders, TreePolicy, TreeShape, is_dynamic
+from polydraft.trees import Draft, Riders, TreePolicy, TreeShape
 from polydraft.trees.dynamic import BestFirst, Confident
 from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
@@ -202,7 +202,7 @@ def test_one_step_that_fails_by_what_was_drawn(kind: type[Toy], rule: PathVerifi
     assert checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1) or policy.shape.depth == 1
 
 
-@pytest.mark.parametrize(("rule", "policy"), [(rule, policy) for rule, policy in TREES if not is_dynamic(policy)])
+@pytest.mark.parametrize(("rule", "policy"), TREES)
 @pytest.mark.parametrize("kind", [Toy, Unusable])
 def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
     with counted(strict=False):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise, sent
@@ -25,6 +25,7 @@ from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import MENDABLE, Frontier, Propose
 from polydraft.trees.policies import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
+from polydraft.trees.sound import any_law, both, sound_nodes
 from polydraft.trees.tree import Draft, TokenTree
 
 ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
@@ -66,10 +67,8 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         )
         try:
             listed, law = propose(frontier)
-            alive = None if law.device.type == "cpu" else law.flatten(2).amax(dim=-1) > 0
-            if alive is not None:
-                sound = alive.all() if sound is None else sound & alive.all()
-            drafts = _draw(scheme, _any(law, alive), level, _uniforms(scheme, listed, law, level, depth, noise))
+            fine = sound_nodes(law)
+            drafts = _draw(scheme, any_law(law, fine), level, _uniforms(scheme, listed, law, level, depth, noise))
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -79,10 +78,10 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
             nodes = tokens[-1].shape[1]
             shortlist[-1], probs[-1] = _with_leaves(shortlist[-1], nodes, -1), _with_leaves(probs[-1], nodes, 0.0)
             break
-        drawn = level.children(drafts)
+        sound, drawn = both(sound, fine), level.children(drafts)
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
-        if alive is not None:
-            there &= alive.index_select(1, level.parents)
+        if fine is not None:
+            there &= fine.index_select(1, level.parents)
         tokens.append(level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0))
         atoms.append(drawn.where(there, -1))
         valid.append(there)
@@ -150,13 +149,6 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
 def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> Shaped[Tensor, "b g ..."]:
     """Append empty rows for nodes without children."""
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
-
-
-def _any(law: Float[Tensor, "b f *J K"], alive: Bool[Tensor, "b f"] | None) -> Float[Tensor, "b f *J K"]:
-    """Return rows to draw from: any law in place of those that are none, since what is drawn there does not count."""
-    if alive is None:
-        return law
-    return law.where(alive.view(*alive.shape, *[1] * (law.dim() - 2)), 1 / law.shape[-1])
 
 
 def _draw(

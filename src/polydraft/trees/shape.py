@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
+from polydraft.probs import sent
 
 MOST_NODES = 4096
 
@@ -106,6 +107,11 @@ class Topology:
     parents: Int[Tensor, "b n"]
 
     @cached_property
+    def on_host(self) -> "Topology":
+        """The same trees on the host, where sizes are counted; a device is waited for once."""
+        return self if self.parents.device.type == "cpu" else Topology(self.parents.cpu())
+
+    @cached_property
     def ancestors(self) -> Bool[Tensor, "b n n"]:
         """Entry [b, i, j] tells whether node j is node i or one of its ancestors."""
         size = self.parents.shape[-1]
@@ -130,7 +136,7 @@ class Topology:
     def children(self) -> Int[Tensor, "b n k"]:
         """The children of each node in drafting order, padded with -1."""
         batch, size = self.parents.shape
-        most = max(1, int(self.rank.max()) + 1)
+        most = max(1, int(self.on_host.rank.max()) + 1)
         result = self.parents.new_full((batch, size + 1, most), -1)
         rows = torch.arange(batch, device=self.parents.device).unsqueeze(-1)
         nodes = torch.arange(size, device=self.parents.device).expand(batch, size)
@@ -155,16 +161,18 @@ class Topology:
     @cached_property
     def inner(self) -> int:
         """How many of the first nodes contain all that have children; the nodes after them are leaves."""
-        return int(self.parents.max()) + 1
+        return int(self.on_host.parents.max()) + 1
 
     @cached_property
     def height(self) -> int:
-        """The number of drafts on the longest path; read back once for all trees that share this value."""
-        return int(self.depth.max())
+        """The number of drafts on the longest path."""
+        return int(self.on_host.depth.max())
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The nodes of each depth, the root's level first."""
+        if self.on_host is not self:
+            return tuple(Level(sent(nodes, self.parents.device), width) for nodes, width in self.on_host.levels)
         counts = (self.children >= 0).sum(dim=-1)
         result: list[Level] = []
         for depth in range(self.height + 1):

@@ -91,6 +91,15 @@ class AdaptiveThreshold:
         """The longest chain."""
         return Chain(self.length).shape
 
+    @property
+    def stops(self) -> bool:
+        """A chain ends where the draft is not sure."""
+        return True
+
+    def widest(self, depth: int) -> int:
+        """Return 1: it is a chain."""
+        return 1
+
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Go on below tokens at least as likely as the row's threshold."""
         least = self.threshold if self.learnt is None else self.learnt.threshold.unsqueeze(-1).to(drawn.chance)

@@ -45,8 +45,17 @@ class BestFirst:
     @property
     def shape(self) -> TreeShape:
         """Bounds on the trees."""
-        depth, beam = min(self.depth, self.drafts), min(self.beam, self.drafts) if self.children > 1 else 1
-        return bounds(self.drafts, depth, self.children, (depth - 1) * beam)
+        depth = min(self.depth, self.drafts)
+        return bounds(self.drafts, depth, self.children, (depth - 1) * self.widest(1))
+
+    @property
+    def stops(self) -> bool:
+        """Growth ends when the budget is spent."""
+        return True
+
+    def widest(self, depth: int) -> int:
+        """Return the beam, where a tree may branch at all."""
+        return min(self.beam, self.drafts) if self.children > 1 else 1
 
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths, at most as many as there are drafts left."""

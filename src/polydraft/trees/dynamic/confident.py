@@ -46,6 +46,15 @@ class Confident:
         """The tree of a draft that is always sure."""
         return Widths(self.widths).shape
 
+    @property
+    def stops(self) -> bool:
+        """Growth ends where the draft is not sure anywhere."""
+        return self.threshold > 0
+
+    def widest(self, depth: int) -> int:
+        """Return the width of the tree of a draft that is always sure."""
+        return len(self.shape.levels[depth])
+
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that the draft is sure of."""
         return self.confidence.of(drawn) >= self.threshold

@@ -48,6 +48,15 @@ class Eagle2:
         """Bounds on the trees."""
         return bounds(self.drafts, self.depth, self.width, (self.depth - 1) * self.width)
 
+    @property
+    def stops(self) -> bool:
+        """Some node of every depth is opened."""
+        return False
+
+    def widest(self, depth: int) -> int:
+        """Return the width."""
+        return self.width
+
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths of this depth."""
         most = torch.full_like(drawn.drafts, self.width)

@@ -12,6 +12,7 @@ from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.dynamic.numbering import DrawnLevel, Proposal, numbered
 from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
 from polydraft.trees.frontier import MENDABLE, Frontier, Propose
+from polydraft.trees.sound import any_law, both, sound_nodes
 from polydraft.trees.tree import Draft
 
 
@@ -25,6 +26,10 @@ def grow_dynamic(
 
     Where something fails after drafts were drawn, in whichever row, all rows' trees end there.
 
+    On a device every depth is as wide as the policy may ever want it, since the host would have to wait for the true
+    width. It waits for the size and the shape of the finished trees, and, where a policy `stops`, once a depth: asking
+    whether any row goes on takes far less time than a pass of the draft model for nothing.
+
     Raises:
         UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
     """
@@ -33,6 +38,7 @@ def grow_dynamic(
     levels, proposals = [DrawnLevel.of_root(root)], list[Proposal]()
     drawn: Drawn | None = None
     failure: Exception | None = None
+    sound: Bool[Tensor, ""] | None = None
     while len(proposals) < bounds.depth:
         try:
             grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn)
@@ -45,7 +51,7 @@ def grow_dynamic(
             break
         if grown is None:
             break
-        levels[-1] = grown.level
+        levels[-1], sound = grown.level, both(sound, grown.sound)
         proposals.append(grown.proposal)
         if grown.children is None:
             break
@@ -53,7 +59,7 @@ def grow_dynamic(
         levels.append(children)
     keep = policy.keep if isinstance(policy, PruningPolicy) else None
     draft = numbered(root, levels, proposals, keep)
-    return replace(draft, most_children=bounds.max_children, failure=failure)
+    return replace(draft, most_children=bounds.max_children, failure=failure, sound=sound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +70,13 @@ class _Expanded:
         level: they themselves, with the numbers of those that were opened.
         proposal: what the drafter proposed for these.
         children: the nodes of the next depth, and the policy's view of them; None if nothing was to be drawn.
+        sound: on a device, which of the open nodes have a law, or are padding.
     """
 
     level: DrawnLevel
     proposal: Proposal
     children: tuple[DrawnLevel, Drawn] | None
+    sound: Bool[Tensor, "b f"] | None = None
 
 
 def _expanded(
@@ -82,21 +90,31 @@ def _expanded(
 ) -> _Expanded | None:
     """Open some of the deepest nodes and draw their children; return None if none is opened."""
     is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
-    if not bool(is_open.any()):
+    if drawn is not None and policy.stops and not bool(is_open.any()):
         return None
-    level, frontier = _opened(levels[-1], is_open, proposals)
-    listed, law = propose(frontier.frontier)
+    level, frontier = _opened(levels[-1], is_open, proposals, policy.widest(drawn.depth) if drawn else 1)
+    listed, given = propose(frontier.frontier)
+    sound = sound_nodes(given)
+    law = any_law(given, sound)
     rows = law.mean(dim=-2) if law.dim() == 4 else law
     view = Opened(len(proposals), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
-    counts = policy.counts(view).where(frontier.there, 0)
-    most = int(counts.max())
+    busy = frontier.there if sound is None else frontier.there & sound
+    counts = policy.counts(view).where(busy, 0)
+    most = _largest(counts, policy.shape.max_children)
     if most == 0:
         return _Expanded(level, Proposal(frontier.frontier, listed, law), None)
     members = _members(policy, view, law, most)
     law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
     uniforms = _uniforms(policy, scheme, listed, law, len(proposals), noise)
-    children = _children(view, frontier, listed, scheme.sample(law, counts, uniforms, most), members)
-    return _Expanded(level, Proposal(frontier.frontier, listed, law), children)
+    drafts = scheme.sample(law, counts, uniforms, most).where(busy.unsqueeze(-1), -1)
+    children = _children(view, frontier, listed, drafts, members, policy.shape.size - 1)
+    doubt = None if sound is None else sound | ~frontier.there
+    return _Expanded(level, Proposal(frontier.frontier, listed, law), children, doubt)
+
+
+def _largest(numbers: Int[Tensor, "..."], bound: int) -> int:
+    """Return the largest of some numbers; on a device their bound, which need not be waited for."""
+    return int(numbers.max()) if numbers.device.type == "cpu" else bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,10 +134,12 @@ class _Open:
     places: Int[Tensor, "b f"]
 
 
-def _opened(level: DrawnLevel, is_open: Bool[Tensor, "b c"], proposals: list[Proposal]) -> tuple[DrawnLevel, _Open]:
+def _opened(
+    level: DrawnLevel, is_open: Bool[Tensor, "b c"], proposals: list[Proposal], widest: int
+) -> tuple[DrawnLevel, _Open]:
     """Number the open nodes of a level after those scored before; return the level with these numbers."""
     first = proposals[-1].frontier.nodes.stop if proposals else 0
-    width = int(is_open.sum(dim=-1).max())
+    width = _largest(is_open.sum(dim=-1), min(widest, is_open.shape[-1]))
     places = is_open.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
     there = is_open.gather(-1, places)
     nodes = range(first, first + width)
@@ -140,11 +160,12 @@ def _children(
     listed: Int[Tensor, "b f K"],
     drafts: Int[Tensor, "b f k"],
     members: Int[Tensor, "b f k"],
+    bound: int,
 ) -> tuple[DrawnLevel, Drawn]:
     """Turn the drafts of open nodes into the nodes of the next depth, those present first in each row."""
     most = drafts.shape[-1]
     alive = ((drafts >= 0) & view.there.unsqueeze(-1)).flatten(1)
-    width = int(alive.sum(dim=-1).max())
+    width = _largest(alive.sum(dim=-1), min(bound, alive.shape[-1]))
     places = alive.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
     there, above = alive.gather(-1, places), places // most
     atoms = drafts.clamp_min(0)

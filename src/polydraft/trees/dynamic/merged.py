@@ -52,6 +52,15 @@ class Merged:
         opened = self.members * sum(levels[:-1])
         return bounds(self.members * sum(levels), len(levels), self.members * max(levels), opened)
 
+    @property
+    def stops(self) -> bool:
+        """Some node of every depth is opened."""
+        return False
+
+    def widest(self, depth: int) -> int:
+        """Return the number of nodes if there is nothing to merge."""
+        return self.members * len(Widths(self.widths).shape.levels[depth])
+
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the first copy of each node."""
         return _Copies(drawn).first

@@ -71,7 +71,7 @@ def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[P
     order = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :size]
     valid = kept.gather(-1, order)
     own = drawn.scored.gather(-1, order).where(valid, -1)
-    parents = _parents(drawn, kept, order, valid)
+    parents = _parents(drawn, kept, order, valid, proposals[-1].frontier.nodes.stop)
     tree = TokenTree(drawn.tokens.gather(-1, order), Topology(parents), valid)
     busy = torch.zeros_like(valid).scatter(-1, parents[:, 1:].where(valid[:, 1:], 0), True)
     rows = torch.arange(len(root), device=root.device).unsqueeze(-1)
@@ -107,11 +107,13 @@ def _joined(levels: list[DrawnLevel]) -> DrawnLevel:
 
 
 def _parents(
-    drawn: DrawnLevel, kept: Bool[Tensor, "b m"], order: Int[Tensor, "b n"], valid: Bool[Tensor, "b n"]
+    drawn: DrawnLevel, kept: Bool[Tensor, "b m"], order: Int[Tensor, "b n"], valid: Bool[Tensor, "b n"], spare: int
 ) -> Int[Tensor, "b n"]:
-    """Return the kept nodes' parents in the final numbering; a padding node's is the node before it."""
+    """Return the kept nodes' parents in the final numbering; a padding node's is the node before it.
+
+    No node has the number `spare` among the scored ones, nor a larger one.
+    """
     number = kept.long().cumsum(dim=-1) - 1
-    spare = int(drawn.scored.max()) + 1
     of_scored = number.new_zeros(len(number), spare + 1)
     of_scored = of_scored.scatter(-1, drawn.scored.where(kept & (drawn.scored >= 0), spare), number)
     parents = of_scored.gather(-1, drawn.parents.gather(-1, order).clamp_min(0))

@@ -117,6 +117,18 @@ class DynamicPolicy(Protocol):
         """Bounds: no tree has more nodes, levels or children of a node than this one, nor opens more nodes."""
         ...
 
+    @property
+    def stops(self) -> bool:
+        """Whether growth may end before its full depth because no node is opened: this is asked at every depth."""
+        ...
+
+    def widest(self, depth: int) -> int:
+        """Return the most nodes of a depth, 1 or more, that are opened; of all depths and 1, at most `shape.size`.
+
+        On a device every depth is padded to this, so that the number of nodes need not be waited for.
+        """
+        ...
+
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that get a draft row and may have children; the root always does."""
         ...
