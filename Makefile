@@ -7,8 +7,10 @@ GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_cor
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
 MARKED := gpu or slow or grammars or smollm2
+# A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
+RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo test test-slow test-grammars test-smollm2 lint format clean
+.PHONY: env demo test test-typed test-slow test-grammars test-smollm2 lint format clean
 
 env: $(READY)
 
@@ -22,12 +24,15 @@ $(READY): pyproject.toml constraints.txt
 demo: env
 	$(BIN)/polydraft demo
 
-# A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(MARKED))" -n logical --maxprocesses 4 --dist loadfile
+	$(RUN) -m "not ($(MARKED))"
+
+# The same, with every call's types and shapes checked, which takes three times as long.
+test-typed: env
+	$(RUN) -m "not ($(MARKED))" --jaxtyping-packages=polydraft,typechecking.typechecked
 
 test-slow: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu and not grammars and not smollm2" -n logical --maxprocesses 4 --dist loadfile
+	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
 
 # The real processors of grammar libraries, in a folder of their own: nothing else needs them.
 test-grammars: env

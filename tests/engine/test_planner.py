@@ -1,7 +1,7 @@
 """The planner against arms of known speed, with a made-up clock: it finds the best, leaves the bad and comes back."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -125,12 +125,20 @@ def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() ->
     assert planner.steps > 0 and all(map(planner.costs.measured, planner.shapes[:2]))
 
 
+class InTurns(Planner):
+    """Drafts in every second step, whatever the clock says."""
+
+    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+        super().note(lessons, spent, scored)
+        self.current = self.steps % 2
+
+
 def test_a_step_without_a_tree_costs_no_pass_of_the_draft_model() -> None:
     target, draft = tiny_model(seed=1), tiny_model(seed=2)
     calls: list[int] = []
     draft.register_forward_pre_hook(lambda *_: calls.append(1))
-    planner = Planner((Chain(2),))
-    options = {"temperature": 0.0, "max_new_tokens": 120, "policy": planner}
+    planner = InTurns((Chain(2),))
+    options = {"temperature": 0.0, "max_new_tokens": 40, "policy": planner}
     drafter = ModelDrafter(HuggingFaceModel(draft))
     run, kinds = polydraft.stream(target, torch.tensor([[1, 2, 3]]), drafter=drafter, **options), set()
     while not run.over:

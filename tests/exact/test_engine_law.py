@@ -37,6 +37,19 @@ TARGET, DRAFT, PROMPT = Toy(3, 0), Toy(3, 1), [1, 0, 1]
 SMALL, SMALL_DRAFT = Toy(2, 0), Toy(2, 1)
 LEARNING = AdaptiveThreshold(2, 0.6, step=0.3, smoothing=0.1)
 NEAR = 1e-12
+
+
+@dataclass(frozen=True)
+class Halting(FixedShape):
+    """Goes on or not by the draft probabilities of what was just drawn, as if by whim."""
+
+    shape: TreeShape
+    stops = True
+
+    def goes_on(self, depth: int, chances: Tensor) -> bool:
+        return crc32(f"whim {depth} {chances.tolist()}".encode()) % 2 > 0
+
+
 TREES: list[tuple[PathVerifier, TreePolicy]] = [
     (TopDown(RecursiveRejection()), Widths((2, 1))),
     (BottomUp(RecursiveRejection()), BestFirst(4)),
@@ -45,6 +58,9 @@ TREES: list[tuple[PathVerifier, TreePolicy]] = [
     (TraversalVerification(IID()), Chain(2)),
     (BlockVerification(), Confident((1, 1, 1), 0.3)),
     (ByShape(), Widths((2, 1))),
+    (BlockVerification(), Halting(Chain(3).shape)),
+    (BottomUp(Optimal()), Halting(Widths((2, 1)).shape)),
+    (TraversalVerification(IID()), Halting(Widths((2, 1)).shape)),
 ]
 each_tree = pytest.mark.parametrize(("rule", "policy"), TREES, ids=lambda one: getattr(one, "name", type(one).__name__))
 
@@ -54,6 +70,7 @@ class Scheming(FixedShape):
 
     largest = Widths((2, 1)).shape
     trees = (TreeShape(()), Chain(1).shape, Chain(2).shape, largest)
+    stops = True
 
     def __init__(self, salt: int) -> None:
         self.salt, self.seen, self.chosen = salt, "", set[object]()
@@ -71,6 +88,11 @@ class Scheming(FixedShape):
         found = tuple(row for row, length in enumerate(lengths) if length and self._one_of(2, lengths))
         self.chosen.add(bool(found))
         return found
+
+    def goes_on(self, depth: int, chances: Tensor) -> bool:
+        answer = bool(self._one_of(2, (depth, chances.tolist())))
+        self.chosen.add(f"goes on: {answer}")
+        return answer
 
     @property
     def shape(self) -> TreeShape:
@@ -246,7 +268,7 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
         prompts = [[0, 1, 1, 0]] if salt else [[1, 0, 1], [0, 0, 1]]
         assert not checked(SMALL, drafter, rule, planner, prompts, 2 if salt else 1)
         chosen |= planner.chosen
-    assert chosen == {*Scheming.trees, True, False}
+    assert chosen == {*Scheming.trees, True, False, "goes on: True", "goes on: False"}
 
 
 def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:

@@ -17,6 +17,8 @@ from polydraft.verifiers.nodes.speculative import is_drawn
 Tried = tuple[int, int, float, float]
 """The depth of a node, the rank of one of its drafts, the chance that this draft had, given that the node was reached
 and the drafts before it were rejected (1 or 0 where only the result is known), and the weight of this."""
+Judged = tuple[int, float, float]
+"""The rank of a draft, the draft probability of its token, and the chance that it had, as in `Tried`."""
 TELLING = 3.0
 """The weight of an overlap, beside that of one result: it differs less from node to node."""
 ASIDE = 0.5
@@ -31,6 +33,8 @@ class Lesson:
         source: who drafted: "lookup" for what was found in the text, else "".
         law: the names of processors and filters of the target's law; texts of other laws accept other drafts.
         tried: the drafts whose chance is known.
+        stopped: whether the planner wanted no deeper tree when it saw what was drawn.
+        judged: the same with what the drafter thought of them; none where it does not think.
         tokens: the new tokens.
         depth: the depth of the tree.
     """
@@ -40,6 +44,8 @@ class Lesson:
     tried: tuple[Tried, ...]
     tokens: int
     depth: int
+    judged: tuple[Judged, ...] = ()
+    stopped: bool = False
 
 
 def keeps_overlaps(verifier: TreeVerifier) -> bool:
@@ -71,30 +77,64 @@ def lessons_of(
             depth = piece.draft.tree.topology.height
             rows = [piece.rows[place] for place in places]
             found += [
-                Lesson(piece.draft.source, laws[row].in_force, own, len(gains[row].tokens), depth)
-                for row, own in zip(rows, tried, strict=True)
+                Lesson(
+                    piece.draft.source,
+                    laws[row].in_force,
+                    own,
+                    len(gains[row].tokens),
+                    depth,
+                    judged,
+                    piece.draft.stopped,
+                )
+                for row, (own, judged) in zip(rows, tried, strict=True)
             ]
     return tuple(found)
 
 
 def _tried(
     piece: Piece, places: list[int], probs: Float[Tensor, "b n V"], verdict: Verdict, verifier: TreeVerifier
-) -> list[tuple[Tried, ...]]:
+) -> list[tuple[tuple[Tried, ...], tuple[Judged, ...]]]:
     draft, rows = piece.draft, [piece.rows[place] for place in places]
     if draft.tree.tokens.shape[-1] == 1:
-        return [()] * len(places)
+        return [((), ())] * len(places)
     alone = rows == list(range(len(probs)))
     own, target = (draft, probs) if alone else (draft.of(places), probs[rows])
     if keeps_overlaps(verifier) and draft.tree.topology.width == 1 and draft.probs.dim() == 3:
-        return overlaps(own, target)
+        return list(zip(overlaps(own, target), _judged_alone(own, target), strict=True))
     paths, kept = verdict.path.tolist(), verdict.kept
     taken = [paths[row][: kept[row]] for row in rows]
     children: list[list[list[int]]] = own.tree.children.tolist()
     if verifier.scheme.deterministic or draft.source:
         above = own.tree.parents.clamp_min(0)
         masses = target[torch.arange(len(rows), device=above.device).unsqueeze(-1), above, own.tree.tokens].tolist()
-        return [_masses(*one) for one in zip(children, masses, taken, strict=True)]
-    return [_results(*one) for one in zip(children, taken, strict=True)]
+        found = [_masses(*one) for one in zip(children, masses, taken, strict=True)]
+    else:
+        found = [_results(*one) for one in zip(children, taken, strict=True)]
+    sure = None if draft.source else _drawn_with(own).tolist()
+    return [
+        (
+            tuple(tried for _, tried in one),
+            tuple((tried[1], sure[place][child], tried[2]) for child, tried in one) if sure else (),
+        )
+        for place, one in enumerate(found)
+    ]
+
+
+def _drawn_with(draft: Draft) -> Float[Tensor, "b n"]:
+    """Return the draft probability of every node's token; under `Product` that of its first row."""
+    rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
+    batch = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
+    return rows[batch, draft.tree.parents.clamp_min(0), draft.atoms.clamp_min(0)]
+
+
+def _judged_alone(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[Judged, ...]]:
+    """Return the chances of the tokens of sampled chains, min(1, p / q)."""
+    batch = torch.arange(len(target_probs), device=target_probs.device).unsqueeze(-1)
+    drawn = _drawn_with(draft)[:, 1:]
+    target = target_probs[batch, draft.tree.parents.clamp_min(0), draft.tree.tokens][:, 1:]
+    chances = (target / drawn.to(target).clamp_min(1e-30)).clamp_max(1).where(draft.tree.valid[:, 1:], -1)
+    pairs = zip(drawn.tolist(), chances.tolist(), strict=True)
+    return [tuple((0, sure, one) for sure, one in zip(*row, strict=True) if one >= 0) for row in pairs]
 
 
 def overlaps(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[Tried, ...]]:
@@ -111,26 +151,27 @@ def overlaps(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[T
     return [tuple((depth, 0, one, TELLING) for depth, one in enumerate(row) if one >= 0) for row in chances]
 
 
-def _masses(children: list[list[int]], masses: list[float], path: list[int]) -> tuple[Tried, ...]:
+def _masses(children: list[list[int]], masses: list[float], path: list[int]) -> list[tuple[int, Tried]]:
     """Return the chances of drafts that are fixed by the draft rows: the target's mass, of what earlier ones leave."""
-    found: list[Tried] = []
+    found: list[tuple[int, Tried]] = []
     depth_of, on_path = {0: 0}, {0, *path}
     for node, below in enumerate(children):
         left, depth = 1.0, depth_of.get(node, 0)
         for rank, child in enumerate(child for child in below if child >= 0):
             depth_of[child] = depth + 1
             if left > 0:
-                found.append((depth, rank, min(1.0, masses[child] / left), 1.0 if node in on_path else ASIDE))
+                weight = 1.0 if node in on_path else ASIDE
+                found.append((child, (depth, rank, min(1.0, masses[child] / left), weight)))
             left -= masses[child]
-    return tuple(found)
+    return found
 
 
-def _results(children: list[list[int]], path: list[int]) -> tuple[Tried, ...]:
+def _results(children: list[list[int]], path: list[int]) -> list[tuple[int, Tried]]:
     """Return what became of the drafts of one row that were tried in turn: those before the kept one were rejected."""
-    found: list[Tried] = []
+    found: list[tuple[int, Tried]] = []
     for depth, (node, after) in enumerate(zip([0, *path], [*path, -1], strict=True)):
         for rank, child in enumerate(child for child in children[node] if child >= 0):
-            found.append((depth, rank, float(child == after), 1.0))
+            found.append((child, (depth, rank, float(child == after), 1.0)))
             if child == after:
                 break
-    return tuple(found)
+    return found

@@ -23,7 +23,7 @@ from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenI
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import MENDABLE, Frontier, Propose
-from polydraft.trees.policies import TreePolicy
+from polydraft.trees.policies import FixedShape, TreePolicy
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.sound import any_law, both, sound_nodes
 from polydraft.trees.tree import Draft, TokenTree
@@ -52,7 +52,8 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
     if is_dynamic(policy):
         return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
-    most_children, failure, sound = shape.max_children, None, None
+    most_children, failure, sound, stopped = shape.max_children, None, None, False
+    asked = policy if isinstance(policy, FixedShape) and policy.stops else None
     if not shape.counts:
         return Draft.nothing(root)
     tree = topology(shape, len(root), root.device)
@@ -87,6 +88,13 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         valid.append(there)
         shortlist.append(_with_leaves(listed, level.leaves, -1))
         probs.append(_with_leaves(law, level.leaves, 0.0))
+        if asked is not None and fine is None and depth + 1 < shape.depth:
+            chances = _chances(law, drafts, level)
+            if not asked.goes_on(depth + 1, chances):
+                tree, stopped = topology(TreeShape(shape.counts[: depth + 1]), len(root), root.device), True
+                shortlist.append(listed.new_full((len(root), chances.shape[1], listed.shape[-1]), -1))
+                probs.append(law.new_zeros((len(root), chances.shape[1], *law.shape[2:])))
+                break
     grown = TokenTree(torch.cat(tokens, dim=1), tree, torch.cat(valid, dim=1))
     return Draft(
         grown,
@@ -96,6 +104,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         most_children=most_children,
         failure=failure,
         sound=sound,
+        stopped=stopped,
     )
 
 
@@ -149,6 +158,14 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
 def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> Shaped[Tensor, "b g ..."]:
     """Append empty rows for nodes without children."""
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
+
+
+def _chances(law: Float[Tensor, "b f *J K"], drafts: Int[Tensor, "b f k"], level: _Level) -> Float[Tensor, "b c"]:
+    """Return the draft probabilities of the tokens just drawn; with several rows of a node those of the first."""
+    rows = law[:, :, 0] if law.dim() == 4 else law
+    places = level.children(drafts)
+    chances = level.children(rows.gather(-1, drafts.clamp_min(0)))
+    return chances.where(places >= 0, 0.0)
 
 
 def _draw(

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, cast, runtime_checkable
 
+from jaxtyping import Float
+from torch import Tensor
+
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
@@ -66,9 +69,29 @@ class FixedShape:
     """A policy whose next tree has its `shape`, whatever is drawn, and that learns nothing from verdicts.
 
     Asking for this class is quick, and asked in every step; asking for a protocol is not.
+
+    One that `stops` is asked at every depth whether growth goes on. This is not asked on a device, which would have to
+    be waited for.
     """
 
     __slots__ = ()
+
+    @property
+    def stops(self) -> bool:
+        """Whether growth may end before the shape is full."""
+        return False
+
+    def goes_on(self, depth: int, chances: Float[Tensor, "b c"]) -> bool:
+        """Tell whether the nodes of a depth get children, in all rows of the batch.
+
+        It may look at all that was drawn so far (`trees.dynamic.policy` has the proof), and is asked once for every
+        depth but the last, from 1 on.
+
+        Args:
+            depth: the depth that was just drawn.
+            chances: the draft probabilities of its nodes' tokens, in node order.
+        """
+        return True
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class Draft:
         sound: on a device, whether all draft rows were laws, to be read when the step is over; None if that is known.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
+        stopped: whether growth ended before the planned depth because the policy wanted no more.
         source: who drafted, for those who learn from it: "lookup" for a chain that was found in the text, else "".
         resume: what the target's first layers made of the nodes already, where the drafter ran them. It is trusted: the
             text follows the law that these states lead to.
@@ -107,6 +108,7 @@ class Draft:
     riders: Riders | None = None
     embeddings: Float[Tensor, "e d"] | None = None
     resume: Resume | None = None
+    stopped: bool = False
     source: str = ""
 
     @classmethod

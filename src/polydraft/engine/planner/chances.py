@@ -62,7 +62,8 @@ class Chances:
             seen = self._seen[one.source, one.law]
             for depth, rank, chance, weight in one.tried:
                 seen.add(depth, rank, weight * chance, weight)
-            if not one.source and one.depth < shape.depth and len(one.tried) == one.depth and one.tokens > one.depth:
+            short = not one.source and not one.stopped and one.depth < shape.depth
+            if short and len(one.tried) == one.depth and one.tokens > one.depth:
                 seen.add(one.depth, 0, 0.0, 1.0)
 
     def rates(self, source: str, law: Law) -> Rates:
@@ -124,13 +125,13 @@ def _is_plain(law: Law) -> bool:
 def tokens_of(shape: TreeShape, rates: Rates) -> float:
     """Return the expected tokens of a step: sum over nodes v of the product of g along the path to v; the root is 1."""
     reached, listed = [1.0], rates.tolist()
-    for parent, depth, rank in _nodes(shape):
+    for parent, depth, rank in nodes_of(shape):
         reached.append(reached[parent] * listed[depth][rank])
     return sum(reached)
 
 
 @lru_cache(maxsize=256)
-def _nodes(shape: TreeShape) -> tuple[tuple[int, int, int], ...]:
+def nodes_of(shape: TreeShape) -> tuple[tuple[int, int, int], ...]:
     """Return the parent, its depth and the rank of every node below the root."""
     return tuple(
         (shape.parents[node], min(depth, DEEPEST - 1), min(shape.ranks[node], MOST - 1))

@@ -66,6 +66,7 @@ class Costs:
         self._known = known if rows == 1 else None
         self._passes: dict[int, Mean] = {}
         self._drafts: dict[TreeShape, Mean] = {}
+        self._shares: dict[TreeShape, float] = {}  # how much of a draft's levels were drawn, where growth may stop
         self._rests: dict[bool, Mean] = {}
         self._sizes: dict[TreeShape, Mean] = {}  # the tokens that trees of a shape came to, not all of them full
         if self._known:
@@ -76,7 +77,7 @@ class Costs:
         """Tell whether a step with this tree was timed."""
         return shape in self._drafts if shape.counts else self.rows in self._passes
 
-    def learn(self, spent: Spent, tokens: int, shape: TreeShape, unread: int = 0) -> None:
+    def learn(self, spent: Spent, tokens: int, shape: TreeShape, unread: int = 0, depth: int | None = None) -> None:
         """Learn from a step.
 
         Args:
@@ -85,6 +86,7 @@ class Costs:
             shape: the tree that the drafter was asked for; the root alone if it was not.
             unread: how many tokens it had to read before, beyond those of a step; what this takes is an estimate, so
                 that its time is no lesson.
+            depth: the depth that the tree came to; None for the shape's.
         """
         passed = spent.target
         if self._passes and tokens not in self._passes:  # a new shape is slow once
@@ -99,8 +101,10 @@ class Costs:
             self._sizes[shape] = _with(self._sizes.get(shape), tokens)
             least = min(spent.draft, self.relative * shape.depth * self.plain)
             own = max(spent.draft - self.reading(unread), least) if unread else spent.draft
+            share = 1.0 if depth is None else (depth + BESIDES) / (shape.depth + BESIDES)
+            self._shares[shape] = (old := self._shares.get(shape, share)) + (share - old) / LONGEST
             if not unread or shape not in self._drafts:
-                self._drafts[shape] = _with(self._drafts.get(shape), own)
+                self._drafts[shape] = _with(self._drafts.get(shape), own / share)
 
     def step(self, shape: TreeShape) -> float:
         """Return the seconds of a step with trees of this shape; the root alone is plain decoding."""
@@ -139,7 +143,15 @@ class Costs:
         return (1 - share) * self._passes[most].value + share * self._passes[least].value
 
     def draft(self, shape: TreeShape) -> float:
-        """Return the seconds of drafting trees of this shape: of unknown ones, by the level that cost least.
+        """Return the seconds of drafting trees of this shape, as deep as they were on the mean."""
+        return self.full(shape) * self._shares.get(shape, 1.0)
+
+    def level(self, shape: TreeShape) -> float:
+        """Return the seconds of drafting one more depth of trees of this shape."""
+        return self.full(shape) / (shape.depth + BESIDES)
+
+    def full(self, shape: TreeShape) -> float:
+        """Return the seconds of drafting full trees of this shape: of unknown ones, by the level that cost least.
 
         One or two times may come of a hiccup, so they count as no more than what is expected suggests by far.
         """

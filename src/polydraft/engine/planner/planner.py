@@ -6,15 +6,20 @@ What steps take is learnt by `Costs`, what drafts bring by `Chances`. An *arm* i
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner.chances import Chances, Law, Rates, tokens_of
 from polydraft.engine.planner.costs import Costs, Spent
 from polydraft.engine.planner.curves import StepCosts
+from polydraft.engine.planner.going import Going, by_depth
+from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, weight_bytes
 from polydraft.trees import Acceptance, Chain, ChoosingPolicy, TreePolicy, TreeShape, Widths, is_dynamic
@@ -30,6 +35,8 @@ PAUSE = 8
 """The least number of steps between two trials."""
 AFRESH = 4
 """After so many steps the arms are compared again."""
+FORGONE = 16
+"""What is forgone by stopping is a mean of about so many steps."""
 NEAR = 0.9
 """The usual tree comes first if its rate is expected to be so much of the best one's, or more."""
 UNSURE = 0.7
@@ -146,6 +153,7 @@ class Planner(FixedShape):
         self._choose_from(BRANCHING if trees is None else trees)
         self.chances = Chances(plan.acceptance if plan else None)
         self.costs = Costs(1, 0.25, plan.costs if plan else None)
+        self.sureness = Sureness()
         self._of_rows: dict[int, Costs] = {}
         self.current = self._best = 1
         self.steps = 0
@@ -171,7 +179,8 @@ class Planner(FixedShape):
 
     def _choose_from(self, trees: Sequence[TreePolicy]) -> None:
         self.shapes = (PLAIN, *dict.fromkeys(tree.shape for tree in trees))
-        self._last = [0] * len(self.shapes)
+        self._last, self._forgone = [0] * len(self.shapes), [0.0] * len(self.shapes)
+        self._going: Going | None = None
 
     def opens(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
@@ -221,8 +230,12 @@ class Planner(FixedShape):
         taken = self.current
         unread = max(0, self._unread - 2) if drafted else 0
         reading = self.costs.reading(unread)
-        self.costs.learn(spent, scored, self.shape if drafted else PLAIN, unread)
-        self.chances.learn(lessons, self.shape if drafted else PLAIN)
+        shape = self.shape if drafted else PLAIN
+        depths = [lesson.depth for lesson in lessons if lesson.stopped]
+        self.costs.learn(spent, scored, shape, unread, max(depths) if depths else None)
+        self.chances.learn(lessons, shape)
+        self.sureness.learn(lessons)
+        self._forgive(lessons)
         if any(lesson.source for lesson in lessons):
             self.lost, self._searched = self.lost + self._risk, self.steps
         self.steps += 1
@@ -236,6 +249,48 @@ class Planner(FixedShape):
             best = self._compared()
             self.lost += self._loss(taken, best) + reading if trial else 0.0
             self.current = self._trial(best)
+
+    @property
+    def stops(self) -> bool:
+        """Whether growth may be asked to stop: not where a level costs next to nothing."""
+        return self._now().stops
+
+    def goes_on(self, depth: int, chances: Float[Tensor, "b c"]) -> bool:
+        """Tell whether the next level is expected to bring as many tokens as its time is worth elsewhere.
+
+        With R the expected number of this depth's nodes that will be accepted, in all texts, by the draft probabilities
+        of the drawn tokens (`Sureness`), and m_d the same by depth alone (`Chances`), the next level brings
+        R m_{d+1} / m_d tokens. It has to bring the best rate times its seconds.
+        """
+        return self._now().on(depth, chances.tolist())
+
+    def _now(self) -> "Going":
+        if self._going is None or self._going.shape is not self.shape:
+            rows, law = sum(self._laws.values()), self._laws.most_common(1)[0][0]
+            rates = self.chances.rates("", law)
+            costs, shape, sizes = self.costs, self.shape, np.cumsum([1, *map(sum, self.shape.counts)])
+            passes = [costs.target(rows * int(size)) for size in sizes]
+            seconds = [costs.level(shape) + max(0.0, b - a) for a, b in pairwise(passes)] if shape.counts else []
+            means = by_depth(shape, rates)
+            worth = max(self._rates)
+            need = [took * worth * means[depth] / means[depth + 1] for depth, took in enumerate(seconds)]
+            first = float(rates[0, 0])
+            others = float(rates[0, 1]) / max(1e-9, 1 - first)
+            self._going = Going(shape, need, self.sureness.hazards(law, (first, min(1.0, others))))
+        return self._going
+
+    def _forgive(self, lessons: Sequence[Lesson]) -> None:
+        """Learn how many tokens are forgone where growth is stopped: those below drafts that were all accepted."""
+        if not self.stops:
+            return
+        means, forgone = by_depth(self.shape, self.chances.rates("", self._laws.most_common(1)[0][0])), 0.0
+        own = [lesson for lesson in lessons if not lesson.source]
+        for lesson in own:
+            if lesson.stopped and lesson.tokens > lesson.depth:
+                forgone += sum(means[lesson.depth + 1 :]) / means[lesson.depth]
+        if own:
+            old = self._forgone[self.current]
+            self._forgone[self.current] = old + (forgone / len(own) - old) / FORGONE
 
     def _plain(self, spent: Spent, scored: int) -> None:
         """Learn from one more plain step, which is not worth a thought."""
@@ -262,7 +317,9 @@ class Planner(FixedShape):
         """Return the arm with the highest rate."""
         rows = sum(self._laws.values())
         rates = [(self.chances.rates("", law), count / rows) for law, count in self._laws.items()]
-        self._tokens = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
+        every = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
+        self._tokens = [max(1.0, tokens - lost) for tokens, lost in zip(every, self._forgone, strict=True)]
+        self._going = None
         looked = [(self.chances.rates("lookup", law), count / rows) for law, count in self._laws.items()]
         self._gains = _of_chains(self.largest.size, looked)
         seconds = [self.costs.step(shape) for shape in self.shapes]
