@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from doubles import tiny_model
+
+import polydraft
+from polydraft import Chain
+from polydraft.errors import InvalidParameter
 
 PROGRAM = Path(__file__).parent / "bad_api_calls.py"
 
@@ -35,3 +41,21 @@ def test_bad_calls_are_answered_in_a_sentence() -> None:
 def test_three_hundred_bad_calls(seed: int) -> None:
     counts = tried(300, seed, patience=1500)
     assert sum(counts.values()) == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"policy": torch.zeros(2, 3)}, "policy must be a tree policy"),
+        ({"policy": Chain}, "policy must be a tree policy"),
+        ({"stopping_criteria": torch.tensor(1)}, "stopping_criteria must be criteria"),
+        ({"stopping_criteria": ["stop"]}, "stopping_criteria must be criteria"),
+        ({"per_prompt": torch.zeros(2, 3)}, "per_prompt must hold options"),
+        ({"per_prompt": []}, "per_prompt must hold options"),
+    ],
+)
+def test_what_is_almost_an_argument_is_refused(given: dict[str, object], told: str) -> None:
+    target = tiny_model(seed=1)
+    call = polydraft.generate_many if "per_prompt" in given else polydraft.generate
+    with pytest.raises(InvalidParameter, match=told):
+        list(call(target, [[1, 2, 3]], max_new_tokens=2, **given))

@@ -74,7 +74,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     usual = default_policy(drafter, params)
     if isinstance(policy, PlanningPolicy):
         policy.suits(usual)
-    return Parts(drafter, verifier or default_verifier(drafter, params), policy or usual)
+    verifier = default_verifier(drafter, params) if verifier is None else verifier
+    return Parts(drafter, verifier, usual if policy is None else policy)
 
 
 def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:
@@ -139,7 +140,7 @@ def chosen_policy(given: object) -> TreePolicy | None:
         return Chain(given)
     if isinstance(given, Sequence):
         return _with_drafts(Widths(tuple(cast(Sequence[int], given))))
-    if isinstance(given, TreePolicy) and not isinstance(given, type):
+    if isinstance(given, TreePolicy) and isinstance(given.shape, TreeShape):  # a tensor has a shape as well
         return given
     raise InvalidParameter(
         'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '

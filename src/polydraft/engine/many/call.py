@@ -92,7 +92,8 @@ def generate_many(
     check_arguments(model, options, OF_ONE_CALL)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
-    tried = [checked_prompt(target, one) for one in asked_prompts(target, prompts, start, per_prompt or {})]
+    own_options = {} if per_prompt is None else per_prompt
+    tried = [checked_prompt(target, one) for one in asked_prompts(target, prompts, start, own_options)]
     asked = tuple(one for one in tried if isinstance(one, Asked))
     refused = tuple(one for one in tried if isinstance(one, Completed))
     token = torch.zeros(1, dtype=torch.int64, device=target.device)

@@ -6,7 +6,7 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -198,10 +198,11 @@ def _checked_mask(mask: object, shape: tuple[int, ...]) -> Tensor:
 
 def _with_stop_strings(options: Mapping[str, Any], strings: Any) -> StoppingCriteriaList:
     """Return the criteria with one for stop strings: Hugging Face hands no tokenizer on to do so itself."""
-    criteria, tokenizer = options.get("stopping_criteria"), options.get("tokenizer")
-    if criteria is not None and not isinstance(criteria, Iterable):
-        criteria = [criteria]
-    result = StoppingCriteriaList(criteria or [])
+    given, tokenizer = options.get("stopping_criteria"), options.get("tokenizer")
+    criteria: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    if not all(map(callable, criteria)):
+        raise InvalidParameter(f"stopping_criteria must be criteria that can be called, but is {given!r:.200}.")
+    result = StoppingCriteriaList(criteria)
     if strings is None:
         return result
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
