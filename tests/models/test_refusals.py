@@ -1,4 +1,4 @@
-"""Models that cannot score a token tree are refused with the reason; a sliding window limits the context."""
+"""Models that cannot score a token tree are refused with the reason."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +25,8 @@ from transformers import (
 )
 
 import polydraft
-from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel, Pair, draft_model, prepare_by_hugging_face
-from polydraft.trees import EAGLE_25, Fixed
 
 
 @pytest.mark.parametrize(
@@ -82,27 +81,6 @@ def test_foreign_cache_is_refused() -> None:
     place = torch.tensor([[0]])
     with pytest.raises(InvalidParameter, match="must come from new_cache, but is a Foreign"):
         HuggingFaceModel(tiny_model()).forward(place, place, place.unsqueeze(0) == 0, Foreign(), torch.tensor([0]))
-
-
-def test_sliding_window_limits_the_context_and_is_exact_within() -> None:
-    model = tiny_model("mistral")  # a window of 12 tokens
-    prompt = torch.tensor([[3, 1, 4, 1, 5]])
-    everything = torch.ones_like(prompt)
-    plain = model.generate(prompt, attention_mask=everything, do_sample=False, max_new_tokens=20)
-    output = polydraft.generate(
-        model, prompt, drafter=perturbed(model, 0.03), policy=Fixed(EAGLE_25), temperature=0, max_new_tokens=20
-    )
-    assert HuggingFaceModel(model).context == 12
-    assert output.finish == ("context",)
-    assert output.sequences.tolist() == plain[:, :12].tolist()
-    with pytest.raises(ContextOverflow, match="13 tokens, but at most 12 fit"):
-        polydraft.generate(model, torch.ones(1, 13, dtype=torch.int64), max_new_tokens=20)
-
-
-def test_the_window_of_a_model_without_sliding_layers_is_ignored() -> None:
-    model = tiny_model("mistral")
-    model.config.layer_types = ["full_attention", "full_attention"]
-    assert HuggingFaceModel(model).context == 128
 
 
 def bert(kind: type[PreTrainedModel], config: type[PreTrainedConfig], **changes: object) -> PreTrainedModel:
@@ -184,7 +162,7 @@ def test_a_model_is_tried_once() -> None:
     assert len(passes) == tried
     model.config.is_decoder = False
     HuggingFaceModel(model)
-    assert len(passes) == 2 * tried, "another setting, another trial"
+    assert tried < len(passes) <= 2 * tried, "another setting, another trial"
 
 
 @pytest.mark.parametrize("kind", [LlamaModel, LlamaForSequenceClassification, BertModel])

@@ -237,7 +237,8 @@ class Sourced(TreeCache):
 
     def extended(self) -> "Sourced":
         more = Sourced(self.shape[0], self.shape[1] + 1, self.shape[2])
-        more.store, more.sources = super().extended().store, self.sources
+        more._hold(super().extended().stores)
+        more.sources = self.sources
         return more
 
 

@@ -1,6 +1,8 @@
 """A Hugging Face cache with numbered slots, so that the accepted branch of a tree can be kept and the rest dropped."""
 
-from typing import Any
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -9,20 +11,33 @@ from transformers import Cache as TransformersCache
 
 from polydraft.errors import UnsupportedModel
 
+Shape = tuple[int, int]
+"""The heads and the width of a layer's keys or values."""
+
 
 class TreeCache(TransformersCache):
-    """Keys and values of all layers in one preallocated tensor: keeping a path is one indexed copy.
+    """Keys and values of all layers in one preallocated tensor for each shape: keeping a path is one indexed copy.
+
+    Most models have one shape. Entry 2 i is the keys of layer i, entry 2 i + 1 its values.
 
     Args:
         layers: the number of attention layers.
         batch: rows.
         capacity: slots per row.
+        shapes: the shape of every entry, if they differ; None if all are as the first keys.
+        placed: whether to keep the position of every slot, for masks that depend on it.
     """
 
-    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+    def __init__(
+        self, layers: int, batch: int, capacity: int, shapes: Sequence[Shape] | None = None, *, placed: bool = False
+    ) -> None:
         super().__init__(layers=[])
-        self.shape = (layers, batch, capacity)
-        self.store: Float[Tensor, "2l b h m d"] | None = None
+        self.shape, self.shapes, self.placed = (layers, batch, capacity), shapes, placed
+        kinds = sorted(set(shapes or ()))
+        self.groups = [[place for place, one in enumerate(shapes or ()) if one == kind] for kind in kinds]
+        self.stores: tuple[Float[Tensor, "e b h m d"], ...] = ()
+        self.entries: tuple[Float[Tensor, "b h m d"], ...] = ()
+        self.positions: Int[Tensor, "b m"] | None = None
         self.rows: Int[Tensor, "b 1"] | None = None
         self.slots: Int[Tensor, "b n"] | None = None
         self.first = 0
@@ -31,10 +46,17 @@ class TreeCache(TransformersCache):
         self.written: tuple[Tensor, ...] = ()
         self.read: tuple[Tensor, ...] = ()
 
-    def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
+    @property
+    def store(self) -> Float[Tensor, "2l b h m d"] | None:
+        """All keys and values, where they have one shape; None as long as there are none."""
+        return self.stores[0] if len(self.stores) == 1 else None
+
+    def place(
+        self, starts: Int[Tensor, "b"], width: int, used: int, positions: Int[Tensor, "b n"] | None = None
+    ) -> None:
         """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read.
 
-        What would lie before slot 0, in a batch, is written to slot 0.
+        What would lie before slot 0, in a batch, is written to slot 0. The positions are those of the tokens.
         """
         if used > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
@@ -45,51 +67,77 @@ class TreeCache(TransformersCache):
         else:
             self.rows = torch.arange(len(starts), device=starts.device).unsqueeze(-1)
             self.slots = (starts.unsqueeze(-1) + torch.arange(width, device=starts.device)).clamp_min(0)
+        if self.placed and positions is not None:
+            known = self._positions(positions)
+            if len(starts) == 1:
+                known[:, self.first : self.first + width] = positions
+            else:
+                known[self.rows, self.slots] = positions
+
+    def _positions(self, like: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
+        if self.positions is None:
+            self.positions = like.new_zeros(self.shape[1:])
+        return self.positions
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values and return the slots in use; called by the model's attention."""
-        store = self._allocated(key_states, value_states)
+        self._allocated(key_states, value_states)
         layer = 2 * layer_idx
         if self.shape[1] == 1:
             self.written[layer].copy_(key_states)
             self.written[layer + 1].copy_(value_states)
             return self.read[layer], self.read[layer + 1]
-        keys, values = store[layer], store[layer + 1]
+        keys, values = self.entries[layer], self.entries[layer + 1]
         keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
         values[self.rows, :, self.slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.used], values[:, :, : self.used]
 
     def _cut(self) -> None:
         """Cut out what the next pass writes and reads, for all layers at once: less to do in every layer."""
-        if self.store is not None:
-            self.written = self.store.narrow(3, self.first, self.width).unbind()
-            self.read = self.store.narrow(3, 0, self.used).unbind()
+        if self.stores:
+            self.written = self._each([store.narrow(3, self.first, self.width) for store in self.stores])
+            self.read = self._each([store.narrow(3, 0, self.used) for store in self.stores])
 
-    def _allocated(self, key_states: Tensor, value_states: Tensor) -> Tensor:
-        if key_states.shape != value_states.shape:
+    def _each(self, stores: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the entries of stores, or of parts of them, in the order of layers."""
+        if len(stores) == 1:
+            return stores[0].unbind()
+        pairs = [
+            pair
+            for group, store in zip(self.groups, stores, strict=True)
+            for pair in zip(group, store.unbind(), strict=True)
+        ]
+        return tuple(entry for _, entry in sorted(pairs, key=itemgetter(0)))
+
+    def _allocated(self, key_states: Tensor, value_states: Tensor) -> None:
+        if not self.stores:
+            self._opened(key_states)
+            if self.shape[1] == 1:
+                self._cut()
+        if self.shapes is None and key_states.shape != value_states.shape:
             raise UnsupportedModel(
                 f"Keys of shape {tuple(key_states.shape)} and values of shape {tuple(value_states.shape)} "
                 "cannot share one cache."
             )
-        if self.store is not None:
-            return self.store
-        store = self._opened(key_states)
-        if self.shape[1] == 1:
-            self._cut()
-        return store
 
-    def _opened(self, like: Tensor) -> Tensor:
-        """Return the slots, which are made when the first keys come, like these."""
-        if self.store is None:
+    def _opened(self, like: Tensor) -> None:
+        """Make the slots when the first keys come, like these."""
+        if not self.stores:
             layers, batch, capacity = self.shape
-            self.store = like.new_zeros(2 * layers, batch, like.shape[1], capacity, like.shape[3])
-        return self.store
+            kinds = sorted(set(self.shapes or ()))
+            sizes = [(len(group), *kind) for group, kind in zip(self.groups, kinds, strict=True)]
+            sizes = sizes or [(2 * layers, like.shape[1], like.shape[3])]
+            self._hold([like.new_zeros(count, batch, heads, capacity, width) for count, heads, width in sizes])
+
+    def _hold(self, stores: Sequence[Tensor]) -> None:
+        self.stores = tuple(stores)
+        self.entries = self._each(self.stores) if stores else ()
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
         """Move the slots base + path[i] to base + 1 + i, in all layers at once."""
-        if self.store is None or path.shape[-1] == 0:
+        if not self.stores or path.shape[-1] == 0:
             return
         if len(base) == 1 and path.device.type == "cpu" and _stays(path[0].tolist()):
             return
@@ -97,12 +145,18 @@ class TreeCache(TransformersCache):
         source = torch.where(path >= 0, path, order)
         if len(base) == 1:
             first = int(base[0])
-            moved = self.store.index_select(3, source[0] + first)
-            self.store[:, :, :, first + 1 : first + 1 + path.shape[-1]] = moved
+            goals = slice(first + 1, first + 1 + path.shape[-1])
+            for store in self.stores:
+                store[:, :, :, goals] = store.index_select(3, source[0] + first)
+            if self.positions is not None:
+                self.positions[:, goals] = self.positions.index_select(1, source[0] + first)
         else:
             source, goal = base.unsqueeze(-1) + source, base.unsqueeze(-1) + order
             rows = torch.arange(len(base), device=path.device).unsqueeze(-1)
-            self.store[:, rows, :, goal] = self.store[:, rows, :, source]
+            for store in self.stores:
+                store[:, rows, :, goal] = store[:, rows, :, source]
+            if self.positions is not None:
+                self.positions[rows, goal] = self.positions[rows, source]
 
     def join(self, row: int, other: "TreeCache", length: int) -> None:
         """Copy the first `length` slots of the only row of another cache over a row's.
@@ -112,19 +166,23 @@ class TreeCache(TransformersCache):
         """
         if isinstance(other, _View):
             other._look()
-        if other.store is None:  # nothing was scored yet: the prompt is a single token
+        if not other.stores:  # nothing was scored yet: the prompt is a single token
             return
         if length > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {length} are needed.")
-        store = self._opened(other.store[0])
-        store[:, row, :, :length] = other.store[:, 0, :, :length]
+        self._opened(other.stores[0][0])
+        for own, store in zip(self.stores, other.stores, strict=True):
+            own[:, row, :, :length] = store[:, 0, :, :length]
+        if other.positions is not None:
+            self._positions(other.positions)[row, :length] = other.positions[0, :length]
 
     def extended(self) -> "TreeCache":
         """Return a cache with the same slots and an empty row behind the last."""
         layers, batch, capacity = self.shape
-        more = TreeCache(layers, batch + 1, capacity)
-        if self.store is not None:
-            more.store = torch.cat([self.store, torch.zeros_like(self.store[:, :1])], dim=1)
+        more = TreeCache(layers, batch + 1, capacity, self.shapes, placed=self.placed)
+        more._hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
+        if self.positions is not None:
+            more.positions = torch.nn.functional.pad(self.positions, (0, 0, 0, 1))
         return more
 
     def of_layers(self, first: int, stop: int | None) -> "TreeCache":
@@ -138,11 +196,12 @@ class TreeCache(TransformersCache):
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
         layers, batch, _ = self.shape
-        fewer = TreeCache(layers, batch, slots.shape[1] + room)
-        if self.store is not None:
-            rows = torch.arange(batch, device=slots.device).unsqueeze(-1)
-            kept = self.store[:, rows, :, slots].permute(2, 0, 3, 1, 4)
-            fewer.store = torch.nn.functional.pad(kept, (0, 0, 0, room)).contiguous()
+        fewer = TreeCache(layers, batch, slots.shape[1] + room, self.shapes, placed=self.placed)
+        rows = torch.arange(batch, device=slots.device).unsqueeze(-1)
+        kept = [store[:, rows, :, slots].permute(2, 0, 3, 1, 4) for store in self.stores]
+        fewer._hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
+        if self.positions is not None:
+            fewer.positions = torch.nn.functional.pad(self.positions[rows, slots], (0, room))
         return fewer
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -164,14 +223,18 @@ class _View(TreeCache):
 
     def __init__(self, whole: TreeCache, *, layers: range | None = None, row: int | None = None) -> None:
         count, batch, capacity = whole.shape
-        super().__init__(count if layers is None else len(layers), batch if row is None else 1, capacity)
-        self.whole = whole
-        self.part = (1, row or 0, 1) if layers is None else (0, 2 * layers.start, 2 * len(layers))
+        own = range(count) if layers is None else layers
+        shapes = None if whole.shapes is None else tuple(whole.shapes[2 * own.start : 2 * own.stop])
+        super().__init__(len(own), batch if row is None else 1, capacity, shapes, placed=whole.placed)
+        self.whole, self.row = whole, row
+        self.own = range(2 * own.start, 2 * own.stop)
 
-    def place(self, starts: Int[Tensor, "b"], width: int, used: int) -> None:
+    def place(
+        self, starts: Int[Tensor, "b"], width: int, used: int, positions: Int[Tensor, "b n"] | None = None
+    ) -> None:
         """Say where the next forward pass writes, in memory that the whole cache may have by now."""
         self._look()
-        super().place(starts, width, used)
+        super().place(starts, width, used, positions)
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
         """Move slots of the part."""
@@ -197,12 +260,26 @@ class _View(TreeCache):
         """Find the part in the whole cache, which may have been given memory since."""
         if isinstance(self.whole, _View):
             self.whole._look()
-        self.store = None if self.whole.store is None else self.whole.store.narrow(*self.part)
+        stores, positions = self.whole.stores, self.whole.positions
+        if stores and self.row is None:
+            groups = self.whole.groups or [list(range(2 * self.whole.shape[0]))]
+            inside = [[place for place, entry in enumerate(group) if entry in self.own] for group in groups]
+            stores = tuple(store.narrow(0, one[0], len(one)) for store, one in zip(stores, inside, strict=True) if one)
+        if self.row is not None:
+            stores = tuple(store.narrow(1, self.row, 1) for store in stores)
+            positions = None if positions is None else positions.narrow(0, self.row, 1)
+        self._hold(stores)
+        self.positions = positions
 
-    def _opened(self, like: Tensor) -> Tensor:
+    def _opened(self, like: Tensor) -> None:
         self.whole._opened(like)
         self._look()
-        return super()._opened(like)
+
+    def _positions(self, like: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
+        if self.positions is None:
+            self.whole._positions(like.new_zeros(1, 1))
+            self._look()
+        return cast(Tensor, self.positions)
 
 
 def _stays(path: list[int]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.cache import Shape as EntryShape
 from polydraft.models.cache import TreeCache
 from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
@@ -50,25 +51,28 @@ class CompiledPasses:
         self._passes: dict[Shape, Pass] = {}
         self._options = {"backend": backend, **(_options(model) if backend == INDUCTOR else {})}
 
-    def __call__(self, keep: int, cache: TreeCache, *inputs: Tensor) -> Float[Tensor, "b s V"]:
+    def __call__(
+        self, keep: int, cache: TreeCache, mask: Tensor | dict[str, Tensor], *inputs: Tensor
+    ) -> Float[Tensor, "b s V"]:
         """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute."""
-        tokens, mask = inputs[0], inputs[2]
-        shape = (tokens.shape[0], tokens.shape[1], mask.shape[-1], keep)
-        store = cast(Tensor, cache.store)
+        tokens, stores = inputs[0], cache.stores
+        shape = (tokens.shape[0], tokens.shape[1], cache.shape[2], keep)
         if shape in self._passes:
-            return self._passes[shape](*inputs, store)
+            return self._passes[shape](mask, *inputs, *stores)
         began = time.perf_counter()
-        run: Pass = COMPILE(self._body(keep), dynamic=False, isolate_recompiles=True, **self._options)
-        logits = run(*inputs, store)
+        run: Pass = COMPILE(self._body(keep, cache.shapes), dynamic=False, isolate_recompiles=True, **self._options)
+        logits = run(mask, *inputs, *stores)
         self._passes[shape] = run
         self.seconds[shape] = time.perf_counter() - began
         return logits
 
-    def _body(self, keep: int) -> Pass:
+    def _body(self, keep: int, shapes: Sequence[EntryShape] | None) -> Pass:
         model, extra = self.model, {"logits_to_keep": keep} if keep else {}
 
-        def run(tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, store: Tensor) -> Tensor:
-            view = _SlotView(store, slots)
+        def run(
+            mask: Tensor | dict[str, Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor
+        ) -> Tensor:
+            view = _SlotView(stores, slots, shapes)
             return model(
                 input_ids=tokens,
                 position_ids=positions,
@@ -128,7 +132,7 @@ class CompiledModel(HuggingFaceModel):
     ) -> Forward:
         """Score tokens under the mask; see `LanguageModel.forward`."""
         width = tokens.shape[1]
-        short = isinstance(cache, TreeCache) and cache.store is not None and width <= MOST_TOKENS
+        short = isinstance(cache, TreeCache) and cache.stores and width <= MOST_TOKENS
         reads = logits_to_keep and not self.widths  # what is new in a prompt, of a length that will not come again
         if not short or reads or hidden_layers or embeddings is not None:
             return super().forward(
@@ -142,7 +146,7 @@ class CompiledModel(HuggingFaceModel):
                 embeddings=embeddings,
             )
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
-        keys.place(starts, width, mask.shape[-1])
+        keys.place(starts, width, mask.shape[-1], positions)
         filled = (0, full - width)
         seen = torch.nn.functional.pad(mask, (0, keys.shape[2] - mask.shape[-1], *filled), value=False)
         if full > width:
@@ -152,31 +156,33 @@ class CompiledModel(HuggingFaceModel):
         slots = (starts.unsqueeze(-1) + torch.arange(full, device=starts.device)).clamp_min(0)
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):
-            logits = self.passes(keep, keys, tokens, positions.contiguous(), self.four_dimensional(seen), slots)
+            masks = self.all_masks(seen, positions, keys)
+            logits = self.passes(keep, keys, masks, tokens, positions.contiguous(), slots)
         return Forward(logits[:, :width][:, -logits_to_keep:], {})
 
 
 class _SlotView(TreeCache):
     """A cache over given memory that writes to given slots and reads them all: nothing in it depends on the text."""
 
-    def __init__(self, store: Tensor, slots: Tensor) -> None:
-        super().__init__(store.shape[0] // 2, store.shape[1], store.shape[3])
-        self.store = store
+    def __init__(self, stores: Sequence[Tensor], slots: Tensor, shapes: Sequence[EntryShape] | None) -> None:
+        layers = sum(len(store) for store in stores) // 2
+        super().__init__(layers, stores[0].shape[1], stores[0].shape[3], shapes)
+        self._hold(stores)
         self.slots = slots
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values and return all slots."""
-        store, slots = cast(Tensor, self.store), cast(Tensor, self.slots)
-        keys, values = store[2 * layer_idx], store[2 * layer_idx + 1]
+        slots = cast(Tensor, self.slots)
+        keys, values = self.entries[2 * layer_idx], self.entries[2 * layer_idx + 1]
         if len(keys) == 1:
             keys.index_copy_(2, slots[0], key_states)
             values.index_copy_(2, slots[0], value_states)
         else:
-            places = slots[:, None, :, None].expand(key_states.shape)
-            keys.scatter_(2, places, key_states)
-            values.scatter_(2, places, value_states)
+            places = slots[:, None, :, None]
+            keys.scatter_(2, places.expand(key_states.shape), key_states)
+            values.scatter_(2, places.expand(value_states.shape), value_states)
         return keys, values
 
 

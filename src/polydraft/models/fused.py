@@ -61,7 +61,8 @@ class FusedModel(HuggingFaceModel):
         """Score tokens with joined weights; hidden states and embeddings are left to the model's own pass."""
         if hidden_layers or embeddings is not None:
             return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
-        return Forward(self.joined.logits(tokens, positions, mask.unsqueeze(1), cache, logits_to_keep), {})
+        seen = self.seen(mask, positions, cache)
+        return Forward(self.joined.logits(tokens, positions, seen.unsqueeze(1), cache, logits_to_keep), {})
 
 
 Product = Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]
@@ -202,6 +203,8 @@ def _check_anatomy(plain: HuggingFaceModel) -> None:
     model, name = plain.model, type(plain.model).__name__
     if type(model) not in FUSED or cast(Any, model.config).hidden_act != "silu":
         raise UnsupportedModel(f"{name} is not of the anatomy that FusedModel knows.")
+    if len(plain.windows) > 1:
+        raise UnsupportedModel(f"{name} has layers of several kinds, which FusedModel does not tell apart.")
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > MOST_BYTES:
         raise UnsupportedModel(f"{name} has more than {MOST_BYTES >> 20} MiB of weights, too many to join.")
     body = cast(Any, model).model

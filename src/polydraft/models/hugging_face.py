@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.checks import check_model, check_trial, evaluating
+from polydraft.models.checks import check_model, check_trial, evaluating, kept_shapes
+from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
@@ -25,8 +26,10 @@ TOLERANCE = 0.02
 class HuggingFaceModel:
     """A Hugging Face causal model as polydraft's `LanguageModel`.
 
-    The model's own code runs unchanged: it receives a four-dimensional mask, explicit position ids and a
-    `TreeCache`. A sliding attention window is exact as long as the text fits into it, so the context is cut to it.
+    The model's own code runs unchanged: it receives a four-dimensional mask, one for each kind of layer if its layers
+    have windows of their own, explicit position ids and a `TreeCache`. No key is dropped, so a sliding window costs
+    memory, not exactness; where a trial shows that the model does not follow our masks of windows, the context is cut
+    to the smallest window.
     Passes run in evaluation mode; between them every layer is in the mode that it was in. Layers that are put into the
     model later are not looked after: wrap it anew.
 
@@ -48,13 +51,24 @@ class HuggingFaceModel:
         self.vocab_size: int = config.vocab_size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
+        self.windows = windows_of(config)
         self.cuts_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
+        self.shapes = kept_shapes(self.model)
+        followed = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
+        if followed is None:
+            self.cut_to_windows()
+        else:
+            self.windows = followed
 
     @property
     def device(self) -> torch.device:
         """The model's device."""
         return self.model.device
+
+    def cut_to_windows(self) -> None:
+        """End texts where the smallest window does, and give one mask to layers of all kinds."""
+        sizes = settings_of(self.model.config.get_text_config()).values()
+        self.context, self.windows = min(self.context, *sizes), (Window(FULL),)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
         """Return an empty cache with `capacity` slots per row.
@@ -64,7 +78,7 @@ class HuggingFaceModel:
         """
         if sources is not None:
             raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
-        return TreeCache(self.layers, batch, capacity)
+        return TreeCache(self.layers, batch, capacity, self.shapes, placed=bool(sizes_of(self.windows)))
 
     @torch.no_grad()
     def forward(
@@ -86,7 +100,7 @@ class HuggingFaceModel:
         """
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
-        cache.place(starts, tokens.shape[1], mask.shape[-1])
+        cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 
     def scored(
@@ -106,7 +120,7 @@ class HuggingFaceModel:
             outputs = self.model(
                 **given,
                 position_ids=positions,
-                attention_mask=None if _sees_all(mask) else self.four_dimensional(mask),
+                attention_mask=self.masks(mask, positions, cache),
                 past_key_values=cache,
                 use_cache=True,
                 **extra,
@@ -176,6 +190,29 @@ class HuggingFaceModel:
             raise UnsupportedModel(f"{type(self.model).__name__} cannot go on from the states of its first layers.")
         return made
 
+    def masks(
+        self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    ) -> Tensor | dict[str, Tensor] | None:
+        """Return what the model takes as its mask: one, one for each kind of its layers, or none where all is seen."""
+        sizes = sizes_of(self.windows)
+        if _sees_all(mask) and not (sizes and mask.shape[-1] > min(sizes)):
+            return None
+        return self.all_masks(mask, positions, cache)
+
+    def all_masks(
+        self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the mask, or one for each kind of the model's layers."""
+        if len(self.windows) == 1:
+            return self.four_dimensional(self.seen(mask, positions, cache))
+        return {one.kind: self.four_dimensional(_seen(one, mask, positions, cache)) for one in self.windows}
+
+    def seen(
+        self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    ) -> Bool[Tensor, "b n m"]:
+        """Return the mask of a model whose layers are all of one kind."""
+        return _seen(self.windows[0], mask, positions, cache)
+
     def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Float[Tensor, "b 1 n m"]:
         """Return the mask as numbers to be added to the attention's scores; torch would else convert it every layer."""
         open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
@@ -189,6 +226,14 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
     return one is other
 
 
+def _seen(
+    window: Window, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+) -> Bool[Tensor, "b n m"]:
+    if window.size is None or mask.shape[-1] <= window.size or cache.positions is None:
+        return mask
+    return window.seen(mask, positions, cache.positions[:, : mask.shape[-1]])
+
+
 def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
     """Tell whether this is one token that sees all slots: without a mask attention is faster. GPUs are not asked."""
     return mask.shape[:2] == (1, 1) and mask.device.type == "cpu" and bool(mask.all())
@@ -200,6 +245,4 @@ def _context(config: object) -> int:
     rotation = getattr(config, "rope_parameters", None) or {}
     if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":
         longest = min(longest, rotation.get("original_max_position_embeddings") or longest)
-    window = getattr(config, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ("sliding_attention",))
-    return min(longest, window) if window and slides else longest
+    return longest

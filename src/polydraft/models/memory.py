@@ -28,7 +28,9 @@ def weight_bytes(model: LanguageModel) -> int:
 
 
 def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
-    """Return the bytes that one row's keys and values take: 2 x layers x heads x capacity x width x bytes each."""
+    """Return the bytes of one row: the sum over all keys and values of heads x width x capacity x bytes each."""
+    if model.shapes is not None:
+        return sum(heads * width for heads, width in model.shapes) * capacity * model.model.dtype.itemsize
     config = model.model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

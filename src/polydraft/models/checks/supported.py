@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from polydraft.errors import InvalidParameter, UnsupportedModel
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
-CACHED_LAYERS = ("full_attention", "sliding_attention")
+CACHED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 BOTH_WAYS = (True, "all")
 """Values of `use_bidirectional_attention` that concern text; another one concerns images only."""
 

@@ -5,7 +5,7 @@ prefix, would be decoded from another law than its own as soon as it gets our ma
 """
 
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +14,13 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
 
 PLACE = "polydraft_tried"
 WIDTH = 4
+NARROW = 2
+"""Windows are tried with this size, because a text beyond their own would be long."""
 NOTICEABLE = 0.3
 """A wrong mask or position moves logits about as far as another token before them does. In one pass earlier logits do
 not move at all in any causal model that was tried, in single and in half precision, with and without experts."""
@@ -29,10 +32,22 @@ CHOSEN = ((0, 1, 2, 4), (0, 1, 3, 5))
 """The tree: two tokens, two children of the second, a child of each; and its two paths."""
 
 
-def check_trial(model: PreTrainedModel, door: LanguageModel) -> None:
+class Door(LanguageModel, Protocol):
+    """A model as the engine runs it."""
+
+    windows: Windows
+
+    def cut_to_windows(self) -> None:
+        """Give up masks of windows."""
+        ...
+
+
+def check_trial(model: PreTrainedModel, door: Door) -> Windows | None:
     """Score a few tokens plainly and as a tree, once per model: nothing of the model changes but a note that it passed.
 
-    Costs two or three passes over at most eight tokens.
+    Costs two or three passes over at most eight tokens, and as many with narrow windows if layers have any.
+    Return the windows of its layers, or None if it does not follow masks of windows and the door was told to cut its
+    context.
 
     Args:
         model: the model.
@@ -42,10 +57,15 @@ def check_trial(model: PreTrainedModel, door: LanguageModel) -> None:
         UnsupportedModel: a token's logits depend on later tokens, or those of a tree differ from those of its paths by
             more than rounding, or the model cannot score these tokens at all.
     """
-    passed = model.__dict__.get(PLACE)
+    passed, followed = model.__dict__.get(PLACE, (None, door.windows))
     if passed == _state(model) or door.context < WIDTH:
-        return
+        return followed
     with torch.no_grad(), evaluating(list(model.modules())):
+        followed = _followed(model, door)
+        if followed is None:
+            door.cut_to_windows()
+        else:
+            door.windows = followed
         try:
             _try(model, door)
         except (PolydraftError, torch.OutOfMemoryError):
@@ -53,15 +73,42 @@ def check_trial(model: PreTrainedModel, door: LanguageModel) -> None:
         except Exception as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedModel(f"{type(model).__name__} cannot score a small token tree: {said[0]}") from error
-    model.__dict__[PLACE] = _state(model)
+    model.__dict__[PLACE] = _state(model), followed
+    return followed
+
+
+def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
+    """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens meanwhile."""
+    config, windows = model.config.get_text_config(), door.windows
+    own = settings_of(config)
+    if not own:
+        return windows
+    tried = candidates(config)
+    try:
+        for name in own:
+            setattr(config, name, NARROW)
+        return next((one for one in tried if _follows(model, door, narrowed(one, NARROW))), None)
+    finally:
+        door.windows = windows
+        for name, size in own.items():
+            setattr(config, name, size)
+
+
+def _follows(model: PreTrainedModel, door: Door, windows: Windows) -> bool:
+    """Tell whether our pass over the tree with masks of these windows is the model's own over its paths."""
+    tokens, paths = _texts(door)
+    door.windows = windows
+    try:
+        return not _parts(model, _as_tree(door, tokens), _plain(model, paths))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  whatever it is, the answer is no
+        return False
 
 
 def _try(model: PreTrainedModel, door: LanguageModel) -> None:
     """Compare the plain passes over both paths with each other and with the pass over the tree."""
-    ordinary = door.vocab_size // 3  # first and last tokens are often special
-    tokens = (ordinary + torch.arange(len(PARENTS), device=door.device)) % door.vocab_size
-    tokens[5] = tokens[4]
-    paths = tokens[torch.tensor(CHOSEN, device=door.device)]
+    tokens, paths = _texts(door)
     plain = _plain(model, paths)
     other = _difference(plain[0, -1], plain[1, -1])
     prompts = [_plain(model, paths, token_type_ids=torch.zeros_like(paths))] if _takes_types(model) else []
@@ -70,12 +117,26 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
-    rounding = _rounding(model) * _difference(plain, plain.mean(-1, keepdim=True))
-    if _difference(_as_tree(door, tokens), plain) > NOTICEABLE * other + rounding:
+    if _parts(model, _as_tree(door, tokens), plain):
         raise UnsupportedModel(
             f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
             "does not follow the attention masks and position ids that it is given."
         )
+
+
+def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
+    """Return the tokens of the tree, and the texts of its paths."""
+    ordinary = door.vocab_size // 3  # first and last tokens are often special
+    tokens = (ordinary + torch.arange(len(PARENTS), device=door.device)) % door.vocab_size
+    tokens[5] = tokens[4]
+    return tokens, tokens[torch.tensor(CHOSEN, device=door.device)]
+
+
+def _parts(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> bool:
+    """Tell whether a tree's logits are further from those of its paths than rounding explains."""
+    other = _difference(plain[0, -1], plain[1, -1])
+    rounding = _rounding(model) * _difference(plain, plain.mean(-1, keepdim=True))
+    return _difference(tree, plain) > NOTICEABLE * other + rounding
 
 
 def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"], **types: Tensor) -> Float[Tensor, "2 n V"]:
