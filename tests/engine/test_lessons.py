@@ -80,16 +80,19 @@ def learnt(rule: TreeVerifier, draft: Draft, target: torch.Tensor, verdict: Verd
 
 
 @pytest.mark.parametrize("size", [None, 5])
-def test_the_chances_of_a_chain_are_the_overlaps_at_all_its_nodes(size: int | None) -> None:
+def test_the_chances_of_a_chain_are_the_overlaps_at_the_nodes_that_were_reached(size: int | None) -> None:
     rule = TopDown(SpeculativeSampling())
     for draft, target, verdict in steps(rule, Chain(3), 1.0, size):
         dense = torch.zeros_like(target).scatter_add(-1, draft.shortlist.clamp_min(0), draft.probs)
         overlaps = torch.minimum(dense, target).sum(dim=-1)[:, :3]
-        for lesson, row in zip(learnt(rule, draft, target, verdict, (0, 1)), overlaps.tolist(), strict=True):
+        lessons = learnt(rule, draft, target, verdict, (0, 1))
+        for lesson, row, kept in zip(lessons, overlaps.tolist(), verdict.kept, strict=True):
+            reached = min(3, kept + 1)
             assert [(depth, rank, weight) for depth, rank, _, weight in lesson.tried] == [
-                (depth, 0, TELLING) for depth in range(3)
+                (depth, 0, TELLING) for depth in range(reached)
             ]
-            assert [chance for _, _, chance, _ in lesson.tried] == pytest.approx(row, abs=1e-5)
+            assert [chance for _, _, chance, _ in lesson.tried] == pytest.approx(row[:reached], abs=1e-5)
+            assert len(lesson.judged) == reached and all(0 < sure <= 1 for _, sure, _ in lesson.judged)
 
 
 def test_at_temperature_zero_every_node_tells_whether_the_targets_token_is_below_it() -> None:

@@ -6,13 +6,30 @@ import pytest
 import torch
 from doubles import perturbed, tiny_model
 
-from polydraft import Chain, ModelDrafter, Planner, Widths, generate
-from polydraft.engine.lessons import Lesson
+from polydraft import (
+    BlockVerification,
+    Chain,
+    Confident,
+    ModelDrafter,
+    NaiveMatch,
+    Planner,
+    TopDown,
+    Widths,
+    generate,
+)
+from polydraft.drafters import Drafter, Session
+from polydraft.engine.lessons import Lesson, keeps_overlaps
 from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.planner.chances import Chances
 from polydraft.engine.planner.sureness import Sureness, class_of
+from polydraft.engine.wrappers.timed import Stopwatch, TimedVerifier
+from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
-from polydraft.trees import TreePolicy, TreeShape
+from polydraft.probs import Noise
+from polydraft.reading import Step, Text
+from polydraft.schemes import Scheme, TopK
+from polydraft.trees import Draft, Frontier, TreePolicy, TreeShape, grow
+from polydraft.trees.dynamic import Drawn
 
 SURE, DOUBTFUL = 0.98, 0.3
 """Draft probabilities that a drafter may have, which are also the chances of these drafts."""
@@ -128,3 +145,135 @@ def test_stopped_trees_write_the_text(temperature: float) -> None:
     if not temperature:
         plain = generate(target, torch.tensor([[1, 2, 3]]), drafter="none", **options)
         assert torch.equal(plain.sequences, found.sequences)
+
+
+class Eager(Planner):
+    """Takes its first tree in every step."""
+
+    @property
+    def shape(self) -> TreeShape:
+        return self.shapes[1]
+
+
+def test_trees_deeper_than_what_is_told_apart_are_planned() -> None:
+    target = tiny_model(seed=1)
+    drafter = ModelDrafter(HuggingFaceModel(perturbed(target, 0.3)))
+    options = {"temperature": 0.0, "max_new_tokens": 40, "eos_token_id": None}
+    plain = generate(target, torch.tensor([[1, 2, 3]]), drafter="none", **options)
+    for one in (drafter, "ngram"):
+        planner = Eager((Chain(17), Chain(1)))
+        assert len(planner._now().need) == 17 and all(need > 0 for need in planner._now().need)
+        found = generate(target, torch.tensor([[1, 2, 3]]), drafter=one, policy=planner, **options)
+        assert torch.equal(found.sequences, plain.sequences)
+
+
+def test_levels_that_never_bring_anything_are_not_reached() -> None:
+    planner = Eager((Chain(4),))
+    planner.opens(Opening(length=10, left=100, rows=1, relative=0.3))
+    deep = tuple((depth, 0, 0.0, 5.0) for depth in range(1, 16))
+    for law in ((), ("another",)):
+        for _ in range(60):
+            planner.note([Lesson("", law, ((0, 0, float(not law), 5.0), *deep), 1, 4)], Spent(0.9, 1.0, 0.0), 5)
+        planner.chances._rates[("", law)] = planner.chances.rates("", law) * 0
+        planner._going = None
+        assert planner.stops and not planner.goes_on(1, torch.tensor([[SURE]]))
+        planner.note([Lesson("", law, (), 2, 1, (), True)], Spent(0.9, 1.0, 0.0), 2)
+
+
+def test_the_time_of_a_level_is_that_of_the_deepest_draft_of_the_batch() -> None:
+    planner = Eager((Chain(5),))
+    planner.opens(Opening(length=10, left=100, rows=2, relative=0.2))
+    for _ in range(60):
+        short, full = Lesson("", (), (), 2, 1, (), True), lesson_of(5)
+        planner.note([short, full], Spent(1.0, 1.0, 0.0), 12)
+    assert planner.costs.full(Chain(5).shape) == pytest.approx(1.0, rel=0.01)
+
+
+def lesson_of(depth: int) -> Lesson:
+    return Lesson("", (), tuple((level, 0, 1.0, 1.0) for level in range(depth)), depth + 1, depth)
+
+
+def test_what_the_drafter_thinks_is_seen_in_greedy_chains_too() -> None:
+    seen = set[float]()
+
+    class Curious(Eager):
+        @property
+        def stops(self) -> bool:
+            return True
+
+        def goes_on(self, depth: int, chances: torch.Tensor) -> bool:
+            seen.update(chances.flatten().tolist())
+            return True
+
+    target = tiny_model(seed=1)
+    drafter = ModelDrafter(HuggingFaceModel(perturbed(target, 0.3)))
+    options = {"temperature": 0.0, "max_new_tokens": 30, "eos_token_id": None}
+    generate(target, torch.tensor([[1, 2, 3]]), drafter=drafter, policy=Curious((Chain(4),)), **options)
+    assert len(seen) > 3 and min(seen) < 0.9
+
+
+def test_a_rule_keeps_what_it_says_of_itself_when_it_is_timed() -> None:
+    watch = Stopwatch(torch.device("cpu"))
+    assert keeps_overlaps(TimedVerifier(BlockVerification(), watch))
+    assert not keeps_overlaps(TimedVerifier(TopDown(NaiveMatch(TopK())), watch))
+
+
+def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing_else() -> None:
+    class Beyond(Drafter):
+        """Drafts an id of nobody's, from laws of its own."""
+
+        name = "beyond"
+
+        def check(self, scheme: Scheme) -> None:
+            pass
+
+        def start(self, text: Text, session: Session) -> None:
+            return None
+
+        def draft(
+            self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+        ) -> tuple[Draft, None]:
+            def propose(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
+                listed = torch.arange(32).expand(*frontier.tokens.shape, 32)
+                return listed, torch.full(listed.shape, 1 / 40).index_fill(-1, torch.tensor([31]), 9 / 40)
+
+            if not policy.shape.counts:
+                return Draft.nothing(text.last()), None
+            return grow(text.last(), policy, scheme, propose, noise), None
+
+        def commit(self, state: None, step: Step) -> None:
+            return None
+
+    target = tiny_model(seed=1)
+    options = {"temperature": 0.0, "max_new_tokens": 20, "eos_token_id": None}
+    plain = generate(target, torch.tensor([[1, 2, 3]]), drafter="none", **options)
+    for verifier in (TopDown(NaiveMatch(TopK())), BlockVerification()):
+        options |= {"verifier": verifier, "policy": Eager((Chain(3),))}
+        with pytest.warns(RuntimeWarning, match="has the token 31"):
+            found = generate(target, torch.tensor([[1, 2, 3]]), drafter=Beyond(), **options)
+        assert torch.equal(found.sequences, plain.sequences)
+
+
+def test_a_dynamic_policy_that_lacks_something_is_told_what() -> None:
+    class Old:
+        shape = Chain(3).shape
+
+        def open(self, drawn: object) -> None: ...
+
+        def counts(self, opened: object) -> None: ...
+
+    with pytest.raises(InvalidParameter, match="Old is a dynamic policy without stops"):
+        generate(tiny_model(seed=1), torch.tensor([[1, 2]]), drafter=tiny_model(seed=2), policy=Old(), max_new_tokens=3)
+
+
+def test_a_confidence_that_is_never_enough_ends_growth() -> None:
+    class Negative:
+        def of(self, drawn: Drawn) -> torch.Tensor:
+            return -drawn.chance
+
+    target = tiny_model(seed=1)
+    drafter = ModelDrafter(HuggingFaceModel(perturbed(target, 0.3)))
+    options = {"temperature": 0.0, "max_new_tokens": 20, "eos_token_id": None}
+    policy = Confident((2, 1, 1), 0.0, Negative())
+    found = generate(target, torch.tensor([[1, 2, 3]]), drafter=drafter, policy=policy, **options)
+    assert not found.statistics.fallback and found.statistics.drafted > 2

@@ -97,6 +97,7 @@ TREES = [
     (BestFirst(6, depth=4), TopDown(RecursiveRejection())),
     (BestFirst(6, depth=4), TopDown(NaiveMatch(TopK()))),
     (Eagle2(3, 3, 6), TopDown(NaiveMatch(TopK()))),
+    (Eagle2(5, 4, 20), TopDown(NaiveMatch(TopK()))),
     (Confident((2, 1, 1), 0.0), BottomUp(RecursiveRejectionWithoutReplacement())),
     (Confident((2, 2, 1), 0.02), TopDown(Optimal())),
     (Confident((1, 1, 1), 0.02), BlockVerification()),

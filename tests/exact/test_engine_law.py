@@ -50,6 +50,15 @@ class Halting(FixedShape):
         return crc32(f"whim {depth} {chances.tolist()}".encode()) % 2 > 0
 
 
+class HaltingByError(Halting):
+    """Breaks where it would not go on."""
+
+    def goes_on(self, depth: int, chances: Tensor) -> bool:
+        if not super().goes_on(depth, chances):
+            raise RuntimeError("a whim")
+        return True
+
+
 TREES: list[tuple[PathVerifier, TreePolicy]] = [
     (TopDown(RecursiveRejection()), Widths((2, 1))),
     (BottomUp(RecursiveRejection()), BestFirst(4)),
@@ -216,6 +225,13 @@ def test_one_step_of_a_model(rule: PathVerifier, policy: TreePolicy) -> None:
 def test_one_step_that_looks_up_or_asks(rule: PathVerifier, policy: TreePolicy) -> None:
     for prompt in ([1, 0, 1, 1, 0], [1, 0]):
         assert not checked(SMALL, LookupFirst(ModelDrafter(SMALL_DRAFT), 2, 3), rule, policy, [prompt], 3, steps=1)
+
+
+@pytest.mark.parametrize("rule", [BlockVerification(), BottomUp(Optimal())])
+def test_one_step_of_a_policy_that_breaks_at_what_was_drawn(rule: PathVerifier) -> None:
+    policy = HaltingByError(Chain(3).shape)
+    failures = checked(SMALL, ModelDrafter(SMALL_DRAFT), rule, policy, [PROMPT], 3, steps=1)
+    assert failures == {"RuntimeError: a whim"}
 
 
 @each_tree

@@ -25,6 +25,7 @@ from polydraft.schemes import (
     require_scheme,
 )
 from polydraft.trees import Chain, Draft, Fixed, Frontier, TreePolicy, TreeShape, grow, is_dynamic
+from polydraft.trees.policies import stopping
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -135,7 +136,7 @@ class ModelDrafter(Drafter):
         children = policy.shape.max_children
         if is_dynamic(policy):
             return size
-        if scheme.deterministic:
+        if scheme.deterministic and stopping(policy) is None:  # who stops looks at chances
             return min(size, max(children, 1))
         return None if self.shortlist_size is None and children == 1 and vocab_size <= MOST_WHOLE else size
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.engine.block import Emission
@@ -100,13 +100,15 @@ def _tried(
     alone = rows == list(range(len(probs)))
     own, target = (draft, probs) if alone else (draft.of(places), probs[rows])
     if keeps_overlaps(verifier) and draft.tree.topology.width == 1 and draft.probs.dim() == 3:
-        return list(zip(overlaps(own, target), _judged_alone(own, target), strict=True))
+        judged = [()] * len(rows) if draft.source else _judged_alone(own, target)
+        pairs = zip(overlaps(own, target), judged, rows, strict=True)
+        return [(one[: verdict.kept[row] + 1], sure[: verdict.kept[row] + 1]) for one, sure, row in pairs]
     paths, kept = verdict.path.tolist(), verdict.kept
     taken = [paths[row][: kept[row]] for row in rows]
     children: list[list[list[int]]] = own.tree.children.tolist()
     if verifier.scheme.deterministic or draft.source:
         above = own.tree.parents.clamp_min(0)
-        masses = target[torch.arange(len(rows), device=above.device).unsqueeze(-1), above, own.tree.tokens].tolist()
+        masses = _of_tokens(target, above, own.tree.tokens).tolist()
         found = [_masses(*one) for one in zip(children, masses, taken, strict=True)]
     else:
         found = [_results(*one) for one in zip(children, taken, strict=True)]
@@ -114,7 +116,7 @@ def _tried(
     return [
         (
             tuple(tried for _, tried in one),
-            tuple((tried[1], sure[place][child], tried[2]) for child, tried in one) if sure else (),
+            tuple((tried[1], sure[place][child], tried[2]) for child, tried in one if tried[3] == 1) if sure else (),
         )
         for place, one in enumerate(found)
     ]
@@ -127,11 +129,18 @@ def _drawn_with(draft: Draft) -> Float[Tensor, "b n"]:
     return rows[batch, draft.tree.parents.clamp_min(0), draft.atoms.clamp_min(0)]
 
 
+def _of_tokens(
+    probs: Float[Tensor, "b n V"], nodes: Int[Tensor, "b m"], tokens: Int[Tensor, "b m"]
+) -> Float[Tensor, "b m"]:
+    """Return the target's probabilities of tokens at nodes; none of those that it does not know."""
+    batch, last = torch.arange(len(probs), device=probs.device).unsqueeze(-1), probs.shape[-1] - 1
+    return probs[batch, nodes, tokens.clamp_max(last)].where(tokens <= last, 0)
+
+
 def _judged_alone(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[Judged, ...]]:
     """Return the chances of the tokens of sampled chains, min(1, p / q)."""
-    batch = torch.arange(len(target_probs), device=target_probs.device).unsqueeze(-1)
     drawn = _drawn_with(draft)[:, 1:]
-    target = target_probs[batch, draft.tree.parents.clamp_min(0), draft.tree.tokens][:, 1:]
+    target = _of_tokens(target_probs, draft.tree.parents.clamp_min(0), draft.tree.tokens)[:, 1:]
     chances = (target / drawn.to(target).clamp_min(1e-30)).clamp_max(1).where(draft.tree.valid[:, 1:], -1)
     pairs = zip(drawn.tolist(), chances.tolist(), strict=True)
     return [tuple((0, sure, one) for sure, one in zip(*row, strict=True) if one >= 0) for row in pairs]
@@ -140,13 +149,14 @@ def _judged_alone(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tu
 def overlaps(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> list[tuple[Tried, ...]]:
     """Return the chances of chains of sampled drafts under a rule that keeps overlaps: sum of min(p, q) at every node.
 
-    They are known at every node, also below a rejected draft, so that one step tells as much as many results; and there
-    they are about the same (docs/log.md).
+    They are known at every node. Who learns from them takes those of nodes that the text came to: what is drafted
+    below a rejected draft would tell of other texts.
     """
     inner, there = draft.tree.topology.inner, draft.tree.valid[:, 1:]
     target, listed = target_probs[:, :inner], draft.shortlist[:, :inner]
     if not draft.whole:
-        target = target.gather(-1, listed.clamp_min(0)).where(listed >= 0, 0)
+        last = target.shape[-1] - 1
+        target = target.gather(-1, listed.clamp(0, last)).where((listed >= 0) & (listed <= last), 0)
     chances = torch.minimum(draft.probs[:, :inner], target).sum(dim=-1).where(there, -1).tolist()
     return [tuple((depth, 0, one, TELLING) for depth, one in enumerate(row) if one >= 0) for row in chances]
 

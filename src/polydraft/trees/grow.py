@@ -23,7 +23,7 @@ from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenI
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import MENDABLE, Frontier, Propose
-from polydraft.trees.policies import FixedShape, TreePolicy
+from polydraft.trees.policies import TreePolicy, stopping
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.sound import any_law, both, sound_nodes
 from polydraft.trees.tree import Draft, TokenTree
@@ -53,7 +53,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         return grow_dynamic(root, policy, scheme, propose, noise)
     shape = policy.shape
     most_children, failure, sound, stopped = shape.max_children, None, None, False
-    asked = policy if isinstance(policy, FixedShape) and policy.stops else None
+    asked = stopping(policy)
     if not shape.counts:
         return Draft.nothing(root)
     tree = topology(shape, len(root), root.device)
@@ -90,8 +90,12 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         probs.append(_with_leaves(law, level.leaves, 0.0))
         if asked is not None and fine is None and depth + 1 < shape.depth:
             chances = _chances(law, drafts, level)
-            if not asked.goes_on(depth + 1, chances):
-                tree, stopped = topology(TreeShape(shape.counts[: depth + 1]), len(root), root.device), True
+            try:
+                stopped = not asked.goes_on(depth + 1, chances)
+            except Exception as error:  # noqa: BLE001  whatever it is, what was drawn must be verified
+                failure = error
+            if stopped or failure:
+                tree = topology(TreeShape(shape.counts[: depth + 1]), len(root), root.device)
                 shortlist.append(listed.new_full((len(root), chances.shape[1], listed.shape[-1]), -1))
                 probs.append(law.new_zeros((len(root), chances.shape[1], *law.shape[2:])))
                 break

@@ -94,6 +94,11 @@ class FixedShape:
         return True
 
 
+def stopping(policy: TreePolicy) -> FixedShape | None:
+    """Return a policy of fixed shapes whose growth may end before they are full; None for all others."""
+    return policy if isinstance(policy, FixedShape) and policy.stops else None
+
+
 @dataclass(frozen=True)
 class Chain(FixedShape):
     """One draft per node: `length` drafts in a row.

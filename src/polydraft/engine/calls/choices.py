@@ -15,7 +15,7 @@ from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
@@ -141,6 +141,7 @@ def chosen_policy(given: object) -> TreePolicy | None:
     if isinstance(given, Sequence):
         return _with_drafts(Widths(tuple(cast(Sequence[int], given))))
     if isinstance(given, TreePolicy) and isinstance(given.shape, TreeShape):  # a tensor has a shape as well
+        is_dynamic(given)  # or lacks something of a dynamic policy, and says what
         return given
     raise InvalidParameter(
         'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '

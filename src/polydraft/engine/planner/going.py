@@ -36,7 +36,7 @@ class Going:
     def _of_row(self, sure: Sequence[float], before: list[float], parents: list[int], ranks: list[int]) -> list[float]:
         left, found = [*before], list[float]()
         for chance, parent, rank in zip(sure, parents, ranks, strict=True):
-            own = self.hazards[rank][class_of(chance)]
+            own = self.hazards[rank][class_of(chance)] if chance > 0 else 0.0  # it is absent
             found.append(left[parent] * own)
             left[parent] *= 1 - own
         return found
@@ -45,8 +45,6 @@ class Going:
 def by_depth(shape: TreeShape, rates: Rates) -> list[float]:
     """Return the expected number of accepted nodes of every depth, the root's first."""
     reached, listed = [1.0], rates.tolist()
-    means = [1.0] + [0.0] * shape.depth
     for parent, depth, rank in nodes_of(shape):
         reached.append(reached[parent] * listed[depth][rank])
-        means[depth + 1] += reached[-1]
-    return means
+    return [sum(reached[level.start : level.stop]) for level in shape.levels]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -231,8 +232,9 @@ class Planner(FixedShape):
         unread = max(0, self._unread - 2) if drafted else 0
         reading = self.costs.reading(unread)
         shape = self.shape if drafted else PLAIN
-        depths = [lesson.depth for lesson in lessons if lesson.stopped]
-        self.costs.learn(spent, scored, shape, unread, max(depths) if depths else None)
+        depths = [lesson.depth for lesson in lessons if not lesson.source]
+        stopped = any(lesson.stopped for lesson in lessons)
+        self.costs.learn(spent, scored, shape, unread, max(depths) if stopped else None)
         self.chances.learn(lessons, shape)
         self.sureness.learn(lessons)
         self._forgive(lessons)
@@ -273,7 +275,10 @@ class Planner(FixedShape):
             seconds = [costs.level(shape) + max(0.0, b - a) for a, b in pairwise(passes)] if shape.counts else []
             means = by_depth(shape, rates)
             worth = max(self._rates)
-            need = [took * worth * means[depth] / means[depth + 1] for depth, took in enumerate(seconds)]
+            need = [
+                took * worth * means[depth] / means[depth + 1] if means[depth + 1] else inf
+                for depth, took in enumerate(seconds)
+            ]
             first = float(rates[0, 0])
             others = float(rates[0, 1]) / max(1e-9, 1 - first)
             self._going = Going(shape, need, self.sureness.hazards(law, (first, min(1.0, others))))
@@ -286,7 +291,7 @@ class Planner(FixedShape):
         means, forgone = by_depth(self.shape, self.chances.rates("", self._laws.most_common(1)[0][0])), 0.0
         own = [lesson for lesson in lessons if not lesson.source]
         for lesson in own:
-            if lesson.stopped and lesson.tokens > lesson.depth:
+            if lesson.stopped and lesson.tokens > lesson.depth and means[lesson.depth]:
                 forgone += sum(means[lesson.depth + 1 :]) / means[lesson.depth]
         if own:
             old = self._forgone[self.current]

@@ -16,6 +16,7 @@ from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy, Verdict
 from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers.law import BestAlone
 
 
 class Stopwatch:
@@ -190,6 +191,7 @@ class TimedVerifier:
         self.scheme = verifier.scheme
         self.name = verifier.name
         self.lossless = verifier.lossless
+        self.best_alone = isinstance(verifier, BestAlone) and verifier.best_alone
 
     def verify(self, draft: Draft, target_probs: torch.Tensor, noise: Noise) -> Verdict:
         """Verify against the clock."""

@@ -90,7 +90,8 @@ def _expanded(
 ) -> _Expanded | None:
     """Open some of the deepest nodes and draw their children; return None if none is opened."""
     is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
-    if drawn is not None and policy.stops and not bool(is_open.any()):
+    asks = policy.stops or is_open.device.type == "cpu"
+    if drawn is not None and asks and not bool(is_open.any()):
         return None
     level, frontier = _opened(levels[-1], is_open, proposals, policy.widest(drawn.depth) if drawn else 1)
     listed, given = propose(frontier.frontier)
@@ -107,7 +108,7 @@ def _expanded(
     law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
     uniforms = _uniforms(policy, scheme, listed, law, len(proposals), noise)
     drafts = scheme.sample(law, counts, uniforms, most).where(busy.unsqueeze(-1), -1)
-    children = _children(view, frontier, listed, drafts, members, policy.shape.size - 1)
+    children = _children(view, frontier, listed, drafts, members)
     doubt = None if sound is None else sound | ~frontier.there
     return _Expanded(level, Proposal(frontier.frontier, listed, law), children, doubt)
 
@@ -160,12 +161,11 @@ def _children(
     listed: Int[Tensor, "b f K"],
     drafts: Int[Tensor, "b f k"],
     members: Int[Tensor, "b f k"],
-    bound: int,
 ) -> tuple[DrawnLevel, Drawn]:
     """Turn the drafts of open nodes into the nodes of the next depth, those present first in each row."""
     most = drafts.shape[-1]
     alive = ((drafts >= 0) & view.there.unsqueeze(-1)).flatten(1)
-    width = _largest(alive.sum(dim=-1), min(bound, alive.shape[-1]))
+    width = _largest(alive.sum(dim=-1), alive.shape[-1])
     places = alive.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
     there, above = alive.gather(-1, places), places // most
     atoms = drafts.clamp_min(0)

@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import Product, Scheme, require_scheme
 from polydraft.trees.policies import FixedShape
 from polydraft.trees.shape import TreeShape
@@ -138,9 +138,22 @@ class DynamicPolicy(Protocol):
         ...
 
 
+MEMBERS = ("shape", "stops", "widest", "open", "counts")
+"""What every dynamic policy has."""
+
+
 def is_dynamic(policy: object) -> TypeGuard[DynamicPolicy]:
-    """Tell whether a policy shapes each tree as it grows; quick for the common ones, unlike a protocol's check."""
-    return not isinstance(policy, FixedShape) and isinstance(policy, DynamicPolicy)
+    """Tell whether a policy shapes each tree as it grows; quick for the common ones, unlike a protocol's check.
+
+    Raises:
+        InvalidParameter: it says which nodes are opened, but lacks something else of a dynamic policy.
+    """
+    if isinstance(policy, FixedShape):
+        return False
+    lacks = [name for name in MEMBERS if getattr(policy, name, None) is None]
+    if lacks and "open" not in lacks:
+        raise InvalidParameter(f"{type(policy).__name__} is a dynamic policy without {lacks[0]}; see DynamicPolicy.")
+    return not lacks
 
 
 @runtime_checkable
