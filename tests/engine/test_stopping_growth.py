@@ -249,7 +249,7 @@ def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing
     plain = generate(target, torch.tensor([[1, 2, 3]]), drafter="none", **options)
     for verifier in (TopDown(NaiveMatch(TopK())), BlockVerification()):
         options |= {"verifier": verifier, "policy": Eager((Chain(3),))}
-        with pytest.warns(RuntimeWarning, match="has the token 31"):
+        with pytest.warns(RuntimeWarning, match="has the token"):
             found = generate(target, torch.tensor([[1, 2, 3]]), drafter=Beyond(), **options)
         assert torch.equal(found.sequences, plain.sequences)
 

@@ -24,15 +24,14 @@ class TreeCache(TransformersCache):
         layers: the number of attention layers.
         batch: rows.
         capacity: slots per row.
-        shapes: the shape of every entry, if they differ; None if all are as the first keys.
+        shapes: the shape of every entry, a sequence, if they differ; None if all are as the first keys.
         placed: whether to keep the position of every slot, for masks that depend on it.
     """
 
-    def __init__(
-        self, layers: int, batch: int, capacity: int, shapes: Sequence[Shape] | None = None, *, placed: bool = False
-    ) -> None:
+    def __init__(self, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False) -> None:
         super().__init__(layers=[])
-        self.shape, self.shapes, self.placed = (layers, batch, capacity), shapes, placed
+        self.shape, self.placed = (layers, batch, capacity), placed
+        self.shapes: Sequence[Shape] | None = shapes
         kinds = sorted(set(shapes or ()))
         self.groups = [[place for place, one in enumerate(shapes or ()) if one == kind] for kind in kinds]
         self.stores: tuple[Float[Tensor, "e b h m d"], ...] = ()
@@ -47,7 +46,7 @@ class TreeCache(TransformersCache):
         self.read: tuple[Tensor, ...] = ()
 
     @property
-    def store(self) -> Float[Tensor, "2l b h m d"] | None:
+    def store(self) -> Float[Tensor, "e b h m d"] | None:
         """All keys and values, where they have one shape; None as long as there are none."""
         return self.stores[0] if len(self.stores) == 1 else None
 
@@ -74,7 +73,7 @@ class TreeCache(TransformersCache):
             else:
                 known[self.rows, self.slots] = positions
 
-    def _positions(self, like: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
+    def _positions(self, like: Int[Tensor, "..."]) -> Int[Tensor, "b m"]:
         if self.positions is None:
             self.positions = like.new_zeros(self.shape[1:])
         return self.positions
@@ -275,7 +274,7 @@ class _View(TreeCache):
         self.whole._opened(like)
         self._look()
 
-    def _positions(self, like: Int[Tensor, "b n"]) -> Int[Tensor, "b m"]:
+    def _positions(self, like: Int[Tensor, "..."]) -> Int[Tensor, "b m"]:
         if self.positions is None:
             self.whole._positions(like.new_zeros(1, 1))
             self._look()

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.cache import Shape as EntryShape
 from polydraft.models.cache import TreeCache
 from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
@@ -60,19 +59,23 @@ class CompiledPasses:
         if shape in self._passes:
             return self._passes[shape](mask, *inputs, *stores)
         began = time.perf_counter()
-        run: Pass = COMPILE(self._body(keep, cache.shapes), dynamic=False, isolate_recompiles=True, **self._options)
+        run: Pass = COMPILE(self._body(keep, cache.groups), dynamic=False, isolate_recompiles=True, **self._options)
         logits = run(mask, *inputs, *stores)
         self._passes[shape] = run
         self.seconds[shape] = time.perf_counter() - began
         return logits
 
-    def _body(self, keep: int, shapes: Sequence[EntryShape] | None) -> Pass:
+    def _body(self, keep: int, groups: list[list[int]]) -> Pass:
         model, extra = self.model, {"logits_to_keep": keep} if keep else {}
 
         def run(
             mask: Tensor | dict[str, Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor
         ) -> Tensor:
-            view = _SlotView(stores, slots, shapes)
+            pieces = [store.unbind() for store in stores]
+            entries = dict(enumerate(pieces[0]))
+            for group, piece in zip(groups, pieces, strict=False):
+                entries.update(zip(group, piece, strict=True))
+            view = _SlotView(entries, slots)
             return model(
                 input_ids=tokens,
                 position_ids=positions,
@@ -164,10 +167,9 @@ class CompiledModel(HuggingFaceModel):
 class _SlotView(TreeCache):
     """A cache over given memory that writes to given slots and reads them all: nothing in it depends on the text."""
 
-    def __init__(self, stores: Sequence[Tensor], slots: Tensor, shapes: Sequence[EntryShape] | None) -> None:
-        layers = sum(len(store) for store in stores) // 2
-        super().__init__(layers, stores[0].shape[1], stores[0].shape[3], shapes)
-        self._hold(stores)
+    def __init__(self, entries: Any, slots: Tensor) -> None:
+        super().__init__(len(entries) // 2, entries[0].shape[0], entries[0].shape[2])
+        self.entries = entries
         self.slots = slots
 
     def update(

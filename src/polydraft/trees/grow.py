@@ -132,9 +132,9 @@ class _Level:
     places: Int[Tensor, " c"] | None
     leaves: int
 
-    def children(self, drafts: Int[Tensor, "b f k"]) -> Int[Tensor, "b c"]:
+    def children(self, values: Shaped[Tensor, "b f k"]) -> Shaped[Tensor, "b c"]:
         """Return what belongs to the children, in node order."""
-        row = drafts.flatten(1)
+        row = values.flatten(1)
         return row if self.places is None else row.index_select(1, self.places)
 
 

@@ -10,14 +10,14 @@ from doubles import tiny_model
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft import Fixed, ModelDrafter, NgramDrafter, NoDraft, Widths
+from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
 from polydraft.models.checks.windows import Window, windows_of
 from polydraft.models.memory import cache_bytes
 from polydraft.trees import EAGLE_25
 
-WINDOW, NEW = 16, 60
+WINDOW, NEW = 16, 40
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -80,6 +80,10 @@ MIXED = {"gemma4_text", "deepseek_v3", "minicpm3", "mimo_v2_flash"}
 """Those whose keys and values have several shapes."""
 
 
+LONG = {"mimo_v2_flash"}
+"""Those whose small model is not small."""
+
+
 def tiny(name: str, **changes: object) -> PreTrainedModel:
     """Return a small random model of a family whose next tokens depend on what it reads."""
     with torch.random.fork_rng(devices=[]):
@@ -106,7 +110,7 @@ PROMPT = [int(one) for one in torch.randint(2, 64, (24,), generator=torch.Genera
 GREEDY = {"temperature": 0.0, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in FAMILIES])
 def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     model = tiny(name)
     door, expected = HuggingFaceModel(model), theirs(model, PROMPT)
@@ -116,7 +120,6 @@ def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     for given in (
         {"drafter": NgramDrafter()},
         {"drafter": drafter, "policy": Widths((3, 2, 1))},
-        {"drafter": NoDraft()},
     ):
         found = polydraft.generate(model, torch.tensor([PROMPT]), max_new_tokens=NEW, **GREEDY, **given)
         assert found.sequences[0, len(PROMPT) :].tolist() == expected
@@ -130,7 +133,7 @@ def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text", "mimo_v2_flash"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text", "minicpm3"])
 def test_a_seed_gives_a_text_whatever_batch_it_is_in(name: str) -> None:
     model = tiny(name)
     options = {"drafter": ModelDrafter(HuggingFaceModel(tiny(name))), "policy": Widths((2, 1)), "temperature": 1.0}
