@@ -186,6 +186,13 @@ def test_a_trial_leaves_the_configuration_as_it_was() -> None:
     )
 
 
+def test_another_window_is_another_trial() -> None:
+    model = tiny_model("mistral")
+    assert HuggingFaceModel(model).windows == (Window("sliding_attention", 12),)
+    model.config.sliding_window = 7
+    assert HuggingFaceModel(model).windows == (Window("sliding_attention", 7),)
+
+
 def test_a_model_that_slides_whatever_it_says_of_its_layers_is_found_out() -> None:
     model = tiny_model("mistral")
     model.config.layer_types = ["full_attention", "full_attention"]

@@ -179,4 +179,12 @@ def _takes_types(model: PreTrainedModel) -> bool:
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:
     """Return what a trial holds for: a change of it asks for another one."""
     config = model.config
-    return (config._attn_implementation, getattr(config, "is_decoder", None), str(model.dtype), str(model.device))
+    text = config.get_text_config()
+    windows = (*settings_of(text).items(), *(getattr(text, "layer_types", None) or ()))
+    return (
+        config._attn_implementation,
+        getattr(config, "is_decoder", None),
+        str(model.dtype),
+        str(model.device),
+        windows,
+    )
