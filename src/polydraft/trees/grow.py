@@ -75,9 +75,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         except Exception as error:  # whatever it is, what was drawn must be verified
             if depth == 0:
                 raise
-            tree, failure = topology(TreeShape(shape.counts[:depth]), len(root), root.device), error
-            nodes = tokens[-1].shape[1]
-            shortlist[-1], probs[-1] = _with_leaves(shortlist[-1], nodes, -1), _with_leaves(probs[-1], nodes, 0.0)
+            failure = error
             break
         sound, drawn = both(sound, fine), level.children(drafts)
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
@@ -89,16 +87,16 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         shortlist.append(_with_leaves(listed, level.leaves, -1))
         probs.append(_with_leaves(law, level.leaves, 0.0))
         if asked is not None and fine is None and depth + 1 < shape.depth:
-            chances = _chances(law, drafts, level)
             try:
-                stopped = not asked.goes_on(depth + 1, chances)
+                stopped = not asked.goes_on(depth + 1, _chances(law, drafts, level))
             except Exception as error:  # noqa: BLE001  whatever it is, what was drawn must be verified
                 failure = error
             if stopped or failure:
-                tree = topology(TreeShape(shape.counts[: depth + 1]), len(root), root.device)
-                shortlist.append(listed.new_full((len(root), chances.shape[1], listed.shape[-1]), -1))
-                probs.append(law.new_zeros((len(root), chances.shape[1], *law.shape[2:])))
                 break
+    if len(tokens) <= shape.depth:  # growth ended early, and the deepest nodes are leaves
+        tree = topology(TreeShape(shape.counts[: len(tokens) - 1]), len(root), root.device)
+        leaves = tokens[-1].shape[1]
+        shortlist[-1], probs[-1] = _with_leaves(shortlist[-1], leaves, -1), _with_leaves(probs[-1], leaves, 0.0)
     grown = TokenTree(torch.cat(tokens, dim=1), tree, torch.cat(valid, dim=1))
     return Draft(
         grown,
