@@ -12,8 +12,6 @@ from transformers import (
     BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
     PaliGemmaConfig,
@@ -32,9 +30,7 @@ from polydraft.models import Cache, HuggingFaceModel, Pair, draft_model, prepare
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("mamba", {}, "MambaForCausalLM keeps a recurrent state"),
-        ("bloom", {}, "BloomForCausalLM takes no position ids"),
-        ("falcon", {"alibi": True}, "FalconForCausalLM takes no position ids"),
+        ("mamba", {}, "MambaForCausalLM goes on from its states otherwise with several tokens than with one"),
         ("t5", {"decoder_start_token_id": 0}, "T5ForConditionalGeneration is an encoder-decoder model"),
         ("llama", {"attention": "flex_attention"}, "LlamaForCausalLM runs flex_attention attention.*sdpa"),
     ],
@@ -45,27 +41,6 @@ def test_refused_with_the_reason(kind: str, changes: dict[str, object], reason: 
         HuggingFaceModel(model)
     with pytest.raises(UnsupportedModel, match=reason):
         polydraft.generate(model, torch.tensor([[1, 2]]), max_new_tokens=2)
-
-
-def test_layers_with_another_state_are_refused() -> None:
-    model = tiny_model("llama")
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UnsupportedModel, match="has linear_attention layers"):
-        HuggingFaceModel(model)
-
-
-def test_attention_that_counts_slots_is_refused() -> None:
-    config = GPTNeoConfig(
-        vocab_size=24,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        attention_types=[[["global", "local"], 1]],
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    with pytest.raises(UnsupportedModel, match="GPTNeoForCausalLM has local attention"):
-        HuggingFaceModel(GPTNeoForCausalLM(config))
 
 
 def test_rotary_falcon_is_supported() -> None:
@@ -123,10 +98,12 @@ def test_a_bidirectional_prefix_is_refused() -> None:
         HuggingFaceModel(model)
 
 
-def test_positions_that_do_not_begin_at_zero_are_refused() -> None:
-    model = bert(RobertaForCausalLM, RobertaConfig, is_decoder=True)
-    with pytest.raises(UnsupportedModel, match="RobertaForCausalLM scores the branches of a token tree differently"):
-        HuggingFaceModel(model)
+def test_positions_are_those_that_hugging_faces_generate_gives() -> None:
+    """RoBERTa was trained with positions from two; Hugging Face's `generate` counts from zero, and so does polydraft."""
+    model, prompt = bert(RobertaForCausalLM, RobertaConfig, is_decoder=True), torch.tensor([[3, 9, 4, 7]])
+    theirs = model.generate(prompt, attention_mask=prompt > 0, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    found = polydraft.generate(model, prompt, max_new_tokens=12, temperature=0.0, eos_token_id=None)
+    assert found.sequences.tolist() == theirs.tolist()
 
 
 def test_a_bert_that_decodes_is_supported() -> None:

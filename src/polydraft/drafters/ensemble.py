@@ -12,7 +12,7 @@ from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import Noise, SamplingParams, to_probs
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.schemes import Product, Scheme, require_scheme
 from polydraft.trees import Draft, Frontier, TreePolicy, grow
 
@@ -80,7 +80,7 @@ class EnsembleDrafter(Drafter):
         """Return readers that have read nothing, one per model."""
         for model in self.models():
             check_same_size(session.vocab_size, model.vocab_size)
-        readers = tuple(Reader.new(model, len(text.lengths), session.capacity) for model in self.models())
+        readers = tuple(reader_of(model, len(text.lengths), session.capacity) for model in self.models())
         params = tuple(own or session.params for _, own in self.members)
         return EnsembleState(readers, params, session.vocab_size)
 

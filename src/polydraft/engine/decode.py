@@ -20,7 +20,7 @@ from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.errors import ContextOverflow, InvalidProbabilities, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, sent
-from polydraft.reading import Reader, Step, Text
+from polydraft.reading import Reader, Step, Text, reader_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import (
     TokenTree,
@@ -156,7 +156,7 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
     method.drafter.check(method.verifier.scheme)
     text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     batch = len(text.lengths)
-    reader = Reader.new(method.target, batch, room or capacity, method.drafter.reads, sources)
+    reader = reader_of(method.target, batch, room or capacity, method.drafter.reads, sources)
     known = past.known(text) if past and not method.drafter.reads else 0
     if past and known:
         reader = reader.join(0, past.reader, known)

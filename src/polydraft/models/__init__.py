@@ -31,7 +31,7 @@ from polydraft.models.generation import (
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
 from polydraft.models.loading import Pair, check_same_size, check_same_source, load, load_draft, load_pair, save
 from polydraft.models.memory import check_memory, module_of, weight_bytes
-from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
+from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_remember
 from polydraft.models.text import (
     Conversation,
     Message,
@@ -65,6 +65,7 @@ __all__ = [
     "StreamDecoder",
     "TreeCache",
     "asked_within",
+    "can_branch",
     "check_arguments",
     "check_config",
     "check_inputs",
@@ -75,6 +76,7 @@ __all__ = [
     "check_template",
     "conversation_ids",
     "copied_criterion",
+    "does_remember",
     "draft_model",
     "drafting_asked_for",
     "first_sentence",

@@ -55,7 +55,8 @@ class TreeCache(TransformersCache):
     ) -> None:
         """Say where the next forward pass writes: slots starts to starts + width - 1; the first `used` are read.
 
-        What would lie before slot 0, in a batch, is written to slot 0. The positions are those of the tokens.
+        In a batch, what would lie before the first slot is written to it, and what would lie behind the last to that.
+        The positions are those of the tokens.
         """
         if used > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {used} are needed.")
@@ -65,7 +66,8 @@ class TreeCache(TransformersCache):
             self._cut()
         else:
             self.rows = torch.arange(len(starts), device=starts.device).unsqueeze(-1)
-            self.slots = (starts.unsqueeze(-1) + torch.arange(width, device=starts.device)).clamp_min(0)
+            slots = starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
+            self.slots = slots.clamp(0, self.shape[2] - 1)
         if self.placed and positions is not None:
             known = self._positions(positions)
             if len(starts) == 1:
@@ -175,10 +177,20 @@ class TreeCache(TransformersCache):
         if other.positions is not None:
             self._positions(other.positions)[row, :length] = other.positions[0, :length]
 
+    def empty(self, batch: int, capacity: int) -> "TreeCache":
+        """Return an empty cache of the same kind."""
+        return TreeCache(self.shape[0], batch, capacity, self.shapes, placed=self.placed)
+
+    def states(self) -> Any:
+        """Return None: keys are all there is."""
+        return None
+
+    def begin(self, states: Any) -> None:
+        """Do nothing: a text begins in its first slot."""
+
     def extended(self) -> "TreeCache":
         """Return a cache with the same slots and an empty row behind the last."""
-        layers, batch, capacity = self.shape
-        more = TreeCache(layers, batch + 1, capacity, self.shapes, placed=self.placed)
+        more = self.empty(self.shape[1] + 1, self.shape[2])
         more._hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
         if self.positions is not None:
             more.positions = torch.nn.functional.pad(self.positions, (0, 0, 0, 1))
@@ -194,9 +206,8 @@ class TreeCache(TransformersCache):
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
-        layers, batch, _ = self.shape
-        fewer = TreeCache(layers, batch, slots.shape[1] + room, self.shapes, placed=self.placed)
-        rows = torch.arange(batch, device=slots.device).unsqueeze(-1)
+        fewer = self.empty(self.shape[1], slots.shape[1] + room)
+        rows = torch.arange(self.shape[1], device=slots.device).unsqueeze(-1)
         kept = [store[:, rows, :, slots].permute(2, 0, 3, 1, 4) for store in self.stores]
         fewer._hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
         if self.positions is not None:

@@ -51,7 +51,7 @@ class CompiledPasses:
         self._options = {"backend": backend, **(_options(model) if backend == INDUCTOR else {})}
 
     def __call__(
-        self, keep: int, cache: TreeCache, mask: Tensor | dict[str, Tensor], *inputs: Tensor
+        self, keep: int, cache: TreeCache, mask: Tensor | dict[str, Tensor | None], *inputs: Tensor
     ) -> Float[Tensor, "b s V"]:
         """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute."""
         tokens, stores = inputs[0], cache.stores
@@ -69,7 +69,7 @@ class CompiledPasses:
         model, extra = self.model, {"logits_to_keep": keep} if keep else {}
 
         def run(
-            mask: Tensor | dict[str, Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor
+            mask: Tensor | dict[str, Tensor | None], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor
         ) -> Tensor:
             pieces = [store.unbind() for store in stores]
             entries = dict(enumerate(pieces[0]))
@@ -105,11 +105,14 @@ class CompiledModel(HuggingFaceModel):
 
     Raises:
         UnsupportedModel: as `HuggingFaceModel`.
-        InvalidParameter: this is no model, or this version of torch cannot keep the compiled shapes of a model apart.
+        InvalidParameter: this is no model, or one that scores chains only, or this version of torch cannot keep the
+            compiled shapes of a model apart.
     """
 
     def __init__(self, model: object, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
         super().__init__(model)
+        if not self.branches:
+            raise InvalidParameter(f"{type(self.model).__name__} scores chains only; leave compile out.")
         self.widths = widths
         self.passes = _passes_of(self.model, backend)
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.checks import check_model, check_trial, evaluating, kept_shapes
+from polydraft.models.chains import RememberingCache, remembers, scored_by_count
+from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_shapes
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
@@ -30,6 +31,11 @@ class HuggingFaceModel:
     have windows of their own, explicit position ids and a `TreeCache`. No key is dropped, so a sliding window costs
     memory, not exactness; where a trial shows that the model does not follow our masks of windows, the context is cut
     to the smallest window.
+
+    Models that cannot score trees score chains (`branches` is False): those with recurrent or convolutional layers,
+    whose states the caller gives back before each pass, and those that count positions themselves, of which rows that
+    are not equally far are scored one by one.
+
     Passes run in evaluation mode; between them every layer is in the mode that it was in. Layers that are put into the
     model later are not looked after: wrap it anew.
 
@@ -38,10 +44,9 @@ class HuggingFaceModel:
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
-        UnsupportedModel: the model keeps a recurrent state, takes no position ids (ALiBi), is an encoder-decoder,
-            has no head for next tokens, attends in both directions, or runs an attention kernel that takes no masks;
-            or a trial of a few tokens shows that it cannot score trees (`check_trial`). The text says which and what
-            to do.
+        UnsupportedModel: the model takes no cache, is an encoder-decoder, has no head for next tokens, attends in both
+            directions, or runs an attention kernel that takes no masks; or a trial of a few tokens shows that it can
+            score neither trees nor chains (`check_trial`). The text says which and what to do.
     """
 
     def __init__(self, model: object) -> None:
@@ -52,13 +57,28 @@ class HuggingFaceModel:
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
         self.windows = windows_of(config)
-        self.cuts_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        arguments = inspect.signature(self.model.forward).parameters
+        self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
+        self.cached_as = cache_name(self.model)
+        self.states = remembers(config)
+        self.counts = not self.states and counts_itself(self.model)
         self.shapes = kept_shapes(self.model)
-        followed = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
-        if followed is None:
+        tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
+        self.counts = tried.counts
+        if tried.windows is None:
             self.cut_to_windows()
         else:
-            self.windows = followed
+            self.windows = tried.windows
+
+    @property
+    def branches(self) -> bool:
+        """Whether trees can be scored, or chains only."""
+        return not (self.states or self.counts)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether layers remember in states, not in slots."""
+        return self.states
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +98,11 @@ class HuggingFaceModel:
         """
         if sources is not None:
             raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
-        return TreeCache(self.layers, batch, capacity, self.shapes, placed=bool(sizes_of(self.windows)))
+        placed = bool(sizes_of(self.windows)) and not self.counts
+        if self.remembers:
+            config = self.model.config.get_text_config()
+            return RememberingCache(config, self.layers, batch, capacity, self.shapes, placed=placed)
+        return TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
 
     @torch.no_grad()
     def forward(
@@ -100,6 +124,12 @@ class HuggingFaceModel:
         """
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
+        if self.counts:
+
+            def score(tokens: Tensor, positions: Tensor, cache: TreeCache, embeddings: Tensor | None) -> Forward:
+                return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+
+            return scored_by_count(score, tokens, positions, cache, starts, embeddings)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 
@@ -116,13 +146,14 @@ class HuggingFaceModel:
         """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks."""
         extra = {"logits_to_keep": logits_to_keep} if logits_to_keep and self.cuts_logits else {}
         given = {"input_ids": tokens} if embeddings is None else {"inputs_embeds": embeddings}
+        if self.takes_positions:
+            given["position_ids"] = positions
         with evaluating(self.modules), observed_layers(self.model, hidden_layers) as observed:
             outputs = self.model(
                 **given,
-                position_ids=positions,
-                attention_mask=self.masks(mask, positions, cache),
-                past_key_values=cache,
+                attention_mask=None if self.counts else self.masks(mask, positions, cache),
                 use_cache=True,
+                **{self.cached_as: cache},
                 **extra,
             )
         return Forward(outputs.logits, observed)
@@ -192,20 +223,27 @@ class HuggingFaceModel:
 
     def masks(
         self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
-    ) -> Tensor | dict[str, Tensor] | None:
+    ) -> Tensor | dict[str, Tensor | None] | None:
         """Return what the model takes as its mask: one, one for each kind of its layers, or none where all is seen."""
         sizes = sizes_of(self.windows)
         if _sees_all(mask) and not (sizes and mask.shape[-1] > min(sizes)):
+            return None
+        if not any(one.has_keys for one in self.windows):
             return None
         return self.all_masks(mask, positions, cache)
 
     def all_masks(
         self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | dict[str, Tensor | None]:
         """Return the mask, or one for each kind of the model's layers."""
         if len(self.windows) == 1:
             return self.four_dimensional(self.seen(mask, positions, cache))
-        return {one.kind: self.four_dimensional(_seen(one, mask, positions, cache)) for one in self.windows}
+        return {one.kind: self._mask(one, mask, positions, cache) for one in self.windows}
+
+    def _mask(
+        self, window: Window, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    ) -> Float[Tensor, "b 1 n m"] | None:
+        return self.four_dimensional(_seen(window, mask, positions, cache)) if window.has_keys else None
 
     def seen(
         self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache

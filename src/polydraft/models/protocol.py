@@ -27,6 +27,16 @@ class Forward:
     hidden: dict[Layer, Float[Tensor, "b s d"]]
 
 
+def can_branch(model: object) -> bool:
+    """Tell whether a model scores trees, as every model does that does not say otherwise."""
+    return bool(getattr(model, "branches", True))
+
+
+def does_remember(model: object) -> bool:
+    """Tell whether a model has layers that remember in states, not in slots."""
+    return bool(getattr(model, "remembers", False))
+
+
 @runtime_checkable
 class Cache(Protocol):
     """Keys and values of a batch, in numbered slots per row."""
@@ -41,6 +51,15 @@ class Cache(Protocol):
     def join(self, row: int, other: Any, length: int) -> None:
         """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
         ...
+
+    def states(self) -> Any:
+        """Return what layers without keys remember of each row after the last pass, a value; None if there are none."""
+        return None
+
+    def begin(self, states: Any) -> None:
+        """Let the next pass go on from states; None for rows of which nothing was read."""
+        if states is not None:
+            raise UnsupportedModel(f"{type(self).__name__} holds keys alone, no states.")
 
     def extended(self) -> "Cache":
         """Return a cache with the same slots and an empty row behind the last."""
@@ -65,7 +84,20 @@ class LanguageModel(Protocol):
 
     It must have `vocab_size`, `context`, `device`, `new_cache` and `forward`. A class that is derived from this one has
     an answer for everything else, a refusal by name.
+
+    A model that cannot `branch` scores chains: every token sees those in the slots before its own, whatever the mask
+    says, and rows begin where their states ended (`Cache.begin`). One that `remembers` has such states.
     """
+
+    @property
+    def branches(self) -> bool:
+        """Whether trees can be scored, or chains only."""
+        return True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether layers remember in states, not in slots."""
+        return False
 
     @property
     def vocab_size(self) -> int:

@@ -1,8 +1,9 @@
 """Reading text with a model: what was read, what one pass found out, and what a whole step did."""
 
+from polydraft.reading.chains import ChainReader, reader_of
 from polydraft.reading.reader import Reader
 from polydraft.reading.scored import Features, Scored
 from polydraft.reading.step import Step
 from polydraft.reading.text import Text
 
-__all__ = ["Features", "Reader", "Scored", "Step", "Text"]
+__all__ = ["ChainReader", "Features", "Reader", "Scored", "Step", "Text", "reader_of"]

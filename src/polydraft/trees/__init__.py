@@ -39,6 +39,7 @@ from polydraft.trees.policies import (
     TreePolicy,
     TrunkThenBranch,
     Widths,
+    as_chain,
     largest_shape,
     rows_taken,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "TrunkThenBranch",
     "Verdict",
     "Widths",
+    "as_chain",
     "best_shape",
     "branched",
     "causal_mask",

@@ -118,6 +118,11 @@ class Chain(FixedShape):
         return _chain(self.length)
 
 
+def as_chain(policy: TreePolicy) -> TreePolicy:
+    """Return a policy itself if its trees cannot branch, else the chain that is as deep as they are."""
+    return policy if policy.shape.max_children <= 1 else Chain(policy.shape.depth)
+
+
 @dataclass(frozen=True)
 class Widths(FixedShape):
     """Every node at depth i has `widths[i]` children: (4, 2, 1) gives 4, then 8, then 8 nodes.

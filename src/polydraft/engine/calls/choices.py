@@ -9,13 +9,14 @@ from torch import Generator, nn
 
 from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verifier_by_name, word_of
 from polydraft.drafters import Drafter, NgramDrafter
+from polydraft.engine.calls.chains import chained, without_branches
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, is_dynamic
+from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 USUAL_DRAFTS = 20
@@ -72,10 +73,13 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
         fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     usual = default_policy(drafter, params)
+    unable = without_branches(target, drafter)
+    usual = usual if unable is None else as_chain(usual)
     if isinstance(policy, PlanningPolicy):
         policy.suits(usual)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
-    return Parts(drafter, verifier, usual if policy is None else policy)
+    policy = usual if policy is None else policy
+    return Parts(drafter, verifier, policy if unable is None else chained(policy, unable))
 
 
 def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:

@@ -14,7 +14,7 @@ from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Reader, Text
+from polydraft.reading import Text, reader_of
 from polydraft.schemes import Scheme
 from polydraft.trees import Chain, Fixed, TokenTree, TreePolicy, TreeShape, Widths, topology
 
@@ -36,7 +36,7 @@ def time_target(
     """
     sizes = _up_to(SIZES, most)
     text = Text(tokens, torch.full_like(tokens[0, :1], tokens.shape[1]))
-    reader, _ = Reader.new(model, 1, tokens.shape[1] + most).catch_up(text)
+    reader, _ = reader_of(model, 1, tokens.shape[1] + most).catch_up(text)
 
     def score(nodes: int) -> None:
         shape = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)

@@ -2,7 +2,22 @@
 
 from polydraft.models.checks.evaluation import evaluating
 from polydraft.models.checks.shapes import kept_shapes
-from polydraft.models.checks.supported import check_architecture, check_model, check_supported
+from polydraft.models.checks.supported import (
+    cache_name,
+    check_architecture,
+    check_model,
+    check_supported,
+    counts_itself,
+)
 from polydraft.models.checks.trial import check_trial
 
-__all__ = ["check_architecture", "check_model", "check_supported", "check_trial", "evaluating", "kept_shapes"]
+__all__ = [
+    "cache_name",
+    "check_architecture",
+    "check_model",
+    "check_supported",
+    "check_trial",
+    "counts_itself",
+    "evaluating",
+    "kept_shapes",
+]

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.supported import cache_name
 
 PLACE = "polydraft_shapes"
 
@@ -25,10 +26,11 @@ def _found(model: PreTrainedModel) -> tuple[tuple[int, int], ...] | None:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad(), evaluating(list(model.modules())):
-            layers: list[Any] = list(model(input_ids=token, use_cache=True).past_key_values.layers)
+            layers: list[Any] = list(model(input_ids=token, use_cache=True)[cache_name(model)].layers)
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
     except Exception:  # noqa: BLE001  whatever it is, the answer is no
         return None
     missing = 2 * int(model.config.get_text_config().num_hidden_layers) - len(found)
-    return None if len({*found} - {(0, 0)}) < 2 or missing < 0 else (*found, *[(0, 0)] * missing)
+    alike = len({*found}) < 2 and (0, 0) not in found
+    return None if alike else (*found, *[(0, 0)] * max(0, missing))

@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from polydraft.errors import InvalidParameter, UnsupportedModel
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
-CACHED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+CACHE_WORDS = ("past_key_values", "cache_params")
+"""By which names models take a cache."""
 BOTH_WAYS = (True, "all")
 """Values of `use_bidirectional_attention` that concern text; another one concerns images only."""
 
@@ -65,19 +66,23 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         raise UnsupportedModel(
             f"{name} has no head that predicts the next token; load the model with AutoModelForCausalLM."
         )
-    strange = [kind for kind in sorted({*(getattr(text, "layer_types", None) or ())}) if kind not in CACHED_LAYERS]
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(f"{name} keeps a recurrent state, which cannot branch into a token tree.")
-    if "past_key_values" not in arguments:
-        raise UnsupportedModel(f"{name} takes no cache of keys and values, in which a token tree could be kept.")
-    if strange:
-        raise UnsupportedModel(f"{name} has {strange[0]} layers, whose state cannot branch into a token tree.")
-    if "position_ids" not in arguments or getattr(text, "alibi", False):
-        raise UnsupportedModel(f"{name} takes no position ids, so siblings of a tree cannot share a position.")
-    if "local" in getattr(text, "attention_layers", ()):
-        raise UnsupportedModel(f"{name} has local attention, which counts cache slots instead of positions.")
+    if not any(word in arguments for word in CACHE_WORDS):
+        raise UnsupportedModel(f"{name} takes no cache that could keep what was read, so every step would read it all.")
     if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS:
         raise UnsupportedModel(f"{name} attends in both directions; only causal models can be used.")
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """Return by which name a model takes and gives its cache."""
+    return next(word for word in CACHE_WORDS if word in inspect.signature(model.forward).parameters)
+
+
+def counts_itself(model: PreTrainedModel) -> bool:
+    """Tell whether a model counts positions by its cache, so that those of a tree's siblings cannot be given."""
+    text = model.config.get_text_config()
+    local = "local" in (getattr(text, "attention_layers", None) or ())
+    unasked = "position_ids" not in inspect.signature(model.forward).parameters
+    return unasked or local or bool(getattr(text, "alibi", False))
 
 
 def _described(thing: object) -> str:

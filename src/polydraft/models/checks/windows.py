@@ -9,7 +9,14 @@ from torch import Tensor
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 """The names of kinds of layers in a model's `layer_types`, and of masks in the mapping that it takes."""
-SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+RECURRENT, CONVOLUTIONAL = "linear_attention", "conv"
+KEYLESS = (RECURRENT, CONVOLUTIONAL, "mlp", "moe")
+"""Kinds of layers that read no keys."""
+HYBRID, SLIDING_HYBRID = "hybrid", "hybrid_sliding"
+WITHOUT = (RECURRENT, CONVOLUTIONAL)
+PARTS = {HYBRID: (HYBRID, FULL, *WITHOUT), SLIDING_HYBRID: (SLIDING_HYBRID, SLIDING, *WITHOUT)}
+"""Kinds of layers with parts, each with a mask of its own; some models look for the whole's name, some for theirs."""
+SIZES = {SLIDING: "sliding_window", SLIDING_HYBRID: "sliding_window", CHUNKED: "attention_chunk_size"}
 """The setting of a configuration that holds the size of a kind's window."""
 
 
@@ -27,6 +34,11 @@ class Window:
 
     kind: str
     size: int | None = None
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether layers of this kind read keys, so that a mask says which."""
+        return self.kind not in KEYLESS
 
     def seen(
         self, mask: Bool[Tensor, "b n m"], queries: Int[Tensor, "b n"], keys: Int[Tensor, "b m"]
@@ -49,7 +61,8 @@ def windows_of(config: Any) -> Windows:
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         return (_window(SLIDING, config) if SIZES[SLIDING] in settings_of(config) else Window(FULL),)
-    return tuple(_window(kind, config) for kind in dict.fromkeys(kinds))
+    parts = [part for kind in kinds for part in PARTS.get(kind, (kind,))]
+    return tuple(_window(kind, config) for kind in dict.fromkeys(parts))
 
 
 def candidates(config: Any) -> tuple[Windows, ...]:

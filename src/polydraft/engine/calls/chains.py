@@ -1,0 +1,45 @@
+"""What changes where a model cannot branch: trees become chains, and drafters that need more are refused."""
+
+import warnings
+
+from polydraft.drafters import Drafter
+from polydraft.engine.planner import PlanningPolicy
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models import LanguageModel, can_branch, does_remember, module_of
+from polydraft.trees import TreePolicy, as_chain
+
+
+def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
+    """Return the name of a model that scores chains only, if the target or a draft model is one.
+
+    Raises:
+        UnsupportedModel: the drafter needs a target that scores trees.
+    """
+    if not can_branch(target):
+        name = _name(target)
+        if drafter.riders:
+            raise UnsupportedModel(f"{name} scores chains only, but {drafter.name} needs tokens scored beside them.")
+        if drafter.shares and does_remember(target):
+            raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
+    unable = [model for model in (target, *(drafter.models() or ())) if not can_branch(model)]
+    return _name(unable[0]) if unable else None
+
+
+def chained(policy: TreePolicy, name: str) -> TreePolicy:
+    """Return a policy whose trees do not branch, with a note if that is another than the one that was asked for.
+
+    Raises:
+        InvalidParameter: a planner chooses among trees that branch.
+    """
+    if isinstance(policy, PlanningPolicy) and policy.shape.max_children > 1:
+        raise InvalidParameter(f"{name} scores chains only, but the planner has trees that branch; give it chains.")
+    chain = as_chain(policy)
+    if chain is not policy:
+        warnings.warn(
+            f"{name} scores chains only: drafts are chains of {chain.shape.depth} instead of {policy}.", stacklevel=2
+        )
+    return chain
+
+
+def _name(model: LanguageModel) -> str:
+    return type(module_of(model) or model).__name__

@@ -1,0 +1,55 @@
+"""Models that count positions by the slots before a pass: rows that are not equally far are scored one by one."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.models.cache import TreeCache
+from polydraft.models.protocol import Forward, Layer
+
+Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None], Forward]
+"""Scores tokens at positions, or embeddings, into a cache that knows their slots."""
+
+
+def scored_by_count(
+    score: Score,
+    tokens: Int[Tensor, "b n"],
+    positions: Int[Tensor, "b n"],
+    cache: TreeCache,
+    starts: Int[Tensor, "b"],
+    embeddings: Float[Tensor, "b n d"] | None,
+) -> Forward:
+    """Score chains that begin in slots `starts`: all rows together if they begin in one slot, else one by one.
+
+    What lies behind the last slot of a row is no text of it; its logits are zeros.
+    """
+    firsts: list[int] = starts.tolist()
+    if len({*firsts}) == 1:
+        cache.place(starts, tokens.shape[1], firsts[0] + tokens.shape[1])
+        cache.first = firsts[0]
+        return score(tokens, positions, cache, embeddings)
+    rows = [_row(score, row, first, tokens, positions, cache, embeddings) for row, first in enumerate(firsts)]
+    hidden: dict[Layer, Tensor] = {layer: torch.cat([one.hidden[layer] for one in rows]) for layer in rows[0].hidden}
+    return Forward(torch.cat([one.logits for one in rows]), hidden)
+
+
+def _row(
+    score: Score,
+    row: int,
+    first: int,
+    tokens: Int[Tensor, "b n"],
+    positions: Int[Tensor, "b n"],
+    cache: TreeCache,
+    embeddings: Float[Tensor, "b n d"] | None,
+) -> Forward:
+    width = min(tokens.shape[1], cache.shape[2] - first)
+    own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
+    own.place(torch.tensor([first]), width, first + width)
+    found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given)
+    behind = (0, 0, 0, tokens.shape[1] - width)
+    hidden: dict[Layer, Tensor] = {
+        layer: torch.nn.functional.pad(states, behind) for layer, states in found.hidden.items()
+    }
+    return Forward(torch.nn.functional.pad(found.logits, behind), hidden)

@@ -1,0 +1,95 @@
+"""A cache of models with recurrent or convolutional layers: slots for attention, states for the rest."""
+
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from polydraft.errors import UnsupportedModel
+from polydraft.models.cache import TreeCache
+from polydraft.models.chains.states import Place, States
+
+CONV, RECURRENT = "conv", "recurrent"
+
+
+def remembers(config: Any) -> bool:
+    """Tell whether a model has layers with a state of constant size, as Hugging Face's cache for it says."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
+
+
+class RememberingCache(TreeCache):
+    """Keys and values in slots, as in every tree cache, and the states of layers that have no keys.
+
+    A pass goes on from the states that it finds and leaves others. So who reads with it gives back the states of a
+    committed text before a pass (`begin`), and takes those that a pass left (`states`).
+
+    A row may have less to read than the pass is wide. What lies behind its end is written to slots behind its text,
+    or to one spare slot if there are none.
+
+    Args:
+        config: the configuration of the model's text part.
+        layers: the number of layers.
+        batch: rows.
+        capacity: slots per row.
+        shapes: the shape of every entry, a sequence, if they differ.
+        placed: whether to keep the position of every slot.
+    """
+
+    def __init__(
+        self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
+    ) -> None:
+        super().__init__(layers, batch, capacity + 1, shapes, placed=placed)
+        self.config, self.spare = config, capacity
+        self.layers: list[Any] = list(DynamicCache(config=config).layers)
+
+    def empty(self, batch: int, capacity: int) -> "RememberingCache":
+        """Return an empty cache of the same kind."""
+        return RememberingCache(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
+
+    def states(self) -> States | None:
+        """Return what the last pass left; None before the first one."""
+        places: list[Place] = []
+        found: list[Tensor] = []
+        for layer in self._remembering():
+            held = self.layers[layer]
+            for kind, states in ((CONV, held.conv_states), (RECURRENT, held.recurrent_states)):
+                for number, state in states.items():
+                    if state is not None:
+                        places.append((layer, kind, number))
+                        found.append(state.clone())
+        return States(tuple(places), tuple(found)) if places else None
+
+    def begin(self, states: States | None) -> None:
+        """Let the next pass go on from these states; None for texts of which nothing was read."""
+        if states is None:
+            self.layers = list(DynamicCache(config=self.config).layers)
+            return
+        for (layer, kind, number), state in zip(states.places, states.tensors, strict=True):
+            held = self.layers[layer]
+            held.has_previous_state[number] = True
+            if kind == CONV:
+                held.conv_states[number], held.is_conv_states_initialized[number] = state.clone(), True
+                held.conv_kernel_size[number] = held.conv_kernel_size[number] or state.shape[-1]
+            else:
+                held.recurrent_states[number], held.is_recurrent_states_initialized[number] = state.clone(), True
+
+    def of_layers(self, first: int, stop: int | None) -> TreeCache:
+        """Refuse: states are not kept by layers.
+
+        Raises:
+            UnsupportedModel: always.
+        """
+        raise UnsupportedModel("A model with layers that remember cannot be read in part.")
+
+    def of_row(self, row: int) -> TreeCache:
+        """Refuse; errors are those of `of_layers`."""
+        return self.of_layers(0, None)
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
+        """Refuse; errors are those of `of_layers`."""
+        return self.of_layers(0, None)
+
+    def _remembering(self) -> list[int]:
+        return [place for place, layer in enumerate(self.layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
