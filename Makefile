@@ -6,11 +6,11 @@ READY := $(VENV)/.ready
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
-MARKED := gpu or slow or grammars or smollm2
+MARKED := gpu or slow or grammars or smollm2 or families
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo test test-typed test-slow test-grammars test-smollm2 lint format clean
+.PHONY: env demo test test-typed test-slow test-models test-grammars test-smollm2 lint format clean
 
 env: $(READY)
 
@@ -33,6 +33,10 @@ test-typed: env
 
 test-slow: env
 	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
+
+# Every type of causal model that transformers registers, as a tiny model: ten minutes.
+test-models: env
+	$(RUN) --dist load -m families
 
 # The real processors of grammar libraries, in a folder of their own: nothing else needs them.
 test-grammars: env

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
-from polydraft.errors import ContextOverflow
+from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
 from polydraft.models.checks.windows import Window, windows_of
 from polydraft.models.memory import cache_bytes
@@ -231,3 +231,14 @@ def test_the_memory_of_a_text_counts_every_layers_keys_and_values() -> None:
     ids = torch.tensor([[1, 2]])
     door.forward(ids, ids - 1, torch.ones(1, 2, 2, dtype=torch.bool).tril(), cache, torch.tensor([0]))
     assert sum(store.numel() * store.element_size() for store in cache.stores) == cache_bytes(door, 10)
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    model = tiny_model("mistral")
+    model.config.sliding_window = 0
+    with pytest.raises(UnsupportedModel, match="MistralForCausalLM has sliding_window=0, so its tokens see nothing"):
+        HuggingFaceModel(model)
+    plain = tiny_model("llama")
+    plain.config.sliding_window = 0
+    plain.config.layer_types = ["full_attention"] * 2
+    assert HuggingFaceModel(plain).branches

@@ -269,6 +269,26 @@ def conformance(
 
 
 @app.command()
+def models(
+    types: Annotated[
+        list[str] | None, typer.Argument(help="Types, as `model_type` in config.json; all if none.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try them with the transformers that is installed; all take ten minutes.")
+    ] = False,
+    page: Annotated[bool, typer.Option("--page", help="Print the table of docs/models.md.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which types of models can be decoded with drafts, and how; exit code 1 if a checked one is wrong."""
+    with importing():
+        from polydraft.cli.arguments import refuse_clashes
+        from polydraft.cli.models import run_models
+
+    refuse_clashes((page and as_json, "--page and --json are two ways to print: leave one out."))
+    raise typer.Exit(run_models(types or [], check=check, page=page, as_json=as_json))
+
+
+@app.command()
 def limits(
     target: TargetOption = None,
     draft: DraftOption = None,

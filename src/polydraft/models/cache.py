@@ -18,7 +18,8 @@ Shape = tuple[int, int]
 class TreeCache(TransformersCache):
     """Keys and values of all layers in one preallocated tensor for each shape: keeping a path is one indexed copy.
 
-    Most models have one shape. Entry 2 i is the keys of layer i, entry 2 i + 1 its values.
+    Most models have one shape. Entry 2 i is the keys of layer i, entry 2 i + 1 its values. Where layers choose what
+    they attend to, entry 2 n + i is the keys of the indexer of layer i of n.
 
     Args:
         layers: the number of attention layers.
@@ -29,7 +30,7 @@ class TreeCache(TransformersCache):
     """
 
     def __init__(self, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False) -> None:
-        super().__init__(layers=[])
+        TransformersCache.__init__(self, layers=[])  # also where a model's own class of caches stands between them
         self.shape, self.placed = (layers, batch, capacity), placed
         self.shapes: Sequence[Shape] | None = shapes
         kinds = sorted(set(shapes or ()))
@@ -94,6 +95,16 @@ class TreeCache(TransformersCache):
         keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
         values[self.rows, :, self.slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.used], values[:, :, : self.used]
+
+    def update_indexer(self, indexer_key_states: Float[Tensor, "b n d"], layer_idx: int) -> Float[Tensor, "b m d"]:
+        """Store the keys by which a layer chooses what it attends to, and return those in use."""
+        self._allocated(indexer_key_states.unsqueeze(1), indexer_key_states.unsqueeze(1))
+        place = 2 * self.shape[0] + layer_idx
+        if self.shape[1] == 1:
+            self.written[place].copy_(indexer_key_states.unsqueeze(1))
+            return self.read[place].squeeze(1)
+        self.entries[place][self.rows, 0, self.slots] = indexer_key_states
+        return self.entries[place][:, 0, : self.used]
 
     def _cut(self) -> None:
         """Cut out what the next pass writes and reads, for all layers at once: less to do in every layer."""
@@ -234,6 +245,8 @@ class _View(TreeCache):
     def __init__(self, whole: TreeCache, *, layers: range | None = None, row: int | None = None) -> None:
         count, batch, capacity = whole.shape
         own = range(count) if layers is None else layers
+        if layers is not None and whole.shapes is not None and len(whole.shapes) > 2 * count:
+            raise UnsupportedModel("A model whose layers choose what they attend to cannot be read in part.")
         shapes = None if whole.shapes is None else tuple(whole.shapes[2 * own.start : 2 * own.stop])
         super().__init__(len(own), batch if row is None else 1, capacity, shapes, placed=whole.placed)
         self.whole, self.row = whole, row

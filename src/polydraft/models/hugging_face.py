@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.chains import RememberingCache, remembers, scored_by_count
-from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_shapes
+from polydraft.models.chains import RememberingCache, listed_cache, remembers, scored_by_count
+from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_by
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
@@ -62,7 +62,8 @@ class HuggingFaceModel:
         self.cached_as = cache_name(self.model)
         self.states = remembers(config)
         self.counts = not self.states and counts_itself(self.model)
-        self.shapes = kept_shapes(self.model)
+        self.kept = kept_by(self.model)
+        self.shapes = self.kept.shapes
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
         self.counts = tried.counts
         if tried.windows is None:
@@ -99,6 +100,8 @@ class HuggingFaceModel:
         if sources is not None:
             raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
         placed = bool(sizes_of(self.windows)) and not self.counts
+        if self.remembers and self.kept.own is not None:
+            return listed_cache(self.kept.own)(self.layers, batch, capacity, self.shapes, placed=placed)
         if self.remembers:
             config = self.model.config.get_text_config()
             return RememberingCache(config, self.layers, batch, capacity, self.shapes, placed=placed)

@@ -71,12 +71,13 @@ class ChainReader(Reader):
             UnsupportedModel: the tree branches, or brings riders or learnt embeddings.
         """
         _check_chain(self.model, tree, beside)
-        reader = self._moved(text)
+        reader, moved = self._moved(text)
         again, nodes = reader._again(text), tree.tokens.shape[1]
         window = _Window.of(text, reader._starts_of(text), max(again) + nodes - 1, tree.tokens)
         logits, hidden = reader._pass(window, max(text.counts) + nodes - 1)
         first = sent(torch.tensor(again), logits.device) - 1
-        features = reader._features_of(window, hidden, [count - 1 for count in text.counts], max(again) - 1)
+        new = reader._features_of(window, hidden, _before_last(text), max(again) - 1)
+        features = _joined([one for one in (moved, new) if one is not None])
         found = Scored(
             _shifted(logits, first, nodes),
             None,
@@ -98,7 +99,8 @@ class ChainReader(Reader):
             raise UnsupportedModel(f"{_name(self.model)} drafts chains; trees branch.")
         if frontier.depth == 0:
             self.trail.clear()
-            reader = self._moved(text) if len({*self._again(text)}) == 1 else self._read_to(text, _before_last(text))[0]
+            alike = len({*self._again(text)}) == 1
+            reader, _ = self._moved(text) if alike else self._read_to(text, _before_last(text))
             if reader is not self:
                 self.trail.append(Mark(reader.read, reader.states))
             again = reader._again(text)
@@ -168,11 +170,11 @@ class ChainReader(Reader):
         """
         raise UnsupportedModel(f"{_name(self.model)} cannot leave tokens of its text out.")
 
-    def _moved(self, text: Text) -> "ChainReader":
+    def _moved(self, text: Text) -> tuple["ChainReader", Features | None]:
         """Read on in rows that have too much to read again."""
         again = zip(self.read, text.counts, strict=True)
         ends = [count - 1 if count - 1 - read > MOST_AGAIN else read for read, count in again]
-        return self._read_to(text, ends)[0]
+        return self._read_to(text, ends)
 
     def _read_to(self, text: Text, ends: Sequence[int], keep: int = 0) -> tuple["ChainReader", Features | None]:
         """Read on to these places: passes of one width for all rows that are not there, so that none reads padding."""

@@ -19,7 +19,30 @@ def remembers(config: Any) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
-class RememberingCache(TreeCache):
+class WholeCache(TreeCache):
+    """A tree cache of which no part can be read: some layers remember in states.
+
+    It has a spare slot for what lies behind the end of a row that has less to read than the pass is wide.
+    """
+
+    def of_layers(self, first: int, stop: int | None) -> TreeCache:
+        """Refuse: states are not kept by layers.
+
+        Raises:
+            UnsupportedModel: always.
+        """
+        raise UnsupportedModel("A model with layers that remember cannot be read in part.")
+
+    def of_row(self, row: int) -> TreeCache:
+        """Refuse; errors are those of `of_layers`."""
+        return self.of_layers(0, None)
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
+        """Refuse; errors are those of `of_layers`."""
+        return self.of_layers(0, None)
+
+
+class RememberingCache(WholeCache):
     """Keys and values in slots, as in every tree cache, and the states of layers that have no keys.
 
     A pass goes on from the states that it finds and leaves others. So who reads with it gives back the states of a
@@ -74,22 +97,6 @@ class RememberingCache(TreeCache):
                 held.conv_kernel_size[number] = held.conv_kernel_size[number] or state.shape[-1]
             else:
                 held.recurrent_states[number], held.is_recurrent_states_initialized[number] = state.clone(), True
-
-    def of_layers(self, first: int, stop: int | None) -> TreeCache:
-        """Refuse: states are not kept by layers.
-
-        Raises:
-            UnsupportedModel: always.
-        """
-        raise UnsupportedModel("A model with layers that remember cannot be read in part.")
-
-    def of_row(self, row: int) -> TreeCache:
-        """Refuse; errors are those of `of_layers`."""
-        return self.of_layers(0, None)
-
-    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
-        """Refuse; errors are those of `of_layers`."""
-        return self.of_layers(0, None)
 
     def _remembering(self) -> list[int]:
         return [place for place, layer in enumerate(self.layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]

@@ -1,7 +1,7 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
 from polydraft.models.checks.evaluation import evaluating
-from polydraft.models.checks.shapes import kept_shapes
+from polydraft.models.checks.shapes import kept_by
 from polydraft.models.checks.supported import (
     cache_name,
     check_architecture,
@@ -19,5 +19,5 @@ __all__ = [
     "check_trial",
     "counts_itself",
     "evaluating",
-    "kept_shapes",
+    "kept_by",
 ]

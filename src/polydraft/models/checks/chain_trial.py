@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise
 from polydraft.models.protocol import Cache, LanguageModel
+from polydraft.probs import Noise
 
 
 def as_chains(door: LanguageModel, paths: Int[Tensor, "2 4"]) -> Float[Tensor, "2 4 V"]:

@@ -1,36 +1,64 @@
-"""The shapes of a model's keys and values, which some models' layers do not share."""
+"""What a model itself keeps of a text: the shapes of keys and values, which layers may not share, and its own cache."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
+from polydraft.errors import UnsupportedModel
 from polydraft.models.checks.evaluation import evaluating
 from polydraft.models.checks.supported import cache_name
 
-PLACE = "polydraft_shapes"
+PLACE = "polydraft_kept"
+Shapes = tuple[tuple[int, int], ...]
 
 
-def kept_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...] | None:
-    """Return the heads and the width of each layer's keys and values, in turn; None where all are the same.
+@dataclass(frozen=True)
+class Kept:
+    """What a model put into a cache in a pass over one token.
 
-    They are what the model itself puts into a cache in a pass over one token, which is run once per model. None as well
-    if this fails: a trial of trees tells why. Layers that keep nothing have the shape (0, 0).
+    Args:
+        shapes: the heads and the width of each layer's keys and values, in turn, then those of the keys by which layers
+            choose what they attend to, if some do; (0, 0) for what is not kept. None where all are the same, or if the
+            pass failed: a trial of trees tells why.
+        own: the model's own class of caches, if it is not transformers' usual one.
+    """
+
+    shapes: Shapes | None = None
+    own: type[Cache] | None = None
+
+
+def kept_by(model: PreTrainedModel) -> Kept:
+    """Find out what a model keeps; once per model.
+
+    Raises:
+        UnsupportedModel: a layer keeps something that only the model's own code knows.
     """
     if PLACE not in model.__dict__:
         model.__dict__[PLACE] = _found(model)
     return model.__dict__[PLACE]
 
 
-def _found(model: PreTrainedModel) -> tuple[tuple[int, int], ...] | None:
+def _found(model: PreTrainedModel) -> Kept:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad(), evaluating(list(model.modules())):
-            layers: list[Any] = list(model(input_ids=token, use_cache=True)[cache_name(model)].layers)
+            cache: Any = model(input_ids=token, use_cache=True)[cache_name(model)]
+        layers: list[Any] = list(cache.layers)
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
     except Exception:  # noqa: BLE001  whatever it is, the answer is no
-        return None
+        return Kept()
+    strange = [type(layer).__name__ for layer in layers if type(layer).__module__ != cache_utils.__name__]
+    if strange:
+        raise UnsupportedModel(
+            f"{type(model).__name__} keeps a {strange[0]}, a kind of layer that only its own code knows, so what it "
+            "has read cannot be taken back."
+        )
     missing = 2 * int(model.config.get_text_config().num_hidden_layers) - len(found)
-    alike = len({*found}) < 2 and (0, 0) not in found
-    return None if alike else (*found, *[(0, 0)] * max(0, missing))
+    own = None if type(cache) is DynamicCache else type(cache)
+    indexers = [getattr(layer, "indexer_keys", None) for layer in layers]
+    chosen = [(0, 0) if one is None else (1, one.shape[-1]) for one in indexers]
+    whole = (*found, *[(0, 0)] * max(0, missing), *(chosen if any(chosen) and max(chosen) > (0, 0) else ()))
+    return Kept(None if len({*whole}) == 1 and whole[0] != (0, 0) else whole, own)

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.checks.windows import empty_window
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
 CACHE_WORDS = ("past_key_values", "cache_params")
@@ -68,6 +69,11 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         )
     if not any(word in arguments for word in CACHE_WORDS):
         raise UnsupportedModel(f"{name} takes no cache that could keep what was read, so every step would read it all.")
+    empty = empty_window(text)
+    if empty is not None:
+        raise UnsupportedModel(
+            f"{name} has {empty}=0, so its tokens see nothing; set it to None for all that is before."
+        )
     if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS:
         raise UnsupportedModel(f"{name} attends in both directions; only causal models can be used.")
 

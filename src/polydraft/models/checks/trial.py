@@ -6,6 +6,7 @@ prefix, would be decoded from another law than its own as soon as it gets our ma
 
 import inspect
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -112,32 +113,39 @@ def _tried(model: PreTrainedModel, door: Door) -> Tried:
 
 
 def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
-    """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens meanwhile."""
+    """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens meanwhile.
+
+    Layers may have noted the size of their window themselves, so that theirs is narrowed too.
+    """
     config, windows = model.config.get_text_config(), door.windows
     own = settings_of(config)
     if not own:
         return windows
     tried = candidates(config)
+    noted = [(one, name, size) for one in (config, *model.modules()) for name, size in settings_of(one).items()]
     try:
-        for name in own:
-            setattr(config, name, NARROW)
-        return next((one for one in tried if _follows(model, door, narrowed(one, NARROW))), None)
+        for one, name, _ in noted:
+            setattr(one, name, NARROW)
+        apart = [_apart(model, door, narrowed(one, NARROW)) for one in tried]
+        nearest = min(range(len(tried)), key=apart.__getitem__)
+        return tried[nearest] if apart[nearest] < inf else None
     finally:
         door.windows = windows
-        for name, size in own.items():
-            setattr(config, name, size)
+        for one, name, size in noted:
+            setattr(one, name, size)
 
 
-def _follows(model: PreTrainedModel, door: Door, windows: Windows) -> bool:
-    """Tell whether our pass over the tree with masks of these windows is the model's own over its paths."""
+def _apart(model: PreTrainedModel, door: Door, windows: Windows) -> float:
+    """Return how far our pass with masks of these windows is from the model's own; infinite if too far."""
     tokens, paths = _texts(door)
     door.windows = windows
     try:
-        return not _parts(model, _scored(door, tokens, paths), _plain(model, paths))
+        ours, plain = _scored(door, tokens, paths), _plain(model, paths)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001  whatever it is, the answer is no
-        return False
+        return inf
+    return inf if _parts(model, ours, plain) else _difference(ours, plain)
 
 
 def _try(model: PreTrainedModel, door: LanguageModel) -> None:

@@ -56,6 +56,13 @@ Windows = tuple[Window, ...]
 """The kinds of a model's attention layers, each once; one for most models."""
 
 
+def empty_window(config: Any) -> str | None:
+    """Return the setting by which layers would read no key at all; None if there is none."""
+    kinds = getattr(config, "layer_types", None) or (SLIDING,)
+    names = dict.fromkeys(SIZES[kind] for kind in kinds if kind in SIZES)
+    return next((name for name in names if getattr(config, name, None) == 0), None)
+
+
 def windows_of(config: Any) -> Windows:
     """Return the kinds of attention layers of a model by its configuration."""
     kinds = getattr(config, "layer_types", None)
@@ -84,9 +91,9 @@ def narrowed(windows: Windows, size: int) -> Windows:
 
 
 def settings_of(config: Any) -> Mapping[str, int]:
-    """Return the sizes of windows that a configuration has, by name."""
+    """Return the sizes of windows that a configuration, or a layer, has, by name."""
     found = {name: getattr(config, name, None) for name in SIZES.values()}
-    return {name: size for name, size in found.items() if size}
+    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
 
 
 def _window(kind: str, config: Any) -> Window:
