@@ -28,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 
 from polydraft.models import LanguageModel
@@ -68,6 +70,7 @@ _KINDS: dict[str, tuple[type, type, dict[str, object]]] = {
     "mamba": (MambaConfig, MambaForCausalLM, {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}),
     "bloom": (BloomConfig, BloomForCausalLM, {"hidden_size": 8, "n_layer": 1, "n_head": 2}),
     "falcon": (FalconConfig, FalconForCausalLM, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "xlnet": (XLNetConfig, XLNetLMHeadModel, {"d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 8}),
     "t5": (T5Config, T5ForConditionalGeneration, {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}),
 }
 

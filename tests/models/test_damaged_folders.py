@@ -153,8 +153,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
         ),
         "The tokenizer in FOLDER needs code of its own .* polydraft runs no code from a model folder.",
     ),
-    "recurrent": (kept("mamba"), "FOLDER .MambaForCausalLM. keeps a recurrent state"),
-    "without positions": (kept("bloom"), "FOLDER .BloomForCausalLM. takes no position ids"),
+    "without a cache": (kept("xlnet"), "FOLDER .XLNetLMHeadModel. takes no cache"),
     "encoder-decoder": (kept("t5", decoder_start_token_id=0), "FOLDER is an encoder-decoder model .t5."),
     "bidirectional": (bidirectional, "BertLMHeadModel lets tokens see later ones"),
 }
@@ -187,9 +186,9 @@ def test_a_model_of_another_kind(name: str, whole: Path, tmp_path: Path, capfd: 
 
 
 def test_the_kind_is_told_before_the_damage(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = kept("mamba")(tmp_path / "model")
+    folder = kept("xlnet")(tmp_path / "model")
     written(WEIGHTS, b"garbage" * 10)(folder)
-    check_refused(folder, UnsupportedModel, "keeps a recurrent state", capfd)
+    check_refused(folder, UnsupportedModel, "takes no cache", capfd)
 
 
 def test_a_damaged_draft_model(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

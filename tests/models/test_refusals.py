@@ -100,8 +100,10 @@ def test_a_bidirectional_prefix_is_refused() -> None:
 
 def test_positions_are_those_that_hugging_faces_generate_gives() -> None:
     """RoBERTa was trained with positions from two; Hugging Face's `generate` counts from zero, and so do we."""
-    model, prompt = bert(RobertaForCausalLM, RobertaConfig, is_decoder=True), torch.tensor([[3, 9, 4, 7]])
-    theirs = model.generate(prompt, attention_mask=prompt > 0, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    model, prompt = bert(RobertaForCausalLM, RobertaConfig, is_decoder=True).eval(), torch.tensor([[3, 9, 4, 7]])
+    theirs = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
     found = polydraft.generate(model, prompt, max_new_tokens=12, temperature=0.0, eos_token_id=None)
     assert found.sequences.tolist() == theirs.tolist()
 

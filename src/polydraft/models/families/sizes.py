@@ -19,8 +19,9 @@ _NAMES: list[tuple[Any, str]] = [
         HEADS,
         """num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads
         linear_num_value_heads linear_num_heads num_encoder_attention_heads num_decoder_attention_heads
-        mamba_n_heads mamba_num_heads n_mamba_heads swa_num_attention_heads num_swa_attention_heads n_routed_experts num_experts num_local_experts
-        moe_num_experts adapter_rank laurel_rank num_routed_experts depth""",
+        mamba_n_heads mamba_num_heads n_mamba_heads swa_num_attention_heads num_swa_attention_heads
+        n_routed_experts num_experts num_local_experts moe_num_experts adapter_rank laurel_rank
+        num_routed_experts depth""",
     ),
     (
         KEY_HEADS,
@@ -32,8 +33,8 @@ _NAMES: list[tuple[Any, str]] = [
         HEAD,
         """head_dim attention_head_dim linear_head_dim linear_key_head_dim linear_value_head_dim v_head_dim
         qk_rope_head_dim qk_nope_head_dim mamba_d_state state_size ssm_state_size mamba_d_head
-        mamba_head_dim mamba_headdim index_head_dim swa_head_dim kv_channels global_head_dim swa_v_head_dim chunk_size mamba_chunk_size rotary_dim
-        hidden_size_per_layer_input""",
+        mamba_head_dim mamba_headdim index_head_dim swa_head_dim kv_channels global_head_dim
+        swa_v_head_dim chunk_size mamba_chunk_size rotary_dim hidden_size_per_layer_input""",
     ),
     (
         LAYERS,

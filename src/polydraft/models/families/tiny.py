@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polydraft.models.families.sizes import HEADS, LAYERS, LISTS, OWN, SINGLE, SIZES
+from polydraft.probs import Noise
 
 SPREAD = 3.0
 """What weight matrices are multiplied by, so that next tokens depend on what was read."""
@@ -44,7 +45,7 @@ def tiny_of_type(kind: str, seed: int = 0) -> PreTrainedModel:
     if not isinstance(config, head.config_class):  # the head is that of a part, the text's or the decoder's
         config = next((part for part in vars(config).values() if isinstance(part, head.config_class)), config)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.set_rng_state(Noise.from_seed(seed, 1).generators[0].get_state())
         model: Any = head._from_config(config, attn_implementation="eager", experts_implementation="eager")
         with torch.no_grad():
             for part in model.modules():
