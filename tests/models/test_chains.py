@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from doubles import tiny_model
+from doubles import tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel
 
 import polydraft
@@ -19,7 +19,7 @@ from polydraft.conformance import check
 from polydraft.engine.decode import Ending, Method, Prompts, begin, full_step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models import CompiledModel, HuggingFaceModel
+from polydraft.models import CompiledModel, HuggingFaceModel, Pair
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import ChainReader, Features, Step, Text, reader_of
 from polydraft.trees import EAGLE_25, TokenTree, TreeShape, Verdict, topology
@@ -352,6 +352,8 @@ def test_what_chains_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(InvalidParameter, match="Lfm2ForCausalLM scores chains only; leave compile out"):
         CompiledModel(model)
     door = HuggingFaceModel(model)
+    with pytest.raises(UnsupportedModel, match="Tuning searches trees, but Lfm2ForCausalLM scores chains only"):
+        polydraft.tune(Pair(model, model, tiny_tokenizer()), [torch.tensor([PROMPT])])
     reader = reader_of(door, 1, 30)
     with pytest.raises(UnsupportedModel, match="cannot leave tokens of its text out"):
         reader.compact(torch.tensor([[0]]), 2)

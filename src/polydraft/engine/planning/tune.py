@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.drafters import ModelDrafter, NoDraft
+from polydraft.engine.calls.chains import without_branches
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
 from polydraft.engine.planner.curves import Curve, StepCosts
@@ -19,7 +20,7 @@ from polydraft.engine.planning.acceptance import OBSERVED, RecordingVerifier, Vi
 from polydraft.engine.planning.costs import ROUNDS, time_draft, time_target
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel, Pair, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Scheme
@@ -100,6 +101,7 @@ def tune(
         InvalidParameter: no draft model, no prompt, no temperature, or an argument outside its range.
         ContextOverflow: a prompt leaves no room for a token.
         UnpairedScheme: the verifier's drafts cannot come from a model.
+        UnsupportedModel: one of the models scores chains only.
     """
     params = [SamplingParams(temperature) for temperature in sorted({*temperatures})]
     if not prompts or not params:
@@ -107,6 +109,12 @@ def tune(
     if max_nodes < 2 or max_depth < 1:
         raise InvalidParameter(f"Trees must be allowed 2 nodes and depth 1 at least, not {max_nodes} and {max_depth}.")
     drafter, target = _drafter(pair), HuggingFaceModel(pair.target)
+    unable = without_branches(target, drafter)
+    if unable is not None:
+        raise UnsupportedModel(
+            f"Tuning searches trees, but {unable} scores chains only; "
+            'policy="auto" chooses their lengths while it generates.'
+        )
     text = _timing_text(prompts, effort.tokens, target.context - max_nodes)
     task = _Task(pair, drafter, prompts, text, max_nodes, max_depth, effort, on_progress)
     rules = [verifier or default_verifier(drafter, one) for one in params]
