@@ -68,6 +68,14 @@ REMEMBERING: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 16,
     },
+    "zaya": {},
+}
+COUNTING: dict[str, dict[str, Any]] = {
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "gpt_neo": {"num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 16},
+}
+BOUNDED: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         "mamba_num_heads": 8,
         "mamba_head_dim": 8,
@@ -86,14 +94,8 @@ REMEMBERING: dict[str, dict[str, Any]] = {
         "chunk_size": 8,
         "adapter_rank": 4,
     },
-    "zaya": {},
 }
-COUNTING: dict[str, dict[str, Any]] = {
-    "bloom": {"n_head": 4, "n_layer": 2},
-    "falcon": {"alibi": True, "num_hidden_layers": 2},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
-    "gpt_neo": {"num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 16},
-}
+"""Families whose time steps have a lower bound."""
 FAMILIES = {**REMEMBERING, **COUNTING}
 QUICK = ("lfm2", "qwen3_5_text", "mamba2", "falcon_h1", "bloom", "gpt_neo")
 """The families of the ordinary suite: of each kind of layer one."""
@@ -104,7 +106,7 @@ LONG = ("falcon_h1", "bloom")
 @cache
 def tiny(name: str, seed: int = 1, **changes: Any) -> PreTrainedModel:
     """Return a small random model of a family whose next tokens depend on what it reads."""
-    known = {**FAMILIES, "mamba": {"state_size": 8}, "jamba": {"num_experts": 2, "mamba_d_state": 8}}[name]
+    known = {**FAMILIES, **BOUNDED, "mamba": {"state_size": 8}, "jamba": {"num_experts": 2, "mamba_d_state": 8}}[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = transformers.AutoConfig.for_model(name, **{**SIZES, **known, **changes})
@@ -345,6 +347,24 @@ def test_trees_become_chains_with_one_note() -> None:
 def test_models_that_go_on_inexactly_are_refused(name: str, dtype: torch.dtype) -> None:
     with pytest.raises(UnsupportedModel, match="goes on from its states otherwise with several tokens than with one"):
         HuggingFaceModel(copy.deepcopy(tiny(name)).to(dtype))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_models_that_bound_time_steps_with_several_tokens_only_are_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match="bounds its time steps where it reads several tokens"):
+        HuggingFaceModel(tiny(name))
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_text_fills_the_context(name: str) -> None:
+    """A chain that would reach beyond the table of positions is cut there."""
+    length = {"bloom": {}, "mpt": {"max_seq_len": 40}, "gpt_neo": {"max_position_embeddings": 40}}[name]
+    model = tiny(name, **length)
+    drafter = ModelDrafter(HuggingFaceModel(model))
+    found = polydraft.generate(
+        model, torch.tensor([PROMPT[:10]]), drafter=drafter, policy=Chain(7), max_new_tokens=30, **GREEDY
+    )
+    assert found.sequences[0, 10:].tolist() == theirs(model, PROMPT[:10], 30)
 
 
 def test_what_chains_cannot_do_is_refused_by_name() -> None:

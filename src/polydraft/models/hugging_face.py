@@ -132,7 +132,7 @@ class HuggingFaceModel:
             def score(tokens: Tensor, positions: Tensor, cache: TreeCache, embeddings: Tensor | None) -> Forward:
                 return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 
-            return scored_by_count(score, tokens, positions, cache, starts, embeddings)
+            return scored_by_count(score, tokens, positions, cache, starts, embeddings, self.context)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 
@@ -282,7 +282,8 @@ def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
 
 def _context(config: object) -> int:
     """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there."""
-    longest = getattr(config, "max_position_embeddings", None) or 2**31 - 1
+    names = ("max_position_embeddings", "max_seq_len")
+    longest = min((size for size in (getattr(config, name, None) for name in names) if size), default=2**31 - 1)
     rotation = getattr(config, "rope_parameters", None) or {}
     if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":
         longest = min(longest, rotation.get("original_max_position_embeddings") or longest)

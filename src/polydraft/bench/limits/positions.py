@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.bench.reading import Reading, read
 from polydraft.drafters import NoDraft
 from polydraft.engine import stream
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, Pair
 from polydraft.probs import SamplingParams, shortlist, to_atoms, to_probs
 
@@ -41,7 +41,11 @@ class Models:
         """
         if pair.draft is None:
             raise InvalidParameter("The limits of drafting need a draft model: give --draft beside --target.")
-        return cls(pair, HuggingFaceModel(pair.target), HuggingFaceModel(pair.draft))
+        models = HuggingFaceModel(pair.target), HuggingFaceModel(pair.draft)
+        unable = [type(one.model).__name__ for one in models if not one.branches]
+        if unable:
+            raise UnsupportedModel(f"Limits are measured on trees, but {unable[0]} scores chains only.")
+        return cls(pair, *models)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,17 +20,19 @@ def scored_by_count(
     cache: TreeCache,
     starts: Int[Tensor, "b"],
     embeddings: Float[Tensor, "b n d"] | None,
+    context: int,
 ) -> Forward:
     """Score chains that begin in slots `starts`: all rows together if they begin in one slot, else one by one.
 
-    What lies behind the last slot of a row is no text of it; its logits are zeros.
+    What lies behind the last slot of a row, or behind the model's context, is no text of it; its logits are zeros.
     """
     firsts: list[int] = starts.tolist()
-    if len({*firsts}) == 1:
+    if len({*firsts}) == 1 and firsts[0] + tokens.shape[1] <= context:
         cache.place(starts, tokens.shape[1], firsts[0] + tokens.shape[1])
         cache.first = firsts[0]
         return score(tokens, positions, cache, embeddings)
-    rows = [_row(score, row, first, tokens, positions, cache, embeddings) for row, first in enumerate(firsts)]
+    most = min(context, cache.shape[2])
+    rows = [_row(score, row, first, tokens, positions, cache, embeddings, most) for row, first in enumerate(firsts)]
     hidden: dict[Layer, Tensor] = {layer: torch.cat([one.hidden[layer] for one in rows]) for layer in rows[0].hidden}
     return Forward(torch.cat([one.logits for one in rows]), hidden)
 
@@ -43,8 +45,9 @@ def _row(
     positions: Int[Tensor, "b n"],
     cache: TreeCache,
     embeddings: Float[Tensor, "b n d"] | None,
+    most: int,
 ) -> Forward:
-    width = min(tokens.shape[1], cache.shape[2] - first)
+    width = min(tokens.shape[1], most - first)
     own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
     own.place(torch.tensor([first]), width, first + width)
     found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given)

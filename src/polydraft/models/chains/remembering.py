@@ -25,6 +25,27 @@ class WholeCache(TreeCache):
     It has a spare slot for what lies behind the end of a row that has less to read than the pass is wide.
     """
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.starts: tuple[int, ...] = ()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of slots in use, the new ones not counted, of a single row.
+
+        Raises:
+            UnsupportedModel: there are several rows, which need not be equally far.
+        """
+        if self.shape[1] > 1 and len({*self.starts}) > 1:
+            raise UnsupportedModel("The model counts positions by its cache and has states too, so rows cannot differ.")
+        return self.starts[0] if self.starts else 0
+
+    def place(
+        self, starts: Int[Tensor, "b"], width: int, used: int, positions: Int[Tensor, "b n"] | None = None
+    ) -> None:
+        """Say where the next forward pass writes."""
+        self.starts = tuple(starts.tolist())
+        super().place(starts, width, used, positions)
+
     def of_layers(self, first: int, stop: int | None) -> TreeCache:
         """Refuse: states are not kept by layers.
 
