@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from doubles import tiny_model, tiny_tokenizer
+from families import GREEDY, NEW, PROMPT, built, theirs
 from transformers import PreTrainedModel
 
 import polydraft
@@ -25,20 +26,6 @@ from polydraft.reading import ChainReader, Features, Step, Text, reader_of
 from polydraft.trees import EAGLE_25, TokenTree, TreeShape, Verdict, topology
 from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown
 
-NEW = 40
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
 TURNS = ["linear_attention", "full_attention"] * 2
 DELTA = {
     "layer_types": TURNS,
@@ -105,30 +92,9 @@ LONG = ("falcon_h1", "bloom")
 
 @cache
 def tiny(name: str, seed: int = 1, **changes: Any) -> PreTrainedModel:
-    """Return a small random model of a family whose next tokens depend on what it reads."""
+    """Return a small random model of a family."""
     known = {**FAMILIES, **BOUNDED, "mamba": {"state_size": 8}, "jamba": {"num_experts": 2, "mamba_d_state": 8}}[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = transformers.AutoConfig.for_model(name, **{**SIZES, **known, **changes})
-        options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        model = transformers.AutoModelForCausalLM.from_config(config, **options).double().eval()
-        with torch.no_grad():
-            for weights in model.parameters():
-                weights.mul_(3.0 if weights.dim() > 1 else 1.0)
-    return model
-
-
-def theirs(model: PreTrainedModel, prompt: Sequence[int], new: int = NEW) -> list[int]:
-    """Return Hugging Face's own greedy text."""
-    ids = torch.tensor([prompt])
-    found = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return found[0, len(prompt) :].tolist()
-
-
-PROMPT = [int(one) for one in torch.randint(2, 64, (24,), generator=torch.Generator().manual_seed(3))]
-GREEDY: dict[str, Any] = {"temperature": 0.0, "eos_token_id": None}
+    return built(name, {**known, **changes}, seed)
 
 
 def half_right(name: str) -> ModelDrafter:
@@ -381,24 +347,23 @@ def test_what_chains_cannot_do_is_refused_by_name() -> None:
         reader.at(_text([PROMPT]))
 
 
-def test_a_conversation_goes_on_from_its_past() -> None:
+@pytest.mark.parametrize("drafter", [half_right("lfm2"), ModelDrafter(HuggingFaceModel(tiny("lfm2")))])
+def test_a_conversation_goes_on_from_its_past(drafter: ModelDrafter) -> None:
+    """Also where the last chain, which the second drafter's target accepts whole, reached beyond the text's end."""
     model = tiny("lfm2")
-    drafter = half_right("lfm2")
-    run = polydraft.stream(
-        model, torch.tensor([PROMPT]), drafter=drafter, policy=Chain(3), keep_past=True, max_new_tokens=12, **GREEDY
-    )
+    options: dict[str, Any] = {"drafter": drafter, "policy": Chain(3), "max_new_tokens": 11, **GREEDY}
+    run = polydraft.stream(model, torch.tensor([PROMPT]), keep_past=True, **options)
     for _ in run:
         pass
     written = [*PROMPT, *run.new_tokens[0], 3, 4, 5]
-    after = polydraft.generate(
-        model, torch.tensor([written]), drafter=drafter, policy=Chain(3), past=run.past, max_new_tokens=12, **GREEDY
-    )
-    assert after.sequences[0, len(written) :].tolist() == theirs(model, written, 12)
+    after = polydraft.generate(model, torch.tensor([written]), past=run.past, **options)
+    assert after.sequences[0, len(written) :].tolist() == theirs(model, written, 11)
+    assert after.statistics.prompt_known + after.statistics.prompt_read == len(written)
+    assert len(PROMPT) - 1 <= after.statistics.prompt_known <= len(written) - 4
     other = [*PROMPT[:20], 7, 8]  # what was remembered reaches beyond the part that they share
-    after = polydraft.generate(
-        model, torch.tensor([other]), drafter=drafter, policy=Chain(3), past=run.past, max_new_tokens=12, **GREEDY
-    )
-    assert after.sequences[0, len(other) :].tolist() == theirs(model, other, 12)
+    after = polydraft.generate(model, torch.tensor([other]), past=run.past, **options)
+    assert after.sequences[0, len(other) :].tolist() == theirs(model, other, 11)
+    assert after.statistics.prompt_known == 0
 
 
 def test_states_are_rows_first_and_never_written_to() -> None:

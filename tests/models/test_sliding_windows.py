@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from doubles import tiny_model
+from families import GREEDY, NEW, PROMPT, built, theirs
 from transformers import PreTrainedModel
 
 import polydraft
@@ -17,20 +17,7 @@ from polydraft.models.checks.windows import Window, windows_of
 from polydraft.models.memory import cache_bytes
 from polydraft.trees import EAGLE_25
 
-WINDOW, NEW = 16, 40
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+WINDOW = 16
 SLIDES = {"sliding_window": WINDOW}
 LATENT = {
     "q_lora_rank": 16,
@@ -85,29 +72,8 @@ LONG = {"mimo_v2_flash"}
 
 
 def tiny(name: str, **changes: object) -> PreTrainedModel:
-    """Return a small random model of a family whose next tokens depend on what it reads."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        config = transformers.AutoConfig.for_model(name, **{**SIZES, **FAMILIES[name][0], **changes})
-        options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        model = transformers.AutoModelForCausalLM.from_config(config, **options).double().eval()
-        with torch.no_grad():
-            for weights in model.parameters():
-                weights.mul_(3.0 if weights.dim() > 1 else 1.0)
-    return model
-
-
-def theirs(model: PreTrainedModel, prompt: list[int], new: int = NEW) -> list[int]:
-    """Return Hugging Face's own greedy text."""
-    ids = torch.tensor([prompt])
-    found = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return found[0, len(prompt) :].tolist()
-
-
-PROMPT = [int(one) for one in torch.randint(2, 64, (24,), generator=torch.Generator().manual_seed(3))]
-GREEDY = {"temperature": 0.0, "eos_token_id": None}
+    """Return a small random model of a family."""
+    return built(name, {**FAMILIES[name][0], **changes})
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in FAMILIES])

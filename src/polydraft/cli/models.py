@@ -19,7 +19,7 @@ MEANING = {
     "trees": "token trees are exact",
     "chains": "chains of drafts are exact; drafts cannot branch",
     "refused": "refused, in this sentence",
-    "untried": "transformers cannot build a tiny model of it, or not generate with that",
+    "untried": "no tiny model of it could be made, or transformers does not generate with it",
     "wrong": "WRONG: another text than Hugging Face's",
     "error": "WRONG: an error instead of a text or a sentence",
 }
@@ -65,7 +65,7 @@ def _checked(kinds: Sequence[str], *, quiet: bool) -> Families:
 def _show(found: Families) -> None:
     console = new_console()
     table = Table(padding=(0, 2, 0, 0), box=None)
-    for name in ("type", "level", ""):
+    for name in ("type", "level", "reason"):
         table.add_column(name)
     for one in found.types:
         table.add_row(one.kind, Text(one.level, STYLES[one.level]), Text(one.detail))

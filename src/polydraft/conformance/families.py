@@ -36,8 +36,8 @@ class FamilyReport:
     Args:
         kind: the type, as configurations name it.
         level: "trees" or "chains" if all texts were Hugging Face's; "refused" if polydraft says so; "untried" if
-            transformers itself cannot build a tiny model of the type or generate with it; "wrong" if a text was
-            another; "error" if there was a traceback.
+            no tiny model of the type could be made (`models.families`), or transformers does not generate with it;
+            "wrong" if a text was another; "error" if there was a traceback.
         detail: the reason, or the case that failed.
     """
 
@@ -80,11 +80,12 @@ def known_families() -> Families:
 
 
 def check_family(kind: str) -> FamilyReport:
-    """Build a tiny model of a type, decode with it in five ways, and compare with Hugging Face's own greedy text.
+    """Build a tiny model of a type, decode with it in four ways, and compare with Hugging Face's own greedy text.
 
-    In float64, at a prompt of 24 tokens and 56 new ones, with windows of 16: looked-up chains; drafts of a model near
-    the target, in trees of widths 3, 2, 1 where trees can be scored, else in chains of 3; the same in a left-padded
-    batch with a prompt of 9 tokens; and a sampled text twice with the same seed.
+    At a prompt of 24 tokens and 56 new ones, with windows of 16: looked-up chains; drafts of a model near the target,
+    in trees of widths 3, 2, 1 where trees can be scored, else in chains of 3; the same in a left-padded batch with a
+    prompt of 9 tokens; and a sampled text twice with the same seed. In float64, but for three types that transformers
+    cannot run in double precision.
     """
     try:
         model = tiny_of_type(kind)
@@ -92,7 +93,7 @@ def check_family(kind: str) -> FamilyReport:
         expected = their_greedy_text(model, prompt, torch.ones_like(prompt), NEW)
         short = their_greedy_text(model, prompt[:, :SHORT], torch.ones_like(prompt[:, :SHORT]), NEW)
     except Exception as error:  # noqa: BLE001  nothing of ours runs in there
-        return FamilyReport(kind, "untried", f"transformers: {type(error).__name__}: {first_sentence(error)}"[:300])
+        return FamilyReport(kind, "untried", f"{type(error).__name__}: {first_sentence(error)}"[:300])
     if expected.shape[1] < NEW:
         return FamilyReport(kind, "untried", f"transformers wrote {expected.shape[1]} tokens instead of {NEW}")
     try:

@@ -100,11 +100,10 @@ class HuggingFaceModel:
         if sources is not None:
             raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
         placed = bool(sizes_of(self.windows)) and not self.counts
-        if self.remembers and self.kept.own is not None:
-            return listed_cache(self.kept.own)(self.layers, batch, capacity, self.shapes, placed=placed)
         if self.remembers:
+            kind = RememberingCache if self.kept.own is None else listed_cache(self.kept.own)
             config = self.model.config.get_text_config()
-            return RememberingCache(config, self.layers, batch, capacity, self.shapes, placed=placed)
+            return kind(config, self.layers, batch, capacity, self.shapes, placed=placed)
         return TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
 
     @torch.no_grad()
@@ -129,10 +128,13 @@ class HuggingFaceModel:
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
         if self.counts:
 
-            def score(tokens: Tensor, positions: Tensor, cache: TreeCache, embeddings: Tensor | None) -> Forward:
-                return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+            def score(
+                tokens: Tensor, positions: Tensor, cache: TreeCache, embeddings: Tensor | None, keep: int
+            ) -> Forward:
+                return self.scored(tokens, positions, mask, cache, hidden_layers, keep, embeddings)
 
-            return scored_by_count(score, tokens, positions, cache, starts, embeddings, self.context)
+            given = (score, tokens, positions, cache, starts, embeddings)
+            return scored_by_count(*given, context=self.context, keep=logits_to_keep)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 

@@ -17,7 +17,9 @@ from polydraft.reading.text import Text
 from polydraft.trees import Draft, Frontier, TokenTree, Verdict
 
 MOST_AGAIN = 12
-"""So many tokens are read again with the next chain before a pass of their own moves the states on."""
+"""So many tokens are read again with the next chain before a pass of their own moves the states on.
+
+A guess: more costs time on a CPU, where tokens count, and less on a GPU, where passes do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +120,12 @@ class ChainReader(Reader):
         """Return the reader when a chain has grown below a text."""
         return replace(self, marks=tuple(self.trail))
 
-    def keep(self, text: Text, verdict: Verdict, *, grown: bool = False) -> "ChainReader":
-        """Go on from the last mark that lies on the accepted path."""
+    def keep(
+        self, text: Text, verdict: Verdict, *, grown: bool = False, ends: Sequence[int] | None = None
+    ) -> "ChainReader":
+        """Go on from the last mark that lies on the accepted path, and within the text; see `Reader.keep`."""
         committed = [count + kept for count, kept in zip(text.counts, verdict.kept, strict=True)]
+        committed = committed if ends is None else list(map(min, committed, ends))
         reader = self
         for mark in self.marks:
             reader = reader._taken(mark, committed)
@@ -131,9 +136,12 @@ class ChainReader(Reader):
         heard = _put(self.heard, row, min(length, self.heard[row]))
         if length >= self.read[row]:
             return replace(self, heard=heard)
-        left = 0 if does_remember(self.model) else length
         states = None if self.states is None else self.states.without(row)
-        return replace(self, read=_put(self.read, row, left), states=states, heard=heard)
+        return replace(self, read=_put(self.read, row, self.kept(row, length)), states=states, heard=heard)
+
+    def kept(self, row: int, length: int) -> int:
+        """Return how many of a row's first `length` tokens need not be read again; of states all or none."""
+        return 0 if does_remember(self.model) and length < self.read[row] else super().kept(row, length)
 
     def join(self, row: int, other: Reader, length: int | None = None) -> "ChainReader":
         """Let the only row of another reader take the place of a row, or come behind the last."""
@@ -248,14 +256,9 @@ class ChainReader(Reader):
 def reader_of(
     model: Any, rows: int, capacity: int, layers: Sequence[Layer] = (), sources: Sequence[Any] | None = None
 ) -> Reader:
-    """Return a reader of `rows` texts of which nothing was read: of trees, or of chains if the model cannot branch.
+    """Return a reader of texts of which nothing was read: of trees, or of chains if the model cannot branch.
 
-    Args:
-        model: the model.
-        rows: how many texts.
-        capacity: slots of each.
-        layers: whose hidden states are handed out.
-        sources: per row what else the model reads, such as an encoder's input; None for nothing.
+    Arguments are those of `Reader.new`.
     """
     whole = Reader.new(model, rows, capacity, layers, sources)
     if can_branch(model):

@@ -151,20 +151,25 @@ class Reader:
             self.cache.keep(self._roots(text), draft.scored[:, 1:])
         return replace(self, read=text.counts)
 
-    def keep(self, text: Text, verdict: Verdict, *, grown: bool = False) -> "Reader":
+    def keep(self, text: Text, verdict: Verdict, *, grown: bool = False, ends: Sequence[int] | None = None) -> "Reader":
         """Make the accepted path read text.
 
         Args:
             text: the text that the tree was drafted for.
             verdict: the accepted path.
             grown: whether the tree was scored as it grew, so that the last node of a path may not have been.
+            ends: per row, how many tokens are text, where a row ended before its path did; None where none did.
         """
         self.cache.keep(self._roots(text), verdict.path)
         read = tuple(
             count + max(kept - grown, 0) if read == count else read
             for read, count, kept in zip(self.read, text.counts, verdict.kept, strict=True)
         )
-        return replace(self, read=read)
+        return replace(self, read=read if ends is None else tuple(map(min, read, ends)))
+
+    def kept(self, row: int, length: int) -> int:
+        """Return how many of a row's first `length` tokens need not be read again, if it is rewound to them."""
+        return min(length, self.read[row])
 
     def rewind(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""

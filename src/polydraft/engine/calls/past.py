@@ -31,11 +31,14 @@ class Past:
     weights: object
 
     def known(self, prompt: Text) -> int:
-        """Return how many tokens of a prompt need not be read: those with which both begin, but for either's last."""
+        """Return how many tokens of a prompt need not be read.
+
+        Those with which both begin, but for either's last; none if the target remembers more than those in states.
+        """
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
         common = min(len(ours), len(theirs))
         differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
-        return int(differ[0]) if len(differ) else common
+        return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 
 
 def check_past(past: object, target: LanguageModel, rows: int, *, keeps: bool = False) -> None:

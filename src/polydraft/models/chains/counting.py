@@ -9,8 +9,8 @@ from torch import Tensor
 from polydraft.models.cache import TreeCache
 from polydraft.models.protocol import Forward, Layer
 
-Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None], Forward]
-"""Scores tokens at positions, or embeddings, into a cache that knows their slots."""
+Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None, int], Forward]
+"""Scores tokens at positions, or embeddings, into a cache that knows their slots; the number is of logits to keep."""
 
 
 def scored_by_count(
@@ -21,6 +21,7 @@ def scored_by_count(
     starts: Int[Tensor, "b"],
     embeddings: Float[Tensor, "b n d"] | None,
     context: int,
+    keep: int,
 ) -> Forward:
     """Score chains that begin in slots `starts`: all rows together if they begin in one slot, else one by one.
 
@@ -30,11 +31,11 @@ def scored_by_count(
     if len({*firsts}) == 1 and firsts[0] + tokens.shape[1] <= context:
         cache.place(starts, tokens.shape[1], firsts[0] + tokens.shape[1])
         cache.first = firsts[0]
-        return score(tokens, positions, cache, embeddings)
+        return score(tokens, positions, cache, embeddings, keep)
     most = min(context, cache.shape[2])
     rows = [_row(score, row, first, tokens, positions, cache, embeddings, most) for row, first in enumerate(firsts)]
     hidden: dict[Layer, Tensor] = {layer: torch.cat([one.hidden[layer] for one in rows]) for layer in rows[0].hidden}
-    return Forward(torch.cat([one.logits for one in rows]), hidden)
+    return Forward(torch.cat([one.logits for one in rows])[:, -keep:], hidden)
 
 
 def _row(
@@ -50,7 +51,7 @@ def _row(
     width = min(tokens.shape[1], most - first)
     own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
     own.place(torch.tensor([first]), width, first + width)
-    found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given)
+    found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given, 0)
     behind = (0, 0, 0, tokens.shape[1] - width)
     hidden: dict[Layer, Tensor] = {
         layer: torch.nn.functional.pad(states, behind) for layer, states in found.hidden.items()

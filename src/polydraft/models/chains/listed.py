@@ -12,12 +12,12 @@ from polydraft.models.chains.states import Place, States
 
 
 @lru_cache(maxsize=8)
-def listed_cache(own: type[TransformersCache]) -> type[TreeCache]:
+def listed_cache(own: type[TransformersCache]) -> type[WholeCache]:
     """Return a class of tree caches that is one of a model's own class too, since such a model takes no other.
 
     Its own class has `linear_cache`, a list with a state, or an empty list, for each layer that was run.
     """
-    return cast(type[TreeCache], type(f"Listed{own.__name__}", (_Listed, own), {}))
+    return cast(type[WholeCache], type(f"Listed{own.__name__}", (_Listed, own), {}))
 
 
 class _Listed(WholeCache):
@@ -25,13 +25,15 @@ class _Listed(WholeCache):
 
     linear_cache: list[Any]
 
-    def __init__(self, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False) -> None:
-        super().__init__(layers, batch, capacity + 1, shapes, placed=placed)
+    def __init__(
+        self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
+    ) -> None:
+        super().__init__(config, layers, batch, capacity, shapes, placed=placed)
         self.linear_cache = []
 
     def empty(self, batch: int, capacity: int) -> TreeCache:
         """Return an empty cache of the same kind."""
-        return type(self)(self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
+        return type(self)(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
 
     def states(self) -> States | None:
         """Return what the last pass left; None before the first one."""

@@ -22,12 +22,23 @@ def remembers(config: Any) -> bool:
 class WholeCache(TreeCache):
     """A tree cache of which no part can be read: some layers remember in states.
 
-    It has a spare slot for what lies behind the end of a row that has less to read than the pass is wide.
+    A row may have less to read than the pass is wide. What lies behind its end is written to slots behind its text,
+    or to one spare slot if there are none.
+
+    Args:
+        config: the configuration of the model's text part.
+        layers: the number of layers.
+        batch: rows.
+        capacity: slots per row.
+        shapes: the shape of every entry, a sequence, if they differ.
+        placed: whether to keep the position of every slot.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.starts: tuple[int, ...] = ()
+    def __init__(
+        self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
+    ) -> None:
+        super().__init__(layers, batch, capacity + 1, shapes, placed=placed)
+        self.config, self.starts = config, tuple[int, ...]()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use, the new ones not counted, of a single row.
@@ -36,7 +47,10 @@ class WholeCache(TreeCache):
             UnsupportedModel: there are several rows, which need not be equally far.
         """
         if self.shape[1] > 1 and len({*self.starts}) > 1:
-            raise UnsupportedModel("The model counts positions by its cache and has states too, so rows cannot differ.")
+            raise UnsupportedModel(
+                f"The model of type {self.config.model_type} counts positions by its cache and has states too, so "
+                "texts of a batch would have to be equally long."
+            )
         return self.starts[0] if self.starts else 0
 
     def place(
@@ -67,25 +81,14 @@ class RememberingCache(WholeCache):
     """Keys and values in slots, as in every tree cache, and the states of layers that have no keys.
 
     A pass goes on from the states that it finds and leaves others. So who reads with it gives back the states of a
-    committed text before a pass (`begin`), and takes those that a pass left (`states`).
-
-    A row may have less to read than the pass is wide. What lies behind its end is written to slots behind its text,
-    or to one spare slot if there are none.
-
-    Args:
-        config: the configuration of the model's text part.
-        layers: the number of layers.
-        batch: rows.
-        capacity: slots per row.
-        shapes: the shape of every entry, a sequence, if they differ.
-        placed: whether to keep the position of every slot.
+    committed text before a pass (`begin`), and takes those that a pass left (`states`). Arguments are those of
+    `WholeCache`.
     """
 
     def __init__(
         self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
     ) -> None:
-        super().__init__(layers, batch, capacity + 1, shapes, placed=placed)
-        self.config, self.spare = config, capacity
+        super().__init__(config, layers, batch, capacity, shapes, placed=placed)
         self.layers: list[Any] = list(DynamicCache(config=config).layers)
 
     def empty(self, batch: int, capacity: int) -> "RememberingCache":
