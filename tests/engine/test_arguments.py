@@ -183,7 +183,7 @@ def test_images_and_other_inputs_are_refused_by_name_and_slips_of_the_pen_too() 
     gpt = tiny_model("gpt2", VOCAB)
     with pytest.raises(InvalidParameter, match="token_type_ids is an input of the model beside its tokens"):
         polydraft.generate(gpt, PROMPT, token_type_ids=torch.zeros_like(PROMPT), max_new_tokens=2)
-    with pytest.raises(InvalidParameter, match="There is no argument 'pixel_values'"):
+    with pytest.raises(InvalidParameter, match="pixel_values is more than text, but LlamaForCausalLM reads text alone"):
         generate(pixel_values=torch.zeros(1, 3, 4, 4))
     with pytest.raises(InvalidParameter, match="There is no argument 'max_new_token'; did you mean max_new_tokens"):
         generate(max_new_token=3)

@@ -14,6 +14,7 @@ from doubles import perturbed, tiny_model
 from scipy.stats import chi2
 from torch import Tensor
 from transformers import (
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -589,6 +590,9 @@ MADE: dict[str, Callable[[], LogitsProcessor]] = {
     "SuppressTokensAtBegin": lambda: logits_process.SuppressTokensAtBeginLogitsProcessor([3], 5),
     "SuppressTokens": lambda: logits_process.SuppressTokensLogitsProcessor([3]),
     "BarkEosPrioritizer": lambda: logits_process.BarkEosPrioritizerLogitsProcessor(3, 0.2),
+    "WhisperTimeStamp": lambda: logits_process.WhisperTimeStampLogitsProcessor(
+        GenerationConfig(no_timestamps_token_id=4, eos_token_id=2, max_initial_timestamp_index=3), begin_index=2
+    ),
     "Watermark": lambda: logits_process.WatermarkLogitsProcessor(VOCAB, "cpu"),
 }
 

@@ -154,7 +154,6 @@ KINDS: dict[str, tuple[Damage, str]] = {
         "The tokenizer in FOLDER needs code of its own .* polydraft runs no code from a model folder.",
     ),
     "without a cache": (kept("xlnet"), "FOLDER .XLNetLMHeadModel. takes no cache"),
-    "encoder-decoder": (kept("t5", decoder_start_token_id=0), "FOLDER is an encoder-decoder model .t5."),
     "bidirectional": (bidirectional, "BertLMHeadModel lets tokens see later ones"),
 }
 

@@ -14,8 +14,6 @@ from transformers import (
     Gemma3TextConfig,
     LlamaForSequenceClassification,
     LlamaModel,
-    PaliGemmaConfig,
-    PaliGemmaForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -31,7 +29,6 @@ from polydraft.models import Cache, HuggingFaceModel, Pair, draft_model, prepare
     ("kind", "changes", "reason"),
     [
         ("mamba", {}, "MambaForCausalLM goes on from its states otherwise with several tokens than with one"),
-        ("t5", {"decoder_start_token_id": 0}, "T5ForConditionalGeneration is an encoder-decoder model"),
         ("llama", {"attention": "flex_attention"}, "LlamaForCausalLM runs flex_attention attention.*sdpa"),
     ],
 )
@@ -83,19 +80,6 @@ def test_bidirectional_attention_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="Gemma3ForCausalLM attends in both directions"):
         HuggingFaceModel(model)
     assert HuggingFaceModel(Gemma3ForCausalLM(Gemma3TextConfig(**size))).vocab_size == 24
-
-
-def test_a_bidirectional_prefix_is_refused() -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 24, "initializer_range": 0.3}
-    images = {**sizes, "image_size": 28, "patch_size": 14, "num_channels": 3}
-    both = {"vision_config": {"model_type": "siglip_vision_model", **images}, "image_token_index": 23}
-    model = PaliGemmaForConditionalGeneration(PaliGemmaConfig(text_config={"model_type": "gemma", **text}, **both))
-    model.config.text_config.use_bidirectional_attention = (
-        None  # it would be refused for what it says; now for what it does
-    )
-    with pytest.raises(UnsupportedModel, match="PaliGemmaForConditionalGeneration lets tokens see later ones"):
-        HuggingFaceModel(model)
 
 
 def test_positions_are_those_that_hugging_faces_generate_gives() -> None:

@@ -225,27 +225,10 @@ def test_rows_may_come_one_by_one_behind_none() -> None:
     check_scores(reader, ROWS)
 
 
-class Sourced(TreeCache):
-    """A cache that also keeps what each row reads beside its text."""
-
-    sources: list[str]
-
-    def join(self, row: int, other: TreeCache, length: int) -> None:
-        assert isinstance(other, Sourced)
-        super().join(row, other, length)
-        self.sources = [*self.sources[:row], other.sources[0], *self.sources[row + 1 :]]
-
-    def extended(self) -> "Sourced":
-        more = Sourced(self.shape[0], self.shape[1] + 1, self.shape[2])
-        more._hold(super().extended().stores)
-        more.sources = self.sources
-        return more
-
-
 def sourced(rows: Sequence[Sequence[int]], sources: list[str]) -> Reader:
     """Return a reader of texts and sources that has read the texts."""
-    held = Sourced(model().layers, len(rows), CAPACITY)
-    held.sources = sources
+    held = model().new_cache(len(rows), CAPACITY)
+    held.sources = [*sources]
     return replace(new(len(rows)), cache=held).catch_up(text_of(rows))[0]
 
 
@@ -254,7 +237,7 @@ def sourced(rows: Sequence[Sequence[int]], sources: list[str]) -> Reader:
 def test_a_source_comes_with_its_row(place: int, newcomer: list[int]) -> None:
     """Also if the newcomer's only token is its root, of which nothing was read yet."""
     joined = sourced([[1, 2], [3]], ["a", "b"]).join(place, sourced([newcomer], ["new"]))
-    assert isinstance(joined.cache, Sourced)
+    assert isinstance(joined.cache, TreeCache)
     assert joined.cache.sources == (["new", "b"], ["a", "new"], ["a", "b", "new"])[place]
     check_scores(joined, ([newcomer, [3]], [[1, 2], newcomer], [[1, 2], [3], newcomer])[place])
 

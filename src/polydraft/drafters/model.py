@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel, check_same_size, same_model
+from polydraft.models import LanguageModel, check_same_size, does_encode, same_model
 from polydraft.probs import Noise, SamplingParams, shortlist, usable, whole_row
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.schemes import (
@@ -95,7 +95,8 @@ class ModelDrafter(Drafter):
     def start(self, text: Text, session: Session) -> ModelDraftState:
         """Return a reader that has read nothing."""
         check_same_size(session.vocab_size, self.model.vocab_size)
-        reader = reader_of(self.model, len(text.lengths), session.capacity)
+        sources = session.sources if does_encode(self.model) else None
+        reader = reader_of(self.model, len(text.lengths), session.capacity, (), sources)
         return ModelDraftState(reader, self.params or session.params, session.vocab_size)
 
     def read(self, state: ModelDraftState, text: Text, features: Features | None) -> ModelDraftState:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine.calls.choices import Choices, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.choices import Choices, check_reads, chosen_parts, with_hugging_faces_words
 from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past
@@ -24,13 +24,17 @@ from polydraft.models import (
     HuggingFaceModel,
     Prepared,
     Refusal,
+    as_hugging_faces,
     check_arguments,
     check_config,
-    check_inputs,
+    check_made_inside,
+    does_encode,
     drafting_asked_for,
     is_prepared,
+    main_input,
     prepare_by_hugging_face,
     prompts_of,
+    sources_of,
     take_apart,
     warn_of_serial,
 )
@@ -68,6 +72,7 @@ def generate(
     keep_past: bool = False,
     output_logprobs: int | None = None,
     time: bool = False,
+    inputs_tensor: Tensor | None = None,
     **options: Any,
 ) -> GenerationOutput | Tensor:
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
@@ -85,8 +90,9 @@ def generate(
     copied serves one row, which is decoded without drafts, with a warning.
 
     Args:
-        model: a Hugging Face causal model, the target.
-        input_ids: prompts; with `attention_mask`, left- or right-padded. Also what a tokenizer or
+        model: a Hugging Face model that writes text, the target: a decoder, or an encoder-decoder.
+        input_ids: prompts, which an encoder-decoder's encoder reads, under the name that its processor has for them,
+            such as `input_features`; with `attention_mask`, left- or right-padded. Also what a tokenizer or
             `apply_chat_template` returns: a mapping that has both, of tensors or lists, or a prompt's list of tokens.
         drafter: a drafter, or a draft model with the same tokens, or its folder or hub name; "ngram" or None is prompt
             lookup, which needs no model; "none" decodes plainly. Hugging Face's `assistant_model` and
@@ -107,6 +113,7 @@ def generate(
             step. On a CPU they are timed in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
+        inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
             repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id,
             num_return_sequences, attention_mask, generation_config, output_scores, output_logits and the others of its
@@ -125,14 +132,24 @@ def generate(
     with _ended_in_any_case(streamer):
         choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
         if is_prepared(options):
-            _check_returned(
-                options["generation_config"], keep_past=keep_past, output_logprobs=output_logprobs is not None
-            )
-            run, prepared = _run_inside(model, input_ids, choices, options)
-            output = _finish(run, prepared, streamer)
-            return output if options["generation_config"].return_dict_in_generate else output.sequences
+            return _decoded(model, input_ids, choices, {**options, "inputs_tensor": inputs_tensor}, streamer)
+        if inputs_tensor is not None:
+            raise InvalidParameter("inputs_tensor is what model.generate hands to decoding methods; pass input_ids.")
         run, prepared = _run(model, input_ids, choices, options, {})
         return _finish(run, prepared, streamer)
+
+
+def _decoded(
+    model: nn.Module, input_ids: Any, choices: Choices, options: dict[str, Any], streamer: Streamer | None
+) -> Any:
+    """Be the decoding method of `model.generate`, and return what it expects of one."""
+    config = options["generation_config"]
+    _check_returned(config, keep_past=choices.keep_past, output_logprobs=choices.output_logprobs is not None)
+    run, prepared = _run_inside(model, input_ids, choices, options)
+    output = _finish(run, prepared, streamer)
+    if not config.return_dict_in_generate:
+        return output.sequences
+    return as_hugging_faces(dict(output.items())) if does_encode(run.setup.target) else output
 
 
 def stream(
@@ -166,8 +183,8 @@ def _run(
 ) -> tuple[Run, Prepared]:
     """Let Hugging Face prepare a call from outside, and build its run."""
     target = target_model(model, compile=choices.compile)
-    prompts, options = prompts_of(input_ids, options)
-    check_arguments(model, options, besides)
+    prompts, options = prompts_of(input_ids, options, main_input(target.model))
+    check_arguments(target.model, options, besides)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
 
     def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> tuple[Run, Prepared]:
@@ -178,11 +195,11 @@ def _run(
 
 def _run_inside(model: nn.Module, input_ids: Any, choices: Choices, options: dict[str, Any]) -> tuple[Run, Prepared]:
     """Build the run of a call from inside `model.generate`, which knows no longer what was given and what is usual."""
-    config = options["generation_config"]
-    check_config(None, config)
-    check_inputs(input_ids, options)
+    config, target = options["generation_config"], target_model(model, compile=choices.compile)
+    check_config(None, config, encodes=target.encodes)
+    check_made_inside(target.model, input_ids, options)
     choices = with_hugging_faces_words(choices, drafting_asked_for({}, config))
-    return _run_prepared(target_model(model, compile=choices.compile), input_ids, choices, **options)
+    return _run_prepared(target, input_ids, choices, **options)
 
 
 def _run_prepared(
@@ -193,12 +210,18 @@ def _run_prepared(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
+    inputs_tensor: Tensor | None = None,
     **inputs: Any,
 ) -> tuple[Run, Prepared]:
-    """Build the run from what `model.generate` prepared; `inputs` are the model's inputs, the mask among them."""
-    mask = inputs.get("attention_mask")
+    """Build the run from what `model.generate` prepared.
+
+    `inputs` are the model's inputs, the mask among them, and `inputs_tensor` is what an encoder read.
+    """
+    mask = inputs.get("decoder_attention_mask" if target.encodes else "attention_mask")
+    sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
     parts = chosen_parts(choices, target, prepared.params)
+    check_reads(parts.drafter, target, sources)
     reason = warn_of_serial(prepared.processors[0])
     setup = Setup(
         target=target,
@@ -214,6 +237,7 @@ def _run_prepared(
         keeps_past=choices.keep_past,
         logprobs=checked_logprobs(choices.output_logprobs),
         time=choices.time,
+        sources=sources,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
 

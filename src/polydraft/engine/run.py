@@ -1,7 +1,8 @@
 """One generation in progress: an iterator of blocks that counts as it goes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -36,6 +37,7 @@ class Setup:
         past: what the models know already of how the only prompt begins.
         keeps_past: whether the run keeps its own past when it is over.
         time: whether the parts of a step are timed on a GPU too.
+        sources: per row, what the target reads beside the text; None for nothing.
     """
 
     target: LanguageModel
@@ -51,6 +53,7 @@ class Setup:
     past: Past | None = None
     keeps_past: bool = False
     time: bool = False
+    sources: Sequence[Any] | None = None
 
 
 class Run:
@@ -63,7 +66,7 @@ class Run:
     """
 
     def __init__(self, setup: Setup, noise: Noise) -> None:
-        check_past(setup.past, setup.target, len(setup.prompt.lengths), keeps=setup.keeps_past)
+        check_past(setup.past, setup.target, setup.prompt, keeps=setup.keeps_past, alone=setup.sources is None)
         check_room(setup.prompt, setup.endings)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
@@ -146,7 +149,7 @@ class Run:
         """Take a step, the first after reading the prompts."""
         setup, method = self.setup, self._watched.method
         if last is None or last.rows is None:
-            prompts = Prompts(setup.prompt, setup.laws, setup.endings, self._noise)
+            prompts = Prompts(setup.prompt, setup.laws, setup.endings, self._noise, setup.sources)
             rows = begin(method, prompts, capacity_for(method, setup.endings), setup.past)
         else:
             rows = last.rows

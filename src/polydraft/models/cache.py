@@ -27,6 +27,8 @@ class TreeCache(TransformersCache):
         capacity: slots per row.
         shapes: the shape of every entry, a sequence, if they differ; None if all are as the first keys.
         placed: whether to keep the position of every slot, for masks that depend on it.
+
+    Beside its keys a row has what the model reads beside its text (`sources`), None for nothing, which goes with it.
     """
 
     def __init__(self, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False) -> None:
@@ -43,6 +45,7 @@ class TreeCache(TransformersCache):
         self.first = 0
         self.width = 0
         self.used = 0
+        self.sources: list[Any] = [None] * batch
         self.written: tuple[Tensor, ...] = ()
         self.read: tuple[Tensor, ...] = ()
 
@@ -178,6 +181,7 @@ class TreeCache(TransformersCache):
         """
         if isinstance(other, _View):
             other._look()
+        self.sources[row] = other.sources[0]
         if not other.stores:  # nothing was scored yet: the prompt is a single token
             return
         if length > self.shape[2]:
@@ -187,6 +191,10 @@ class TreeCache(TransformersCache):
             own[:, row, :, :length] = store[:, 0, :, :length]
         if other.positions is not None:
             self._positions(other.positions)[row, :length] = other.positions[0, :length]
+
+    def known(self) -> tuple[int, ...]:
+        """Return how many tokens of each row came with its source, so that they need not be read."""
+        return tuple(getattr(source, "known", 0) for source in self.sources)
 
     def empty(self, batch: int, capacity: int) -> "TreeCache":
         """Return an empty cache of the same kind."""
@@ -205,6 +213,7 @@ class TreeCache(TransformersCache):
         more._hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
         if self.positions is not None:
             more.positions = torch.nn.functional.pad(self.positions, (0, 0, 0, 1))
+        more.sources = [*self.sources, None]
         return more
 
     def of_layers(self, first: int, stop: int | None) -> "TreeCache":
@@ -223,6 +232,7 @@ class TreeCache(TransformersCache):
         fewer._hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
         if self.positions is not None:
             fewer.positions = torch.nn.functional.pad(self.positions[rows, slots], (0, room))
+        fewer.sources = [*self.sources]
         return fewer
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -250,6 +260,7 @@ class _View(TreeCache):
         shapes = None if whole.shapes is None else tuple(whole.shapes[2 * own.start : 2 * own.stop])
         super().__init__(len(own), batch if row is None else 1, capacity, shapes, placed=whole.placed)
         self.whole, self.row = whole, row
+        self.sources = whole.sources if row is None else whole.sources[row : row + 1]
         self.own = range(2 * own.start, 2 * own.stop)
 
     def place(

@@ -16,6 +16,7 @@ from polydraft.models.checks import evaluating
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import fits_packed
 from polydraft.models.protocol import Cache, Forward, Layer
+from polydraft.models.sources.prompts import check_not_again, moved
 from polydraft.probs import sent
 
 MOST_TOKENS = 128
@@ -156,6 +157,7 @@ class CompiledModel(HuggingFaceModel):
                 logits_to_keep=logits_to_keep,
                 embeddings=embeddings,
             )
+        check_not_again(cast(TreeCache, cache), starts)
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
         keys.place(starts, width, mask.shape[-1], positions)
         filled = (0, full - width)
@@ -168,7 +170,7 @@ class CompiledModel(HuggingFaceModel):
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):
             masks = self.all_masks(seen, positions, keys)
-            logits = self.passes(keep, keys, masks, tokens, positions.contiguous(), slots)
+            logits = self.passes(keep, keys, masks, tokens, moved(positions, keys).contiguous(), slots)
         return Forward(logits[:, :width][:, -logits_to_keep:], {})
 
 

@@ -11,13 +11,15 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.chains import RememberingCache, listed_cache, remembers, scored_by_count
+from polydraft.models.chains import RememberingCache, listed_cache, remembers, scored_by_count, without
 from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_by
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
+from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
+from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
 
 TRIED = 4
 TOLERANCE = 0.02
@@ -44,7 +46,7 @@ class HuggingFaceModel:
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
-        UnsupportedModel: the model takes no cache, is an encoder-decoder, has no head for next tokens, attends in both
+        UnsupportedModel: the model takes no cache, has no head for next tokens, attends in both
             directions, or runs an attention kernel that takes no masks; or a trial of a few tokens shows that it can
             score neither trees nor chains (`check_trial`). The text says which and what to do.
     """
@@ -52,7 +54,7 @@ class HuggingFaceModel:
     def __init__(self, model: object) -> None:
         self.model = check_model(model)
         self.modules = tuple(self.model.modules())
-        config = self.model.config.get_text_config()
+        config = self.model.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
@@ -60,12 +62,15 @@ class HuggingFaceModel:
         arguments = inspect.signature(self.model.forward).parameters
         self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self.cached_as = cache_name(self.model)
-        self.states = remembers(config)
-        self.counts = not self.states and counts_itself(self.model)
+        self.encodes = is_encoder_decoder(self.model)
+        self.states = not self.encodes and remembers(config)
+        self.counts, self.uncounted = not self.states and counts_itself(self.model), None
         self.kept = kept_by(self.model)
         self.shapes = self.kept.shapes
+        if self.encodes:
+            self.layers = self.kept.layers
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
-        self.counts = tried.counts
+        self.counts, self.uncounted = tried.counts, tried.uncounted
         if tried.windows is None:
             self.cut_to_windows()
         else:
@@ -88,21 +93,40 @@ class HuggingFaceModel:
 
     def cut_to_windows(self) -> None:
         """End texts where the smallest window does, and give one mask to layers of all kinds."""
-        sizes = settings_of(self.model.config.get_text_config()).values()
+        sizes = settings_of(self.model.config.get_text_config(decoder=True)).values()
         self.context, self.windows = min(self.context, *sizes), (Window(FULL),)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
         """Return an empty cache with `capacity` slots per row.
 
+        An encoder reads its sources here. A row without one gets a stand-in, for what is no text.
+
         Raises:
-            UnsupportedModel: sources are given; a decoder alone reads nothing but text.
+            UnsupportedModel: sources are given that the model cannot read; a decoder alone reads nothing but text.
         """
-        if sources is not None:
-            raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
+        cache = self._empty(batch, capacity)
+        if self.encodes:
+            with torch.no_grad(), evaluating(self.modules):
+                cache.sources = [encoded_for(self.model, one) for one in sources or (None,) * batch]
+        elif sources is not None:
+            self._begin(cache, sources)
+        return cache
+
+    def _begin(self, cache: TreeCache, sources: Sequence[Any]) -> None:
+        """Let rows begin with prompts that were read."""
+        for row, source in enumerate(sources):
+            if not isinstance(source, ReadPrompt | None):
+                raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
+            if source is not None and source.cache is not None:
+                cache.join(row, source.cache, source.length)
+                cache.begin(source.states)
+                cache.sources[row] = source.taken_over()
+
+    def _empty(self, batch: int, capacity: int) -> TreeCache:
         placed = bool(sizes_of(self.windows)) and not self.counts
         if self.remembers:
             kind = RememberingCache if self.kept.own is None else listed_cache(self.kept.own)
-            config = self.model.config.get_text_config()
+            config = self.model.config.get_text_config(decoder=True)
             return kind(config, self.layers, batch, capacity, self.shapes, placed=placed)
         return TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
 
@@ -126,6 +150,7 @@ class HuggingFaceModel:
         """
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
+        check_not_again(cache, starts)
         if self.counts:
 
             def score(
@@ -133,8 +158,9 @@ class HuggingFaceModel:
             ) -> Forward:
                 return self.scored(tokens, positions, mask, cache, hidden_layers, keep, embeddings)
 
-            given = (score, tokens, positions, cache, starts, embeddings)
-            return scored_by_count(*given, context=self.context, keep=logits_to_keep)
+            own = score if self.uncounted is None else without(self.uncounted, score)
+            given = (own, tokens, positions, cache, starts, embeddings)
+            return scored_by_count(*given, context=self.context, keep=logits_to_keep, alone=self.encodes)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
 
@@ -150,17 +176,17 @@ class HuggingFaceModel:
     ) -> Forward:
         """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks."""
         extra = {"logits_to_keep": logits_to_keep} if logits_to_keep and self.cuts_logits else {}
-        given = {"input_ids": tokens} if embeddings is None else {"inputs_embeds": embeddings}
+        given: dict[str, Any] = {"input_ids": tokens} if embeddings is None else {"inputs_embeds": embeddings}
+        given[self.cached_as] = cache
         if self.takes_positions:
-            given["position_ids"] = positions
+            given["position_ids"] = moved(positions, cache)
+        if self.encodes:
+            given = decoder_inputs(cache.sources[0], tokens, embeddings)
+            given[self.cached_as] = crossing(cache, cache.sources[0])
+        elif not self.counts:
+            given["attention_mask"] = self.masks(mask, positions, cache)
         with evaluating(self.modules), observed_layers(self.model, hidden_layers) as observed:
-            outputs = self.model(
-                **given,
-                attention_mask=None if self.counts else self.masks(mask, positions, cache),
-                use_cache=True,
-                **{self.cached_as: cache},
-                **extra,
-            )
+            outputs = self.model(**given, use_cache=True, **extra)
         return Forward(outputs.logits, observed)
 
     @torch.no_grad()
@@ -284,7 +310,7 @@ def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
 
 def _context(config: object) -> int:
     """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there."""
-    names = ("max_position_embeddings", "max_seq_len")
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
     longest = min((size for size in (getattr(config, name, None) for name in names) if size), default=2**31 - 1)
     rotation = getattr(config, "rope_parameters", None) or {}
     if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":

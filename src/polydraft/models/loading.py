@@ -10,9 +10,16 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -224,20 +231,36 @@ def _checked(name: object) -> Source:
     try:
         with alone(source.path, source.gguf) as path:
             config = AutoConfig.from_pretrained(path, **source.arguments)
-        built = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        built = _kind(config)[1]
     except Exception as error:
         place = source.name if source.gguf else f"config.json in {source.name}"
         raise CheckpointError(f"{place} is damaged: {reason(error)}.") from error
     kind = config.model_type
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{source.name} is an encoder-decoder model ({kind}); only causal models can be used.")
     if built is None:
         raise UnsupportedModel(f"{source.name} is a model ({kind}) that predicts no next token; take a causal one.")
-    built = cast(type, built[0] if isinstance(built, tuple) else built)
     check_architecture(built, config, f"{source.name} ({built.__name__})")
     if not source.gguf:
         check_weights(source)
     return source
+
+
+def _kind(config: PreTrainedConfig) -> tuple[Any, type | None]:
+    """Return the door through which transformers loads a model that writes text, and its class; None if it writes none.
+
+    What a decoder's configuration can be loaded as comes before what reads images too, but for encoder-decoders, whose
+    decoders are registered as well.
+    """
+    causal = (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
+    encoding = (
+        (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+        (AutoModelForSpeechSeq2Seq, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
+    )
+    seeing = (AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    for door, known in (*(encoding if config.is_encoder_decoder else (causal,)), seeing):
+        built = known.get(type(config), None)
+        if built is not None:
+            return door, cast(type, built[0] if isinstance(built, tuple) else built)
+    return causal[0], None
 
 
 def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
@@ -273,7 +296,8 @@ def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
 def _model(source: Source, precision: torch.dtype | str, device: torch.device) -> PreTrainedModel:
     try:
         with alone(source.path, source.gguf) as path:
-            loaded = AutoModelForCausalLM.from_pretrained(
+            door, _ = _kind(AutoConfig.from_pretrained(path, **source.arguments))
+            loaded = door.from_pretrained(
                 path,
                 dtype=precision,
                 output_loading_info=True,

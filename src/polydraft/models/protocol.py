@@ -32,6 +32,11 @@ def can_branch(model: object) -> bool:
     return bool(getattr(model, "branches", True))
 
 
+def does_encode(model: object) -> bool:
+    """Tell whether a model reads what an encoder makes of another input."""
+    return bool(getattr(model, "encodes", False))
+
+
 def does_remember(model: object) -> bool:
     """Tell whether a model has layers that remember in states, not in slots."""
     return bool(getattr(model, "remembers", False))
@@ -51,6 +56,10 @@ class Cache(Protocol):
     def join(self, row: int, other: Any, length: int) -> None:
         """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
         ...
+
+    def known(self) -> tuple[int, ...]:
+        """Return how many tokens of each row came with its source, so that they need not be read; () for none."""
+        return ()
 
     def states(self) -> Any:
         """Return what layers without keys remember of each row after the last pass, a value; None if there are none."""
@@ -97,6 +106,11 @@ class LanguageModel(Protocol):
     @property
     def remembers(self) -> bool:
         """Whether layers remember in states, not in slots."""
+        return False
+
+    @property
+    def encodes(self) -> bool:
+        """Whether rows read a source beside their text, by an encoder (`new_cache`)."""
         return False
 
     @property

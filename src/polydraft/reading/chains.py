@@ -263,7 +263,8 @@ def reader_of(
     whole = Reader.new(model, rows, capacity, layers, sources)
     if can_branch(model):
         return whole
-    return ChainReader(model, whole.cache, whole.read, whole.layers, heard=whole.read)
+    states = whole.cache.states() if any(whole.read) else None
+    return ChainReader(model, whole.cache, whole.read, whole.layers, states=states, heard=whole.read)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ class Reader:
         layers: Sequence[Layer] = (),
         sources: Sequence[Any] | None = None,
     ) -> "Reader":
-        """Return a reader of `rows` texts of which nothing was read.
+        """Return a reader of `rows` texts of which nothing was read, but for what comes with their sources.
 
         Args:
             model: the model.
@@ -61,7 +61,8 @@ class Reader:
             sources: per row what else the model reads, such as an encoder's input; None for nothing.
         """
         cache = model.new_cache(rows, capacity) if sources is None else model.new_cache(rows, capacity, sources)
-        return cls(model, cache, (0,) * rows, tuple(layers))
+        known = () if sources is None else cache.known()
+        return cls(model, cache, known or (0,) * rows, tuple(layers))
 
     def catch_up(self, text: Text, at_most: int | None = None) -> tuple["Reader", Features | None]:
         """Read the committed tokens but for the last, which is the root of the next tree.

@@ -14,7 +14,7 @@ from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, load_draft
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, load_draft
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
@@ -67,6 +67,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     """
     given = choices.drafter
     drafter = chosen_drafter(given, target, compile=choices.compile)
+    if any(map(does_encode, drafter.models() or ())) and not target.encodes:
+        raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
     if only_a_model:
@@ -80,6 +82,19 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
     return Parts(drafter, verifier, policy if unable is None else chained(policy, unable))
+
+
+def check_reads(drafter: Drafter, target: HuggingFaceModel, sources: object) -> None:
+    """Check that a drafter needs no hidden states of a prompt with images, which nobody notes.
+
+    Raises:
+        InvalidParameter: it does.
+    """
+    if drafter.reads and sources is not None and not target.encodes:
+        raise InvalidParameter(
+            f"The drafter {drafter.name!r} reads hidden states, which are not known of prompts with images; take "
+            "another one, such as a draft model."
+        )
 
 
 def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:

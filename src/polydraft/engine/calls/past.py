@@ -41,15 +41,18 @@ class Past:
         return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 
 
-def check_past(past: object, target: LanguageModel, rows: int, *, keeps: bool = False) -> None:
+def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool = False, alone: bool = True) -> None:
     """Check that a run can go on from a past, and keep one if it is to.
 
     Raises:
-        InvalidParameter: there are several rows, this is no past, or one of another model or of other weights.
+        InvalidParameter: there are several rows, or they are not text `alone`; this is no past, or one of another model
+            or of other weights.
     """
     if past is None and not keeps:
         return
-    name = "keep_past" if past is None else "past"
+    name, rows = "keep_past" if past is None else "past", len(prompt.lengths)
+    if not alone:
+        raise InvalidParameter(f"{name} is for prompts of text alone; leave it out.")
     if rows != 1:
         raise InvalidParameter(f"{name} is for one text, but there are {rows} rows; leave it out.")
     if past is None:

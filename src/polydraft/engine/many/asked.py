@@ -27,9 +27,13 @@ from polydraft.models import (
     check_arguments,
     check_prompts,
     copied_criterion,
+    inputs_beside,
     one_row,
+    own_inputs,
     prepare_by_hugging_face,
     prompts_by_name,
+    read_size,
+    sources_of,
     take_apart,
 )
 from polydraft.probs import Noise, SamplingParams
@@ -101,7 +105,7 @@ def asked_prompts(
     if strange:
         raise InvalidParameter(f"per_prompt has options for {strange[0]!r}, but there is no such prompt.")
     for place, (name, tokens) in enumerate(named.items()):
-        own = dict(per_prompt.get(name, {}))
+        own = {**inputs_beside(tokens, own_inputs(target.model)), **per_prompt.get(name, {})}
         its_seed = own.pop("seed", None)
         if its_seed is None:
             its_seed = Noise.of_row(_checked_seed(seed), _number(name, place)).generators[0].initial_seed()
@@ -115,7 +119,7 @@ def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _
         InvalidParameter: they are something else.
     """
     try:
-        ids = torch.as_tensor(one_row(tokens), device=target.device)
+        ids = torch.as_tensor(one_row(tokens, own_inputs(target.model)), device=target.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
     if ids.dim() != 1:
@@ -143,10 +147,10 @@ def checked_prompt(target: HuggingFaceModel, asked: Asked) -> Asked | Completed:
     count, reason = len(asked.tokens), ""
     if not count:
         reason = "The prompt is empty: give at least one token."
-    elif count >= target.context:
+    elif count >= target.context and not target.encodes:  # an encoder has a context of its own
         reason = f"The prompt has {count} tokens, but at most {target.context} fit, one of them new."
     else:
-        reason = _strange(asked.tokens, target.vocab_size)
+        reason = _strange(asked.tokens, read_size(target.model))
     return Completed(asked.name, finish="refused", error=reason, seed=asked.seed) if reason else asked
 
 
@@ -163,7 +167,7 @@ def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapp
     """Return the length of the longest text: among prompts with the same options, that of the longest prompt."""
     groups: dict[str, Asked] = {}
     for one in asked:
-        key = repr(sorted(one.own.items()))
+        key = repr(sorted(_of_text(target, one).own.items()))
         if key not in groups or len(groups[key].tokens) < len(one.tokens):
             groups[key] = one
     return max((_limit(target, one, options) for one in groups.values()), default=1)
@@ -171,7 +175,7 @@ def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapp
 
 def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> int:
     try:
-        return request_for(target, asked, options).ending.max_length
+        return request_for(target, _of_text(target, asked), options).ending.max_length
     except ContextOverflow:  # a prompt that will be refused; the others end at max_length
         return min({**options, **asked.own}["max_length"], target.context)
 
@@ -209,7 +213,13 @@ def with_parts(
 
 def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling settings of a prompt, whose length does not matter for them: it may be refused later."""
-    return request_for(target, replace(asked, tokens=asked.tokens[:1]), options).law.params
+    return request_for(target, replace(_of_text(target, asked), tokens=asked.tokens[:1]), options).law.params
+
+
+def _of_text(target: HuggingFaceModel, asked: Asked) -> Asked:
+    """Return a prompt without its images, which cost time and change neither lengths nor settings."""
+    inputs = own_inputs(target.model)
+    return replace(asked, own={name: value for name, value in asked.own.items() if name not in inputs})
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
@@ -255,11 +265,14 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
             )
         (law,), (ending,) = row_laws(prepared), row_endings(prepared, target.context)
         ending = replace(ending, criteria=tuple(map(copied_criterion, ending.criteria)))
-        return Request(asked.name, asked.tokens, law, ending, Noise.from_seed(asked.seed, 1))
+        tokens, noise = input_ids[0] if target.encodes else asked.tokens, Noise.from_seed(asked.seed, 1)
+        sources = sources_of(target, input_ids, given, given.pop("inputs_tensor"))
+        return Request(asked.name, tokens, law, ending, noise, source=sources[0] if sources else None)
 
     options = {**common, **asked.own}
     length, most = len(asked.tokens), options.get("max_length")
-    if most is not None and options.get("max_new_tokens") is None and length >= most:
+    short = most is not None and options.get("max_new_tokens") is None and length >= most
+    if short and not target.encodes:
         raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
     check_arguments(target.model, options, OF_ONE_CALL)
     row = asked.tokens.unsqueeze(0)

@@ -89,7 +89,7 @@ def generate_many(
     require_count("batch_size", batch_size)
     choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs, time=time)
     target = target_model(model, compile=compile)
-    check_arguments(model, options, OF_ONE_CALL)
+    check_arguments(target.model, options, OF_ONE_CALL)
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     own_options = {} if per_prompt is None else per_prompt

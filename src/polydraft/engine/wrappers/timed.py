@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session
-from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_remember
+from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_encode, does_remember
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
@@ -90,7 +90,7 @@ class TimedModel:
         self.vocab_size = model.vocab_size
         self.context = model.context
         self.device = model.device
-        self.branches, self.remembers = can_branch(model), does_remember(model)
+        self.branches, self.remembers, self.encodes = can_branch(model), does_remember(model), does_encode(model)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:
         """Return the model's own cache."""

@@ -13,6 +13,25 @@ Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None, int], Forward]
 """Scores tokens at positions, or embeddings, into a cache that knows their slots; the number is of logits to keep."""
 
 
+def without(token: int, score: Score) -> Score:
+    """Return how to score chains of a model that does not count one token, its padding: such chains one by one."""
+
+    def scored(tokens: Tensor, positions: Tensor, cache: TreeCache, given: Tensor | None, keep: int) -> Forward:
+        if not bool((tokens == token).any()):
+            return score(tokens, positions, cache, given, keep)
+        first, found = cache.first, list[Forward]()
+        for place in range(tokens.shape[1]):
+            own, at = slice(place, place + 1), first + place
+            cache.place(torch.tensor([at]), 1, at + 1)
+            found.append(score(tokens[:, own], positions[:, own], cache, None if given is None else given[:, own], 0))
+        hidden: dict[Layer, Tensor] = {
+            layer: torch.cat([one.hidden[layer] for one in found], dim=1) for layer in found[0].hidden
+        }
+        return Forward(torch.cat([one.logits for one in found], dim=1)[:, -keep:], hidden)
+
+    return scored
+
+
 def scored_by_count(
     score: Score,
     tokens: Int[Tensor, "b n"],
@@ -22,13 +41,17 @@ def scored_by_count(
     embeddings: Float[Tensor, "b n d"] | None,
     context: int,
     keep: int,
+    *,
+    alone: bool = False,
 ) -> Forward:
     """Score chains that begin in slots `starts`: all rows together if they begin in one slot, else one by one.
 
-    What lies behind the last slot of a row, or behind the model's context, is no text of it; its logits are zeros.
+    With `alone` several rows are always scored one by one, since each reads a source of its own. What lies behind the
+    last slot of a row, or behind the model's context, is no text of it; its logits are zeros.
     """
     firsts: list[int] = starts.tolist()
-    if len({*firsts}) == 1 and firsts[0] + tokens.shape[1] <= context:
+    together = len(firsts) == 1 or (len({*firsts}) == 1 and not alone)
+    if together and firsts[0] + tokens.shape[1] <= context:
         cache.place(starts, tokens.shape[1], firsts[0] + tokens.shape[1])
         cache.first = firsts[0]
         return score(tokens, positions, cache, embeddings, keep)
@@ -48,6 +71,7 @@ def _row(
     embeddings: Float[Tensor, "b n d"] | None,
     most: int,
 ) -> Forward:
+    first = min(first, most - 1)  # a chain that begins behind the context is no text, and its logits do not matter
     width = min(tokens.shape[1], most - first)
     own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
     own.place(torch.tensor([first]), width, first + width)

@@ -8,6 +8,8 @@ from polydraft.models.checks.supported import (
     check_model,
     check_supported,
     counts_itself,
+    reads_prompts_both_ways,
+    sees,
 )
 from polydraft.models.checks.trial import check_trial
 
@@ -20,4 +22,6 @@ __all__ = [
     "counts_itself",
     "evaluating",
     "kept_by",
+    "reads_prompts_both_ways",
+    "sees",
 ]

@@ -35,6 +35,13 @@ def as_chains(door: LanguageModel, paths: Int[Tensor, "2 4"]) -> Float[Tensor, "
     return torch.stack([one, other])
 
 
+def one_by_one(door: LanguageModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
+    """Return the logits of two texts that are read token by token."""
+    cache = door.new_cache(2, 8)
+    tokens = enumerate(paths.split(1, dim=1))
+    return torch.cat([_pass(door, cache, token, [place, place])[0] for place, token in tokens], dim=1)
+
+
 def _pass(
     door: LanguageModel, cache: Cache, tokens: Int[Tensor, "2 w"], starts: list[int]
 ) -> tuple[Float[Tensor, "2 w V"], Any]:

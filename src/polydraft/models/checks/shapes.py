@@ -9,6 +9,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 from polydraft.errors import UnsupportedModel
 from polydraft.models.checks.evaluation import evaluating
 from polydraft.models.checks.supported import cache_name
+from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_kept"
 Shapes = tuple[tuple[int, int], ...]
@@ -23,10 +24,12 @@ class Kept:
             choose what they attend to, if some do; (0, 0) for what is not kept. None where all are the same, or if the
             pass failed: a trial of trees tells why.
         own: the model's own class of caches, if it is not transformers' usual one.
+        layers: how many layers have keys.
     """
 
     shapes: Shapes | None = None
     own: type[Cache] | None = None
+    layers: int = 0
 
 
 def kept_by(model: PreTrainedModel) -> Kept:
@@ -44,7 +47,9 @@ def _found(model: PreTrainedModel) -> Kept:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad(), evaluating(list(model.modules())):
-            cache: Any = model(input_ids=token, use_cache=True)[cache_name(model)]
+            given = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
+            cache: Any = model(**given, use_cache=True)[cache_name(model)]
+        cache = getattr(cache, "self_attention_cache", cache)
         layers: list[Any] = list(cache.layers)
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
@@ -56,9 +61,13 @@ def _found(model: PreTrainedModel) -> Kept:
             f"{type(model).__name__} keeps a {strange[0]}, a kind of layer that only its own code knows, so what it "
             "has read cannot be taken back."
         )
+    count = 1 + max((place for place, one in enumerate(found) if one != (0, 0)), default=-1) // 2
+    if is_encoder_decoder(model):  # the configuration counts the encoder's layers
+        found = found[: 2 * count]
+        return Kept(None if len({*found}) == 1 else found, None, count)
     missing = 2 * int(model.config.get_text_config().num_hidden_layers) - len(found)
     own = None if type(cache) is DynamicCache else type(cache)
     indexers = [getattr(layer, "indexer_keys", None) for layer in layers]
     chosen = [(0, 0) if one is None else (1, one.shape[-1]) for one in indexers]
     whole = (*found, *[(0, 0)] * max(0, missing), *(chosen if any(chosen) and max(chosen) > (0, 0) else ()))
-    return Kept(None if len({*whole}) == 1 and whole[0] != (0, 0) else whole, own)
+    return Kept(None if len({*whole}) == 1 and whole[0] != (0, 0) else whole, own, count)

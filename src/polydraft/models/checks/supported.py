@@ -14,7 +14,9 @@ ATTENTION_WITH_MASKS = ("sdpa", "eager")
 CACHE_WORDS = ("past_key_values", "cache_params")
 """By which names models take a cache."""
 BOTH_WAYS = (True, "all")
-"""Values of `use_bidirectional_attention` that concern text; another one concerns images only."""
+"""Values of `use_bidirectional_attention` that concern text; another one concerns images only.
+
+In models that see images they concern the prompt, which is read by the model's own code."""
 
 
 def check_model(model: object) -> PreTrainedModel:
@@ -61,8 +63,10 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         UnsupportedModel: it cannot score a token tree; the text names the reason.
     """
     text, arguments = config.get_text_config(decoder=True), inspect.signature(model.forward).parameters
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name} is an encoder-decoder model; only causal models can be used.")
+    if config.is_encoder_decoder and not {"encoder_outputs", "decoder_input_ids"} <= arguments.keys():
+        raise UnsupportedModel(
+            f"{name} is an encoder-decoder model that does not take what its encoder made apart from its text."
+        )
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(
             f"{name} has no head that predicts the next token; load the model with AutoModelForCausalLM."
@@ -74,8 +78,24 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         raise UnsupportedModel(
             f"{name} has {empty}=0, so its tokens see nothing; set it to None for all that is before."
         )
-    if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS:
+    if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS and not sees(model, config):
         raise UnsupportedModel(f"{name} attends in both directions; only causal models can be used.")
+
+
+def sees(model: Any, config: PreTrainedConfig | None = None) -> bool:
+    """Tell whether the prompts of a decoder, or of a class of decoders, may hold more than text, such as images.
+
+    The text part of such a model alone may be of a class of the same family, but its configuration has no parts.
+    """
+    kinds = getattr(model, "input_modalities", "text")
+    parts = (config or model.config).sub_configs
+    return bool(parts) and kinds != "text" and {*kinds} != {"text"}
+
+
+def reads_prompts_both_ways(model: PreTrainedModel) -> bool:
+    """Tell whether a model reads a prompt in both directions, and only what it writes itself in one."""
+    text = model.config.get_text_config(decoder=True)
+    return sees(model) and getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS
 
 
 def cache_name(model: PreTrainedModel) -> str:
@@ -84,11 +104,14 @@ def cache_name(model: PreTrainedModel) -> str:
 
 
 def counts_itself(model: PreTrainedModel) -> bool:
-    """Tell whether a model counts positions by its cache, so that those of a tree's siblings cannot be given."""
+    """Tell whether a model counts positions by its cache, so that those of a tree's siblings cannot be given.
+
+    Decoders of encoder-decoders do, or measure distances in slots.
+    """
     text = model.config.get_text_config()
     local = "local" in (getattr(text, "attention_layers", None) or ())
     unasked = "position_ids" not in inspect.signature(model.forward).parameters
-    return unasked or local or bool(getattr(text, "alibi", False))
+    return model.config.is_encoder_decoder or unasked or local or bool(getattr(text, "alibi", False))
 
 
 def _described(thing: object) -> str:

@@ -12,13 +12,15 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
-from polydraft.models.checks.chain_trial import as_chains, once_and_singly
+from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
+from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_tried"
 WIDTH = 4
@@ -57,10 +59,12 @@ class Tried:
         windows: the windows of the model's layers; None if it does not follow masks of windows, so that its context is
             to be cut.
         counts: whether it counts positions itself, so that it scores chains only.
+        uncounted: a token that it does not count where it reads several, its padding; None for none.
     """
 
     windows: Windows | None
     counts: bool
+    uncounted: int | None = None
 
 
 def check_trial(model: PreTrainedModel, door: Door) -> Tried:
@@ -110,7 +114,18 @@ def _tried(model: PreTrainedModel, door: Door) -> Tried:
         said = str(error).strip().splitlines() or [type(error).__name__]
         what = "a small token tree" if door.branches else "a text in pieces"
         raise UnsupportedModel(f"{type(model).__name__} cannot score {what}: {said[0]}") from error
-    return Tried(followed, door.counts)
+    return Tried(followed, door.counts, _uncounted(model, door))
+
+
+def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
+    """Return the padding token of a model that counts positions itself, and does not count it among several tokens."""
+    pad = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+    if not door.counts or not isinstance(pad, int) or not 0 <= pad < door.vocab_size:
+        return None
+    _, paths = _texts(door)
+    paths[:, 1] = pad
+    once, singly = _plain(model, paths), one_by_one(door, paths)
+    return pad if _difference(once, singly) > _agreeing(model) * _spread(singly) else None
 
 
 def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
@@ -154,9 +169,7 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
     tokens, paths = _texts(door)
     plain = _plain(model, paths)
     other = _difference(plain[0, -1], plain[1, -1])
-    # zeros say that all is prompt, which some models read in both directions
-    prompts = [_plain(model, paths, token_type_ids=torch.zeros_like(paths))] if _takes(model, "token_type_ids") else []
-    if any(_difference(one[0, :2], one[1, :2]) > NOTICEABLE * other for one in (plain, *prompts)):
+    if _difference(plain[0, :2], plain[1, :2]) > NOTICEABLE * other:
         raise UnsupportedModel(
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
@@ -178,7 +191,7 @@ def _check_chains(
     Raises:
         UnsupportedModel: it does not.
     """
-    name, agreeing = type(model).__name__, HALF_AGREEING if torch.finfo(model.dtype).bits < 32 else AGREEING
+    name, agreeing = type(model).__name__, _agreeing(model)
     if any(_bounds_steps(part) for part in model.modules()):
         raise UnsupportedModel(
             f"{name} bounds its time steps where it reads several tokens, but not where it reads one, in this version "
@@ -221,11 +234,20 @@ def _parts(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Te
     return _difference(tree, plain) > NOTICEABLE * other + rounding
 
 
-def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"], **types: Tensor) -> Float[Tensor, "2 n V"]:
-    """Return the logits of whole texts, at positions from 0 as Hugging Face's `generate` gives them."""
+def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
+    """Return the logits of whole texts, at positions from 0 as Hugging Face's `generate` gives them.
+
+    A model that reads prompts in both directions is asked for a prompt of one token and then writes the others.
+    """
     places = torch.arange(paths.shape[1], device=paths.device).expand_as(paths)
-    given = {**types, "position_ids": places} if _takes(model, "position_ids") else types
-    return model(input_ids=paths, use_cache=False, **given).logits.float()
+    if reads_prompts_both_ways(model):
+        cache = DynamicCache()
+        steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
+        found = [model(input_ids=one, position_ids=at, past_key_values=cache, use_cache=True) for one, at in steps]
+        return torch.cat([one.logits for one in found], dim=1).float()
+    given = {"position_ids": places} if _takes(model, "position_ids") else {}
+    text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
+    return model(**text, use_cache=False, **given).logits.float()
 
 
 def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2 n V"]:
@@ -236,6 +258,11 @@ def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2
     start = torch.zeros(1, dtype=torch.int64, device=device)
     found = door.forward(tokens.unsqueeze(0), depths, mask, door.new_cache(1, size), start).logits
     return found[0, torch.tensor(CHOSEN, device=device)].float()
+
+
+def agree(model: PreTrainedModel, one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> bool:
+    """Tell whether two ways to compute the same logits differ by rounding only."""
+    return not _difference(one.float(), other.float()) > _agreeing(model) * _spread(other.float())
 
 
 def _ancestors() -> list[list[bool]]:
@@ -259,6 +286,10 @@ def _spread(logits: Float[Tensor, "..."]) -> float:
 
 def _rounding(model: PreTrainedModel) -> float:
     return HALF_ROUNDING if torch.finfo(model.dtype).bits < 32 else ROUNDING
+
+
+def _agreeing(model: PreTrainedModel) -> float:
+    return HALF_AGREEING if torch.finfo(model.dtype).bits < 32 else AGREEING
 
 
 def _takes(model: PreTrainedModel, name: str) -> bool:

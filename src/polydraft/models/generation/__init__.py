@@ -12,16 +12,16 @@ from polydraft.models.generation.arguments import (
     require_count,
 )
 from polydraft.models.generation.criteria import copied as copied_criterion
-from polydraft.models.generation.encodings import one_row, prompts_by_name, prompts_of
+from polydraft.models.generation.encodings import inputs_beside, one_row, prompts_by_name, prompts_of
 from polydraft.models.generation.prepare import (
     Prepared,
-    check_inputs,
     check_prompts,
     is_prepared,
     prepare_by_hugging_face,
     take_apart,
 )
 from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, fork_all, warn_of_serial
+from polydraft.models.generation.returned import as_hugging_faces
 
 __all__ = [
     "BUILT_IN",
@@ -33,13 +33,14 @@ __all__ = [
     "Refusal",
     "RowProcessor",
     "Serial",
+    "as_hugging_faces",
     "check_arguments",
     "check_config",
-    "check_inputs",
     "check_prompts",
     "copied_criterion",
     "drafting_asked_for",
     "fork_all",
+    "inputs_beside",
     "is_prepared",
     "one_row",
     "prepare_by_hugging_face",

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
 
-from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
+from polydraft.models.sources.inputs import OF_DECODERS, own_inputs
 
 HONOURED = frozenset(
     """
@@ -77,6 +78,8 @@ _CACHE = "polydraft keeps keys and values in a cache of its own, whose branches 
 _UNIVERSAL = "a drafter must share the target's tokens; leave it out"
 _ITSELF = "polydraft has no drafter of this kind; pass drafter= or leave it out"
 
+_NO_ENCODER = "the model has no encoder, and its text starts with the prompt; leave it out"
+
 REFUSED: Mapping[str, Refusal] = {
     "num_beams": Refusal(_BEAMS, (None, 1), shapes_text=True),
     "num_beam_groups": Refusal(_BEAMS, (None, 1), shapes_text=True),
@@ -107,9 +110,9 @@ REFUSED: Mapping[str, Refusal] = {
     "output_hidden_states": Refusal("hidden states are not kept; score the finished text with the model"),
     "inputs_embeds": Refusal("polydraft reads token ids only; pass input_ids", (None,)),
     "position_ids": Refusal("positions follow from attention_mask; leave it out", (None,)),
-    "decoder_start_token_id": Refusal("only causal models can be used, and their text starts with the prompt", (None,)),
-    "decoder_input_ids": Refusal("only causal models can be used, and their text starts with the prompt", (None,)),
-    "encoder_outputs": Refusal("only causal models can be used; leave it out", (None,)),
+    "decoder_start_token_id": Refusal(_NO_ENCODER, (None,)),
+    "decoder_input_ids": Refusal(_NO_ENCODER, (None,)),
+    "encoder_outputs": Refusal("the model reads the encoder's input itself; pass that", (None,)),
     "is_assistant": Refusal("this is the target's text; leave it out"),
     "assistant_tokenizer": Refusal(_UNIVERSAL, (None,)),
     "assistant_lookbehind": Refusal(_UNIVERSAL, (None, 10)),
@@ -151,7 +154,9 @@ OF_ONE_CALL: Mapping[str, Refusal] = {
 """What `generate_many` refuses beside: it belongs to one call with one tensor of prompts."""
 
 
-def check_arguments(model: nn.Module, options: Mapping[str, Any], besides: Mapping[str, Refusal] | None = None) -> None:
+def check_arguments(
+    model: PreTrainedModel, options: Mapping[str, Any], besides: Mapping[str, Refusal] | None = None
+) -> None:
     """Check that every argument of a call is one that is honoured.
 
     Args:
@@ -163,11 +168,12 @@ def check_arguments(model: nn.Module, options: Mapping[str, Any], besides: Mappi
         InvalidParameter: an argument that asks for what polydraft does not do, is another input of the model, or is
             unknown.
     """
+    known, own = {**REFUSED, **(besides or {})}, own_inputs(model)
     for name, value in options.items():
-        refusal = {**REFUSED, **(besides or {})}.get(name)
+        refusal = None if name in OF_DECODERS & own else known.get(name)
         if refusal is not None:
             _check(name, value, refusal)
-        elif name not in HONOURED and value is not None:
+        elif name not in HONOURED | own and value is not None:
             raise InvalidParameter(_unknown(model, name))
     for name in FLAGS:
         asked_for(name, options.get(name))
@@ -189,7 +195,7 @@ def asked_for(name: str, value: object) -> bool:
     return bool(value)
 
 
-def check_config(given: GenerationConfig | None, own: GenerationConfig | None) -> None:
+def check_config(given: GenerationConfig | None, own: GenerationConfig | None, *, encodes: bool = False) -> None:
     """Check that configurations ask for nothing that is refused.
 
     Of the model's own configuration only what shapes the text counts: it may name caches and the like, which polydraft
@@ -199,6 +205,8 @@ def check_config(given: GenerationConfig | None, own: GenerationConfig | None) -
         InvalidParameter: a field asks for what polydraft does not do; the text names it.
     """
     for name, refusal in REFUSED.items():
+        if encodes and name in OF_DECODERS:
+            continue
         shipped = getattr(own, name, None)
         if refusal.shapes_text:
             _check(name, shipped, refusal, "the model's generation_config")
@@ -261,15 +269,17 @@ def _written(value: Any) -> str:
     return f"<{said.removeprefix('of type ')}>" if (said := shown(value)).startswith("of type ") else said
 
 
-def _unknown(model: nn.Module, name: str) -> str:
+def _unknown(model: PreTrainedModel, name: str) -> str:
     """Return what is to be said of an argument that nobody knows."""
+    if name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL:
+        return f"{name} is more than text, but {type(model).__name__} reads text alone; leave it out."
     if name in _inputs(model):
         return f"{name} is an input of the model beside its tokens, which polydraft does not hand on; leave it out."
     near = get_close_matches(name, [*HONOURED, *OURS], n=1)
     return f"There is no argument {name!r}" + (f"; did you mean {near[0]}?" if near else "; leave it out.")
 
 
-def _inputs(model: nn.Module) -> Iterable[str]:
+def _inputs(model: PreTrainedModel) -> Iterable[str]:
     """Return the names of what the model's forward pass takes, images and the like among them."""
     prepares = inspect.signature(cast(Any, model).prepare_inputs_for_generation).parameters
     return {*inspect.signature(model.forward).parameters, *prepares}

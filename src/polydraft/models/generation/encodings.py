@@ -1,6 +1,6 @@
 """What tokenizers and chat templates return, as prompts: tensors, lists, or mappings of these with a mask."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -8,27 +8,31 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.sources.inputs import IDS
 
-IDS, MASK = "input_ids", "attention_mask"
+MASK = "attention_mask"
 
 
-def prompts_of(input_ids: object, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def prompts_of(input_ids: object, options: dict[str, Any], main: str = IDS) -> tuple[Any, dict[str, Any]]:
     """Return the prompts and the options of a call, wherever the prompts stand.
 
     Args:
         input_ids: the prompts: a tensor, the list of one prompt's token ids, a list of rows of one length, or a mapping
             with input_ids and attention_mask, each of them such.
-        options: the call's other arguments; `inputs` or `input_ids` among them is another name of the prompts.
+        options: the call's other arguments; `inputs` or `main` among them is another name of the prompts.
+        main: by which name the model takes its prompts.
 
     Raises:
         InvalidParameter: prompts are given twice, or not at all, or rows are of different lengths.
     """
     options = dict(options)
-    places = [input_ids, *(options.pop(name, None) for name in ("inputs", IDS))]
+    places = [input_ids, *(options.pop(name, None) for name in ("inputs", main))]
     given = [one for one in places if one is not None]
     if len(given) != 1:
         raise InvalidParameter(
-            "Give prompts once, as input_ids." if given else "There are no prompts: pass input_ids, rows of token ids."
+            f"Give prompts once, as {main}."
+            if given
+            else f"There are no prompts: pass {main}" + (", rows of token ids." if main == IDS else ".")
         )
     if not isinstance(given[0], Mapping):
         if not _holds_ids(given[0]):
@@ -37,10 +41,10 @@ def prompts_of(input_ids: object, options: dict[str, Any]) -> tuple[Any, dict[st
         return _as_rows(given[0]), {**options, **masks}
     encoded = {str(name): _as_rows(value) for name, value in cast(Mapping[Any, Any], given[0]).items()}
     twice = sorted(encoded.keys() & options.keys())
-    if twice or IDS not in encoded:
-        what = f"{twice[0]} is given twice" if twice else "The prompts have no input_ids"
-        raise InvalidParameter(f"{what}; pass what the tokenizer returns, or its input_ids and attention_mask.")
-    return encoded.pop(IDS), {**options, **encoded}
+    if twice or main not in encoded:
+        what = f"{twice[0]} is given twice" if twice else f"The prompts have no {main}"
+        raise InvalidParameter(f"{what}; pass what the tokenizer returns, or its {main} and attention_mask.")
+    return encoded.pop(main), {**options, **encoded}
 
 
 def prompts_by_name(prompts: object) -> dict[Any, Any]:
@@ -65,10 +69,21 @@ def prompts_by_name(prompts: object) -> dict[Any, Any]:
     return dict(enumerate(cast(Iterable[Any], prompts)))
 
 
-def one_row(prompt: object) -> object:
-    """Return one prompt as a flat row, if it is one row inside of a list or tensor, or what a tokenizer returned."""
+def inputs_beside(prompt: object, known: Collection[str]) -> dict[str, Any]:
+    """Return what a processor made of one prompt beside its tokens, such as images, of the inputs that are known."""
+    if not isinstance(prompt, Mapping) or IDS not in prompt:
+        return {}
+    return {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name in known}
+
+
+def one_row(prompt: object, known: Collection[str] = ()) -> object:
+    """Return one prompt as a flat row, if it is one row inside of a list or tensor, or what a tokenizer returned.
+
+    What a processor made beside tokens of the inputs that are `known` is left to `inputs_beside`.
+    """
     if isinstance(prompt, Mapping) and IDS in prompt:
-        rows = _rows_of(cast(Mapping[str, Any], prompt))
+        text = {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name not in known}
+        rows = _rows_of(text)
         return rows[0] if len(rows) == 1 else rows
     if isinstance(prompt, Tensor | np.ndarray):
         return prompt[0] if len(prompt.shape) == 2 and prompt.shape[0] == 1 else prompt

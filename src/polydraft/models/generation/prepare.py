@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -43,18 +43,14 @@ from polydraft.models.generation.arguments import (
 )
 from polydraft.models.generation.criteria import row_criteria
 from polydraft.models.generation.processors import RowProcessor, row_processors
+from polydraft.models.sources.encoded import is_encoder_decoder
+from polydraft.models.sources.inputs import IDS, check_own_way, main_input, own_inputs, read_size
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 COUNTS = ("max_new_tokens", "max_length", "num_return_sequences")
 OURS_TO_DECIDE = {"stop_strings", "cache_implementation", *DRAFTING} - {"assistant_model"}
 """What Hugging Face is not told: polydraft sees to it."""
-MADE_INSIDE = frozenset(
-    "logits_processor stopping_criteria generation_config attention_mask position_ids past_key_values use_cache "
-    "logits_to_keep cache_position synced_gpus".split()
-)
-"""What `model.generate` itself hands to a decoding method."""
-
 Call = Callable[..., Tensor]
 """A criterion: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
 
@@ -111,13 +107,15 @@ def prepare_by_hugging_face(
     """
     known = check_model(model)
     check_arguments(known, options, besides)
-    check_config(options.get("generation_config"), known.generation_config)
-    check_prompts(input_ids, known.config.get_text_config().vocab_size, options.get("attention_mask"))
-    options = _settled(dict(options), known.generation_config)
+    encodes = is_encoder_decoder(known)
+    check_config(options.get("generation_config"), known.generation_config, encodes=encodes)
+    check_own_way(known)
+    _check_read(known, input_ids, options)
+    options = _settled(dict(options), known)
     given: dict[str, Any] = {}
 
-    def keep(_: nn.Module, ids: Int[Tensor, "b t"], **prepared: Any) -> None:
-        given.update(prepared, input_ids=ids)
+    def keep(_: nn.Module, ids: Int[Tensor, "b t"], inputs_tensor: Tensor, **prepared: Any) -> None:
+        given.update(prepared, input_ids=ids, inputs_tensor=inputs_tensor)
 
     try:
         cast(Any, known).generate(input_ids, custom_generate=keep, **options)
@@ -128,8 +126,9 @@ def prepare_by_hugging_face(
     return take(known, given.pop("input_ids"), **given)
 
 
-def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
+def _settled(options: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """Return the options with what polydraft decides: whether to sample, stop strings as a criterion, its own cache."""
+    config, own = model.generation_config, own_inputs(model)
     given = {name: options[name] for name in SAMPLING_NAMES if options.get(name) is not None}
     SamplingParams(**given)
     for name in COUNTS:
@@ -140,16 +139,29 @@ def _settled(options: dict[str, Any], own: GenerationConfig) -> dict[str, Any]:
             options["do_sample"], options["temperature"] = False, None
     if options.get("do_sample") is False:
         options.update({name: None for name in SAMPLING_NAMES if name in options})
-    configs = (options.get("generation_config"), own)
+    configs = (options.get("generation_config"), config)
     strings = [options.get("stop_strings"), *(getattr(one, "stop_strings", None) for one in configs)]
     options["stopping_criteria"] = _with_stop_strings(options, next((one for one in strings if one is not None), None))
-    ours = {"assistant_model", "tokenizer", *REFUSED}  # of what is refused, only what asks for nothing comes here
+    ours = {"assistant_model", "tokenizer", *REFUSED} - own  # of what is refused, only what asks for nothing comes here
     told = {name: value for name, value in options.items() if name not in ours}
     said = {name for name in OURS_TO_DECIDE if any(getattr(one, name, None) is not None for one in configs)}
     return {**told, **dict.fromkeys(said | (told.keys() & OURS_TO_DECIDE))}
 
 
-def check_prompts(input_ids: object, vocab_size: int, mask: object = None) -> None:
+def _check_read(model: PreTrainedModel, given: object, options: Mapping[str, Any]) -> None:
+    """Check what a model is to read: token ids, or what its encoder reads instead; and how its text is to begin."""
+    name, begun = main_input(model), options.get("decoder_input_ids")
+    if name == IDS:
+        check_prompts(given, read_size(model), options.get("attention_mask"))
+    elif not isinstance(given, Tensor) or not given.is_floating_point() or 0 in given.shape or given.dim() < 2:
+        what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        raise InvalidParameter(f"{name} must be what the model's processor returns, rows of numbers, but is {what}.")
+    if begun is not None:
+        size = model.config.get_text_config(decoder=True).vocab_size
+        check_prompts(begun, size, options.get("decoder_attention_mask"), "decoder_input_ids")
+
+
+def check_prompts(input_ids: object, vocab_size: int, mask: object = None, name: str = IDS) -> None:
     """Check that prompts are rows of token ids; what padding the mask leaves out may be any number.
 
     Raises:
@@ -158,26 +170,26 @@ def check_prompts(input_ids: object, vocab_size: int, mask: object = None) -> No
     """
     if not isinstance(input_ids, Tensor):
         raise InvalidParameter(
-            "input_ids must be a tensor of token ids, such as tokenizer(text, return_tensors='pt').input_ids, but is "
+            f"{name} must be a tensor of token ids, such as tokenizer(text, return_tensors='pt').input_ids, but is "
             f"of type {type(input_ids).__name__}."
         )
     shape = tuple(input_ids.shape)
     if input_ids.dim() != 2:
         raise InvalidParameter(
-            f"input_ids must have the shape (rows, tokens), but has {shape}; a prompt alone is input_ids[None]."
+            f"{name} must have the shape (rows, tokens), but has {shape}; a prompt alone is {name}[None]."
         )
     if 0 in shape:
-        raise InvalidParameter(f"The prompt is empty: input_ids has shape {shape}, not (rows, tokens).")
+        raise InvalidParameter(f"The prompt is empty: {name} has shape {shape}, not (rows, tokens).")
     if input_ids.layout != torch.strided:
-        raise InvalidParameter("input_ids must be an ordinary tensor, but is sparse; pass input_ids.to_dense().")
+        raise InvalidParameter(f"{name} must be an ordinary tensor, but is sparse; pass {name}.to_dense().")
     if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
-        raise InvalidParameter(f"input_ids must be integers, but is of type {input_ids.dtype}.")
+        raise InvalidParameter(f"{name} must be integers, but is of type {input_ids.dtype}.")
     outside = (input_ids < 0) | (input_ids >= vocab_size)
     if mask is not None:
         outside &= _checked_mask(mask, shape).to(outside.device)
     if bool(outside.any()):
         raise InvalidParameter(
-            f"input_ids has the token {int(input_ids[outside][0])}, but the model's tokens are 0 to {vocab_size - 1}; "
+            f"{name} has the token {int(input_ids[outside][0])}, but the model's tokens are 0 to {vocab_size - 1}; "
             "was the text encoded by another model's tokenizer?"
         )
 
@@ -222,25 +234,6 @@ def is_prepared(options: dict[str, Any]) -> bool:
         and any(isinstance(criterion, MaxLengthCriteria) for criterion in criteria)
         and {"logits_processor", "generation_config"} <= options.keys()
     )
-
-
-def check_inputs(input_ids: Int[Tensor, "b t"], inputs: Mapping[str, Any]) -> None:
-    """Check, of a call from inside `model.generate`, that the model's inputs are its tokens and their mask alone.
-
-    Raises:
-        InvalidParameter: there are images, embeddings, positions of the user's own, or keys of another text.
-    """
-    for name, value in inputs.items():
-        if name not in MADE_INSIDE and value is not None:
-            raise InvalidParameter(
-                f"{name} is an input of the model beside its tokens, which polydraft does not hand on; leave it out."
-            )
-    mask, places, keys = (inputs.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
-    usual = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(dim=-1) - 1
-    if places is not None and (places.shape != usual.shape or bool(((places - usual) * (usual >= 0)).any())):
-        raise InvalidParameter("position_ids is refused: positions follow from attention_mask; leave it out.")
-    if keys is not None and keys.get_seq_length() > 0:
-        raise InvalidParameter("past_key_values is refused: polydraft reads the whole prompt; leave it out.")
 
 
 def take_apart(

@@ -53,13 +53,14 @@ STATELESS = frozenset(
     MinLength MinNewTokensLength Temperature RepetitionPenalty EncoderRepetitionPenalty TopP TopK TopH MinP Typical
     Epsilon Eta NoRepeatNGram EncoderNoRepeatNGram SequenceBias NoBadWords ForcedBOSToken ForcedEOSToken InfNanRemove
     ExponentialDecayLengthPenalty LogitNormalization SuppressTokensAtBegin SuppressTokens BarkEosPrioritizer Watermark
+    WhisperTimeStamp
     """.split()
 )
 """Hugging Face's processors whose answer depends on the row alone, without the endings of their names."""
 STATEFUL = frozenset(("UnbatchedClassifierFreeGuidance", "SynthIDTextWatermark"))
 """Those that keep state, which can be copied."""
 UNSUITED = frozenset(
-    "ClassifierFreeGuidance AlternatingCodebooks WhisperTimeStamp WhisperNoSpeechDetection DiaClassifierFreeGuidance "
+    "ClassifierFreeGuidance AlternatingCodebooks WhisperNoSpeechDetection DiaClassifierFreeGuidance "
     "DiaEOSChannelFilter DiaEOSDelayPattern".split()
 )
 """Those for models of speech and music, or that mix the rows of a batch."""

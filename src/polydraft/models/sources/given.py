@@ -1,0 +1,35 @@
+"""What rows read beside their text, of what Hugging Face's `generate` prepared."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.models.sources.encoded import encoded_rows
+from polydraft.models.sources.inputs import MADE_INSIDE, beside_text
+from polydraft.models.sources.prompts import Door, read_prompts
+
+KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
+
+
+def sources_of(
+    target: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
+) -> Sequence[Any] | None:
+    """Return the source of each row: what an encoder made, or a prompt with images that was read; None for text alone.
+
+    Args:
+        target: the model.
+        input_ids: the beginning of each row's text, padded.
+        prepared: the model's inputs.
+        read: what an encoder read; None if that is not known.
+
+    Raises:
+        UnsupportedModel: prompts with images cannot be read, or a text cannot go on from them.
+    """
+    if target.encodes:
+        return encoded_rows(target.model, len(input_ids), prepared, read)
+    if not beside_text(target.model, prepared):
+        return None
+    own = {name: value for name, value in prepared.items() if name in KEPT or name not in MADE_INSIDE}
+    return read_prompts(target, input_ids, own)
