@@ -169,6 +169,49 @@ def test_decoder_prompts_may_be_padded() -> None:
         assert found.sequences[row, 3:].tolist() == expected[0, len(text) :].tolist()
 
 
+def test_a_running_batch_knows_how_texts_begin() -> None:
+    """Also one whose prompt the encoder cannot read, which is refused while the others are written."""
+    model, (ids, _) = encoder_decoder("bart"), read(9)
+    begun, seen = torch.tensor([[3, 0, 4]]), torch.tensor([[1, 0, 1]])
+    own: dict[int, dict[str, Any]] = {
+        0: {"decoder_input_ids": begun, "decoder_attention_mask": seen},
+        1: {"decoder_input_ids": begun[:, ::2]},
+    }
+    prompts = [ids[0], ids[0], torch.full((200,), 5), ids[0, :4]]
+    many = polydraft.generate_many(
+        model, prompts, batch_size=2, per_prompt=own, drafter=near(model), max_new_tokens=12, **GREEDY
+    )
+    texts = {one.name: one for one in many}
+    assert texts[2].finish == "refused" and texts[2].error
+    assert texts[3].tokens == model.generate(ids[:, :4], max_new_tokens=12, do_sample=False)[0, 1:].tolist()
+    expected = model.generate(ids, decoder_input_ids=begun[:, ::2], max_new_tokens=12, do_sample=False)[0, 2:].tolist()
+    assert texts[0].tokens == texts[1].tokens == expected
+
+
+def test_the_encoder_runs_in_evaluation_mode() -> None:
+    model, (ids, _) = encoder_decoder("t5", 3, dropout_rate=0.3), read(9)
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False)
+    model.train()
+    try:
+        found = polydraft.generate(model, ids, drafter="none", max_new_tokens=12, **GREEDY)
+        assert torch.equal(found.sequences, expected) and model.training and model.encoder.training
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize("kind", ["m2m_100", "nllb-moe", "switch_transformers"])
+def test_padding_and_experts(kind: str) -> None:
+    """M2M100 does not count its padding where it reads several tokens, but does where it reads one."""
+    model, (ids, _) = encoder_decoder(kind), read(9)
+    door = HuggingFaceModel(model)
+    assert door.uncounted == (None if kind == "switch_transformers" else 0)
+    found = polydraft.generate(model, ids, drafter=near(model, 0.3), max_new_tokens=24, **GREEDY)
+    assert torch.equal(found.sequences, model.generate(ids, max_new_tokens=24, do_sample=False))
+    if door.uncounted is not None:
+        with pytest.raises(InvalidParameter, match=r"has the padding token 0 inside, which .* does not count"):
+            polydraft.generate(model, ids, decoder_input_ids=torch.tensor([[3, 0, 9]]), max_new_tokens=3)
+
+
 def test_a_text_fills_the_context() -> None:
     model = encoder_decoder("bart", max_position_embeddings=24)
     ids, _ = read(9)
@@ -226,7 +269,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         polydraft.generate(llama, ids[:1], drafter=model, max_new_tokens=3)
     with pytest.raises(InvalidParameter, match=r"decoder_input_ids=.* is refused: the model has no encoder"):
         polydraft.generate(llama, ids[:1], decoder_input_ids=ids[:1], max_new_tokens=3)
-    with pytest.raises(InvalidParameter, match="keep_past is for prompts of text alone; leave it out"):
+    with pytest.raises(InvalidParameter, match="keep_past is for prompts of plain text"):
         polydraft.generate(model, ids[:1], keep_past=True, max_new_tokens=3)
     with pytest.raises(InvalidParameter, match="decoder_input_ids has the token 70, but the model"):
         polydraft.generate(model, ids[:1], decoder_input_ids=torch.tensor([[3, 70]]), max_new_tokens=3)
@@ -238,6 +281,23 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         polydraft.generate(model, ids[:1], pixel_values=torch.zeros(1, 3, 4, 4), max_new_tokens=3)
     with pytest.raises(InvalidParameter, match=r"inputs_tensor is what model\.generate hands to decoding methods"):
         polydraft.generate(model, ids[:1], inputs_tensor=ids, max_new_tokens=3)
+    for wrong, said in (
+        (
+            {"decoder_input_ids": torch.tensor([[3], [3]])},
+            "decoder_input_ids must have a row for each input, 1, but has 2",
+        ),
+        ({"decoder_attention_mask": ids[:1]}, "decoder_attention_mask needs decoder_input_ids"),
+        (
+            {"decoder_start_token_id": 64},
+            "decoder_start_token_id must be one of the model's tokens, 0 to 63, but is 64",
+        ),
+        (
+            {"decoder_input_ids": torch.tensor([[3, 4]]), "decoder_attention_mask": torch.ones(1, 3)},
+            "decoder_attention_mask must have the shape of decoder_input_ids",
+        ),
+    ):
+        with pytest.raises(InvalidParameter, match=said):
+            polydraft.generate(model, ids[:1], max_new_tokens=3, **wrong)
     door, other = HuggingFaceModel(model), HuggingFaceModel(encoder_decoder("whisper"))
     source = Encoded(torch.zeros(1, 3, 32), None, model.get_encoder(), {"input_ids": ids[:1]})
     with pytest.raises(UnsupportedModel, match="encoder of its own, which reads no such input; there is input_ids"):

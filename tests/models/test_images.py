@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model, tiny_tokenizer
-from sources import SEEING, near, prompts_with_images, seeing
+from sources import SEEING, SIDE, near, prompts_with_images, seeing
 from torch import Tensor
 
 import polydraft
@@ -19,6 +19,7 @@ from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.models.sources.prompts import ReadPrompt
 
 NEW = 16
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 STATES = ("lfm2_vl",)
 QUICK = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "paligemma", "lfm2_vl")
@@ -147,6 +148,34 @@ def test_text_alone_is_text_as_before() -> None:
     assert again.statistics.prompt_known >= expected.shape[1] - 2
 
 
+def test_kinds_of_tokens_that_are_all_text_say_nothing() -> None:
+    model, ids = seeing("qwen3_vl"), torch.arange(4, 16)[None]
+    kinds = {"input_ids": ids, "mm_token_type_ids": ids * 0}
+    found = polydraft.generate(model, kinds, drafter=near(model), keep_past=True, max_new_tokens=NEW, **GREEDY)
+    assert torch.equal(found.sequences, model.generate(ids, max_new_tokens=NEW, do_sample=False)) and found.past
+
+
+def test_a_running_batch_takes_what_processors_pad_and_refuses_what_the_model_does() -> None:
+    model, given = seeing("gemma3"), prompts_with_images("gemma3", [(5, 6)])
+    padded = {**given, **{name: torch.nn.functional.pad(given[name], (3, 0)) for name in PER_TOKEN}}
+    wrong = {**given, "pixel_values": torch.zeros(2, 3, SIDE, SIDE, dtype=torch.float64)}
+    prompts = [given, wrong, padded, torch.arange(4, 9)]
+    many = polydraft.generate_many(model, prompts, batch_size=1, drafter=near(model), max_new_tokens=12, **GREEDY)
+    texts = {one.name: one for one in many}
+    expected = model.generate(**given, max_new_tokens=12, do_sample=False)[0, given["input_ids"].shape[1] :].tolist()
+    assert texts[0].tokens == texts[2].tokens == expected
+    assert texts[1].finish == "refused" and texts[1].error and texts[3].finish == "length"
+    both = prompts_with_images("gemma3", [(5, 6), (2, 3)])
+    for wrong, said in (
+        (both, "There is pixel_values for all prompts together, which generate_many does not take apart"),
+        ([both], "A prompt is one row, but a mapping of 2 was given"),
+    ):
+        with pytest.raises(InvalidParameter, match=said):
+            polydraft.generate_many(model, wrong, max_new_tokens=3)
+    with pytest.raises(InvalidParameter, match="pixel_values belongs to one prompt; give it with that prompt"):
+        polydraft.generate_many(model, [given], pixel_values=given["pixel_values"], max_new_tokens=3)
+
+
 def test_a_prompt_in_both_directions_needs_no_image() -> None:
     model = seeing("paligemma")
     ids = torch.arange(4, 16)[None]
@@ -198,7 +227,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     llama = tiny_model("llama", 64).double()
     with pytest.raises(InvalidParameter, match="pixel_values is more than text, but LlamaForCausalLM reads text alone"):
         polydraft.generate(llama, given, max_new_tokens=3)
-    with pytest.raises(InvalidParameter, match="keep_past is for prompts of text alone; leave it out"):
+    with pytest.raises(InvalidParameter, match="keep_past is for prompts of plain text"):
         polydraft.generate(model, given, keep_past=True, max_new_tokens=3)
     with pytest.raises(InvalidParameter, match="Image features and image tokens do not match"):
         polydraft.generate(model, {**given, "input_ids": given["input_ids"] % 50}, max_new_tokens=3)

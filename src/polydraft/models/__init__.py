@@ -34,7 +34,7 @@ from polydraft.models.loading import Pair, check_same_size, check_same_source, l
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_encode, does_remember
 from polydraft.models.sources.given import sources_of
-from polydraft.models.sources.inputs import check_made_inside, main_input, own_inputs, read_size
+from polydraft.models.sources.inputs import OF_DECODERS, check_made_inside, main_input, own_inputs, read_size
 from polydraft.models.text import (
     Conversation,
     Message,
@@ -50,6 +50,7 @@ __all__ = [
     "BUILT_IN",
     "LEVELS",
     "OF_A_CALL_THAT_ENDS",
+    "OF_DECODERS",
     "OF_ONE_CALL",
     "Cache",
     "CompiledModel",

@@ -64,7 +64,8 @@ class HuggingFaceModel:
         self.cached_as = cache_name(self.model)
         self.encodes = is_encoder_decoder(self.model)
         self.states = not self.encodes and remembers(config)
-        self.counts, self.uncounted = not self.states and counts_itself(self.model), None
+        self.counts = not self.states and counts_itself(self.model)
+        self.uncounted: int | None = None
         self.kept = kept_by(self.model)
         self.shapes = self.kept.shapes
         if self.encodes:

@@ -52,7 +52,7 @@ def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool
         return
     name, rows = "keep_past" if past is None else "past", len(prompt.lengths)
     if not alone:
-        raise InvalidParameter(f"{name} is for prompts of text alone; leave it out.")
+        raise InvalidParameter(f"{name} is for prompts of plain text, read in one direction; leave it out.")
     if rows != 1:
         raise InvalidParameter(f"{name} is for one text, but there are {rows} rows; leave it out.")
     if past is None:

@@ -21,6 +21,7 @@ from polydraft.engine.slots import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
+    OF_DECODERS,
     OF_ONE_CALL,
     HuggingFaceModel,
     Serial,
@@ -120,6 +121,8 @@ def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _
     """
     try:
         ids = torch.as_tensor(one_row(tokens, own_inputs(target.model)), device=target.device)
+    except InvalidParameter:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
     if ids.dim() != 1:
@@ -217,9 +220,10 @@ def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) 
 
 
 def _of_text(target: HuggingFaceModel, asked: Asked) -> Asked:
-    """Return a prompt without its images, which cost time and change neither lengths nor settings."""
-    inputs = own_inputs(target.model)
-    return replace(asked, own={name: value for name, value in asked.own.items() if name not in inputs})
+    """Return a prompt without what is read beside its text, which costs time and does not matter for its length."""
+    inputs = own_inputs(target.model) - OF_DECODERS
+    own = {name: value for name, value in asked.own.items() if name not in inputs}
+    return replace(asked, own=own, tokens=asked.tokens[:1] if target.encodes else asked.tokens)
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
@@ -256,7 +260,8 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
 
     def take(_: nn.Module, input_ids: Int[Tensor, "b t"], **given: Any) -> Request:
         criteria, config = given["stopping_criteria"], given["generation_config"]
-        prepared = take_apart(input_ids, given["logits_processor"], criteria, None, config, target.vocab_size)
+        mask = given.get("decoder_attention_mask") if target.encodes else None
+        prepared = take_apart(input_ids, given["logits_processor"], criteria, mask, config, target.vocab_size)
         serial = [one.name for one in prepared.processors[0] if isinstance(one, Serial)]
         if serial:
             raise InvalidParameter(
@@ -265,7 +270,7 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
             )
         (law,), (ending,) = row_laws(prepared), row_endings(prepared, target.context)
         ending = replace(ending, criteria=tuple(map(copied_criterion, ending.criteria)))
-        tokens, noise = input_ids[0] if target.encodes else asked.tokens, Noise.from_seed(asked.seed, 1)
+        tokens, noise = prepared.tokens[0] if target.encodes else asked.tokens, Noise.from_seed(asked.seed, 1)
         sources = sources_of(target, input_ids, given, given.pop("inputs_tensor"))
         return Request(asked.name, tokens, law, ending, noise, source=sources[0] if sources else None)
 

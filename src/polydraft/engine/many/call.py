@@ -31,11 +31,14 @@ from polydraft.engine.many.asked import (
 )
 from polydraft.engine.many.run import ManyRun, ManySetup
 from polydraft.engine.target_law import TargetLaw
+from polydraft.errors import InvalidParameter
 from polydraft.models import (
+    OF_DECODERS,
     OF_ONE_CALL,
     check_arguments,
     check_memory,
     drafting_asked_for,
+    own_inputs,
     require_count,
 )
 from polydraft.trees import TreePolicy, TreeShape
@@ -90,6 +93,9 @@ def generate_many(
     choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs, time=time)
     target = target_model(model, compile=compile)
     check_arguments(target.model, options, OF_ONE_CALL)
+    shared = sorted((own_inputs(target.model) - OF_DECODERS) & options.keys())
+    if shared:
+        raise InvalidParameter(f"{shared[0]} belongs to one prompt; give it with that prompt, as a mapping.")
     choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     own_options = {} if per_prompt is None else per_prompt

@@ -10,9 +10,10 @@ from polydraft.engine.many.asked import Asked, Completed, request_for
 from polydraft.engine.slots import BatchStep, Slots
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
-from polydraft.errors import ContextOverflow
+from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import (
     HuggingFaceModel,
+    own_inputs,
 )
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
@@ -130,9 +131,16 @@ class ManyRun:
         try:
             request = request_for(self.setup.target, asked, self.setup.options)
             slots.join(replace(request, method=self._watched.method_of(asked.parts)) if asked.parts else request)
-        except ContextOverflow as error:
+        except (ContextOverflow, InvalidParameter, UnsupportedModel) as error:
+            if not isinstance(error, ContextOverflow) and not self._reads_more(asked):
+                raise
             refused = Completed(asked.name, finish="refused", error=str(error), seed=asked.seed)
             self._ended = self._ended.with_refused(refused)
+
+    def _reads_more(self, asked: Asked) -> bool:
+        """Tell whether a prompt has images or an encoder's input, which only the model's own code can check."""
+        target = self.setup.target
+        return target.encodes or bool(asked.own.keys() & own_inputs(target.model))
 
     def _note(self, last: BatchStep) -> None:
         """Count a step, once however often this is called before it is through."""

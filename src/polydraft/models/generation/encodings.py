@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.sources.inputs import IDS
+from polydraft.models.sources.inputs import BY_TOKEN, IDS
 
 MASK = "attention_mask"
 
@@ -73,7 +73,13 @@ def inputs_beside(prompt: object, known: Collection[str]) -> dict[str, Any]:
     """Return what a processor made of one prompt beside its tokens, such as images, of the inputs that are known."""
     if not isinstance(prompt, Mapping) or IDS not in prompt:
         return {}
-    return {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name in known}
+    given = cast(Mapping[str, Any], prompt)
+    mask = None if given.get(MASK) is None else torch.as_tensor(_listed(given[MASK])).bool()
+    cut = {name: value for name, value in given.items() if name in known}
+    for name in BY_TOKEN:
+        if mask is not None and isinstance(cut.get(name), Tensor):
+            cut[name] = cut[name][mask.to(cut[name].device)].unsqueeze(0)
+    return cut
 
 
 def one_row(prompt: object, known: Collection[str] = ()) -> object:
@@ -84,7 +90,9 @@ def one_row(prompt: object, known: Collection[str] = ()) -> object:
     if isinstance(prompt, Mapping) and IDS in prompt:
         text = {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name not in known}
         rows = _rows_of(text)
-        return rows[0] if len(rows) == 1 else rows
+        if len(rows) != 1:
+            raise InvalidParameter(f"A prompt is one row, but a mapping of {len(rows)} was given; give one for each.")
+        return rows[0]
     if isinstance(prompt, Tensor | np.ndarray):
         return prompt[0] if len(prompt.shape) == 2 and prompt.shape[0] == 1 else prompt
     if isinstance(prompt, list) and len(prompt) == 1 and _is_row(prompt[0]):
@@ -100,9 +108,14 @@ def _rows_of(encoded: Mapping[str, Any]) -> list[Any]:
     """
     others = sorted(str(name) for name in encoded.keys() - {IDS, MASK})
     if others:
+        if others[0] in BY_TOKEN:
+            raise InvalidParameter(
+                f"The tokenizer returned {others[0]} too, which generate_many does not take: pass its input_ids and "
+                "attention_mask."
+            )
         raise InvalidParameter(
-            f"The tokenizer returned {others[0]} too, which generate_many does not take: pass its input_ids and "
-            "attention_mask."
+            f"There is {others[0]} for all prompts together, which generate_many does not take apart: give every "
+            "prompt by itself, as a mapping of what belongs to it, or its input_ids and attention_mask alone."
         )
     rows, masks = _listed(encoded[IDS]), _listed(encoded.get(MASK))
     if masks is None or not isinstance(rows, list):

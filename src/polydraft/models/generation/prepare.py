@@ -31,7 +31,7 @@ from transformers.generation.stopping_criteria import (
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks import check_model
+from polydraft.models.checks import check_model, evaluating, sees
 from polydraft.models.generation.arguments import (
     DRAFTING,
     REFUSED,
@@ -44,7 +44,7 @@ from polydraft.models.generation.arguments import (
 from polydraft.models.generation.criteria import row_criteria
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.models.sources.encoded import is_encoder_decoder
-from polydraft.models.sources.inputs import IDS, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.sources.inputs import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -117,8 +117,10 @@ def prepare_by_hugging_face(
     def keep(_: nn.Module, ids: Int[Tensor, "b t"], inputs_tensor: Tensor, **prepared: Any) -> None:
         given.update(prepared, input_ids=ids, inputs_tensor=inputs_tensor)
 
+    encoders = list(known.modules()) if encodes or sees(known) else []
     try:
-        cast(Any, known).generate(input_ids, custom_generate=keep, **options)
+        with evaluating(encoders):  # what an encoder makes is part of the law, which is that of evaluation
+            cast(Any, known).generate(input_ids, custom_generate=keep, **options)
     except PolydraftError:
         raise
     except Exception as error:  # nothing of ours runs in there: whatever it is, the arguments are its cause
@@ -156,6 +158,8 @@ def _check_read(model: PreTrainedModel, given: object, options: Mapping[str, Any
     elif not isinstance(given, Tensor) or not given.is_floating_point() or 0 in given.shape or given.dim() < 2:
         what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise InvalidParameter(f"{name} must be what the model's processor returns, rows of numbers, but is {what}.")
+    if is_encoder_decoder(model):
+        check_begun(model, len(cast(Tensor, given)), options)
     if begun is not None:
         size = model.config.get_text_config(decoder=True).vocab_size
         check_prompts(begun, size, options.get("decoder_attention_mask"), "decoder_input_ids")
@@ -186,7 +190,7 @@ def check_prompts(input_ids: object, vocab_size: int, mask: object = None, name:
         raise InvalidParameter(f"{name} must be integers, but is of type {input_ids.dtype}.")
     outside = (input_ids < 0) | (input_ids >= vocab_size)
     if mask is not None:
-        outside &= _checked_mask(mask, shape).to(outside.device)
+        outside &= _checked_mask(mask, shape, name).to(outside.device)
     if bool(outside.any()):
         raise InvalidParameter(
             f"{name} has the token {int(input_ids[outside][0])}, but the model's tokens are 0 to {vocab_size - 1}; "
@@ -194,17 +198,17 @@ def check_prompts(input_ids: object, vocab_size: int, mask: object = None, name:
         )
 
 
-def _checked_mask(mask: object, shape: tuple[int, ...]) -> Tensor:
+def _checked_mask(mask: object, shape: tuple[int, ...], name: str) -> Tensor:
     """Return which tokens a mask keeps."""
+    own = "attention_mask" if name == IDS else "decoder_attention_mask"
     if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
         what = f"has the shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is of type {type(mask).__name__}"
         raise InvalidParameter(
-            f"attention_mask must have the shape of input_ids, {shape}, with 1 for a token and 0 for padding, but "
-            f"{what}."
+            f"{own} must have the shape of {name}, {shape}, with 1 for a token and 0 for padding, but {what}."
         )
     if not bool(((mask == 0) | (mask == 1)).all()):
         odd = mask[(mask != 0) & (mask != 1)][0].item()
-        raise InvalidParameter(f"attention_mask must hold 1 for a token and 0 for padding, but has {odd}.")
+        raise InvalidParameter(f"{own} must hold 1 for a token and 0 for padding, but has {odd}.")
     return mask != 0
 
 

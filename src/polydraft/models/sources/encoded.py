@@ -28,6 +28,7 @@ class Encoded:
         mask: 1 where the decoder may look, as the model takes it; None for everywhere.
         encoder: the encoder that made them.
         inputs: what it read, by name, for other models' encoders; empty if that is not known.
+        beside: what else it returned of this row, by name.
         crossed: the keys and values that the decoder made of the states in its first pass; filled by that pass.
     """
 
@@ -35,7 +36,21 @@ class Encoded:
     mask: Int[Tensor, "1 s"] | None
     encoder: nn.Module
     inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    beside: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     crossed: DynamicCache = field(default_factory=DynamicCache)
+
+
+class EncoderOutput(BaseModelOutput):
+    """What a decoder is told of its encoder: what there is not is None, since some models look for more than others."""
+
+    def __getattr__(self, name: str) -> None:
+        """Return None for what the encoder did not note.
+
+        Raises:
+            AttributeError: Python itself looks for something.
+        """
+        if name.startswith("_"):
+            raise AttributeError(name)
 
 
 def is_encoder_decoder(model: PreTrainedModel) -> bool:
@@ -46,7 +61,8 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
 def stand_in(model: PreTrainedModel) -> Encoded:
     """Return hidden states that no input made, for a trial of the decoder and for rows that have no text."""
     config = model.config
-    width = getattr(config, "encoder", config).hidden_size
+    width = getattr(getattr(config, "encoder", config), "hidden_size", None)
+    width = width or config.get_text_config(decoder=True).hidden_size
     noise = torch.randn(1, PLACES, width, generator=Noise.from_seed(0, 1).generators[0])
     return Encoded(noise.to(model.device, model.dtype), None, model.get_encoder())
 
@@ -67,14 +83,14 @@ def encoded_for(model: PreTrainedModel, source: Any) -> Encoded:
     if not isinstance(source, Encoded):
         raise UnsupportedModel(f"{name} reads what its encoder made, but the source is a {type(source).__name__}.")
     if source.encoder is encoder:
-        return Encoded(source.states, source.mask, encoder, source.inputs)
+        return Encoded(source.states, source.mask, encoder, source.inputs, source.beside)
     known = inspect.signature(encoder.forward).parameters
     if not source.inputs or not source.inputs.keys() - {"attention_mask"} <= known.keys():
         given = ", ".join(sorted(source.inputs)) or "nothing that it could read"
         raise UnsupportedModel(f"{name} has an encoder of its own, which reads no such input; there is {given}.")
     inputs = {label: value.to(model.device) for label, value in source.inputs.items() if label in known}
-    states = encoder(**inputs, return_dict=True).last_hidden_state
-    return Encoded(states, source.inputs.get("attention_mask"), encoder, source.inputs)
+    made = encoder(**inputs, return_dict=True)
+    return Encoded(made[0], source.inputs.get("attention_mask"), encoder, source.inputs, _beside(made, 0, 1))
 
 
 def decoder_inputs(
@@ -84,8 +100,9 @@ def decoder_inputs(
     rows = len(tokens)
     mask = {} if source.mask is None else {"attention_mask": source.mask.expand(rows, -1)}
     text = {"decoder_input_ids": tokens} if embeddings is None else {"decoder_inputs_embeds": embeddings}
-    made: Any = BaseModelOutput(last_hidden_state=cast(Any, source.states.expand(rows, -1, -1)))
-    made.router_logits = None  # models with experts look for them, whether asked for or not
+    made: Any = EncoderOutput(last_hidden_state=cast(Any, source.states.expand(rows, -1, -1)))
+    for name, value in source.beside.items():
+        setattr(made, name, value)
     return {**text, **mask, "encoder_outputs": made}
 
 
@@ -116,9 +133,20 @@ def encoded_rows(
             None if mask is None else mask[row : row + 1],
             encoder,
             {name: _row_of(value, row, rows) for name, value in inputs.items()},
+            _beside(prepared["encoder_outputs"], row, rows),
         )
         for row in range(rows)
     ]
+
+
+def _beside(made: Any, row: int, rows: int) -> dict[str, Tensor]:
+    """Return what an encoder noted of one row beside its hidden states, such as which of them are padding."""
+    found = made.items() if isinstance(made, Mapping) else ()
+    return {
+        name: value[row : row + 1]
+        for name, value in found
+        if name != "last_hidden_state" and isinstance(value, Tensor) and value.shape[:1] == (rows,)
+    }
 
 
 def _row_of(value: Tensor, row: int, rows: int) -> Tensor:

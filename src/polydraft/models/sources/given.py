@@ -6,9 +6,27 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.models.sources.encoded import encoded_rows
 from polydraft.models.sources.inputs import MADE_INSIDE, beside_text
 from polydraft.models.sources.prompts import Door, read_prompts
+
+
+def _check_padding(target: Door, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
+    """Check that a text does not begin with padding inside, which some decoders do not count.
+
+    Raises:
+        InvalidParameter: it does, and the model is such.
+    """
+    if target.uncounted is None:
+        return
+    inside = begun[:, 1:] == target.uncounted
+    if bool((inside if mask is None else inside & mask[:, 1:].bool().to(inside.device)).any()):
+        raise InvalidParameter(
+            f"decoder_input_ids has the padding token {target.uncounted} inside, which {type(target.model).__name__} "
+            "does not count as a place; leave it out, or say by decoder_attention_mask that it is padding."
+        )
+
 
 KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 
@@ -28,6 +46,7 @@ def sources_of(
         UnsupportedModel: prompts with images cannot be read, or a text cannot go on from them.
     """
     if target.encodes:
+        _check_padding(target, input_ids, prepared.get("decoder_attention_mask"))
         return encoded_rows(target.model, len(input_ids), prepared, read)
     if not beside_text(target.model, prepared):
         return None

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
@@ -12,7 +13,8 @@ from polydraft.models.checks import reads_prompts_both_ways, sees
 from polydraft.models.sources.encoded import is_encoder_decoder
 
 IDS = "input_ids"
-OF_DECODERS = frozenset(("decoder_input_ids", "decoder_start_token_id", "decoder_attention_mask"))
+START = "decoder_start_token_id"
+OF_DECODERS = frozenset(("decoder_input_ids", START, "decoder_attention_mask"))
 """Arguments of a call that say how the text of an encoder-decoder begins."""
 MADE_INSIDE = frozenset(
     "logits_processor stopping_criteria generation_config attention_mask position_ids past_key_values use_cache "
@@ -21,6 +23,8 @@ MADE_INSIDE = frozenset(
 """What `model.generate` itself hands to a decoding method."""
 NOT_INPUTS = frozenset(("self", "kwargs", "labels", "return_dict", "encoder_outputs", *MADE_INSIDE))
 """Parameters of passes that are no inputs of a text."""
+BY_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+"""Inputs that have a number for each token of the prompt."""
 
 
 def main_input(model: PreTrainedModel) -> str:
@@ -45,12 +49,35 @@ def own_inputs(model: PreTrainedModel) -> frozenset[str]:
 
 def beside_text(model: PreTrainedModel, prepared: Mapping[str, Any]) -> bool:
     """Tell whether the first pass reads more than text, such as images, or in both directions."""
-    given = (prepared.get(name) for name in own_inputs(model))
-    return reads_prompts_both_ways(model) or (sees(model) and any(one is not None and one != {} for one in given))
+    given = ((name, prepared.get(name)) for name in own_inputs(model))
+    return reads_prompts_both_ways(model) or (sees(model) and any(_says_something(*one) for one in given))
+
+
+def _says_something(name: str, value: Any) -> bool:
+    """Tell whether an input is there; kinds of tokens that are all text say nothing."""
+    return value is not None and value != {} and not (name == "mm_token_type_ids" and not bool(value.any()))
 
 
 def _parameters(module: Any) -> frozenset[str]:
     return frozenset(inspect.signature(module.forward).parameters) - NOT_INPUTS
+
+
+def check_begun(model: PreTrainedModel, rows: int, options: Mapping[str, Any]) -> None:
+    """Check how the text of an encoder-decoder is to begin.
+
+    Raises:
+        InvalidParameter: rows or a mask do not fit, or the first token is none of the model's.
+    """
+    size = int(model.config.get_text_config(decoder=True).vocab_size)
+    begun, mask, start = (options.get(name) for name in ("decoder_input_ids", "decoder_attention_mask", START))
+    if mask is not None and begun is None:
+        raise InvalidParameter("decoder_attention_mask needs decoder_input_ids, whose padding it names.")
+    if isinstance(begun, Tensor) and begun.shape[:1] != (rows,):
+        raise InvalidParameter(f"decoder_input_ids must have a row for each input, {rows}, but has {len(begun)}.")
+    if start is not None:
+        strange = [one for one in torch.as_tensor(start).reshape(-1).tolist() if not 0 <= one < size]
+        if strange:
+            raise InvalidParameter(f"{START} must be one of the model's tokens, 0 to {size - 1}, but is {strange[0]}.")
 
 
 def check_own_way(model: PreTrainedModel) -> None:

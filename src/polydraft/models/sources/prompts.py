@@ -21,10 +21,8 @@ from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks.evaluation import evaluating
 from polydraft.models.checks.trial import agree
 from polydraft.models.protocol import Forward
+from polydraft.models.sources.inputs import BY_TOKEN
 from polydraft.probs import sent
-
-BY_TOKEN = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
-"""Inputs that have a number for each token of the prompt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +72,7 @@ class Door(Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
+    uncounted: int | None
 
     @property
     def encodes(self) -> bool:
@@ -95,7 +94,7 @@ class Door(Protocol):
 
 
 @torch.no_grad()
-def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> list[ReadPrompt]:
+def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> list[ReadPrompt | None]:
     """Read prompts by the model's own code, and check on their last tokens that a text can go on from there.
 
     Args:
@@ -106,6 +105,8 @@ def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[st
     Raises:
         UnsupportedModel: the model's own code fails, or what it needs of an image later is not in its keys.
     """
+    if door.remembers and input_ids.shape[1] == 1:
+        return [None] * len(input_ids)  # the only token is the first tree's root
     if door.remembers:
         return [_with_states(door, input_ids, prepared)]
     (rows, width), model = input_ids.shape, door.model
@@ -113,7 +114,7 @@ def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[st
     real = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device).long()
     cache = door.new_cache(rows, width)
     logits, positions = _own_pass(model, input_ids, prepared, cache)
-    found: list[ReadPrompt] = []
+    found: list[ReadPrompt | None] = []
     for row in range(rows):
         slots = real[row].nonzero().squeeze(-1)
         last, own = int(slots[-1]), cache.of_row(row).compacted(slots.unsqueeze(0), 0)
@@ -131,7 +132,7 @@ def _with_states(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[st
     if rows > 1 or prepared.get("attention_mask") is not None:
         raise UnsupportedModel(
             f"{type(model).__name__} remembers in states, so prompts with images are read one by one: give one row "
-            "without padding, or call polydraft.generate_many."
+            "without padding and ask for one text, or call polydraft.generate_many."
         )
     whole = door.new_cache(1, length)
     logits, positions = _own_pass(model, input_ids, prepared, whole)
