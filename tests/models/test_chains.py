@@ -56,6 +56,7 @@ REMEMBERING: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 16,
     },
     "zaya": {},
+    "rwkv": {"attention_hidden_size": 32, "context_length": 256},
 }
 COUNTING: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4, "n_layer": 2},
@@ -84,7 +85,7 @@ BOUNDED: dict[str, dict[str, Any]] = {
 }
 """Families whose time steps have a lower bound."""
 FAMILIES = {**REMEMBERING, **COUNTING}
-QUICK = ("lfm2", "qwen3_5_text", "mamba2", "falcon_h1", "bloom", "gpt_neo")
+QUICK = ("lfm2", "qwen3_5_text", "mamba2", "falcon_h1", "rwkv", "bloom", "gpt_neo")
 """The families of the ordinary suite: of each kind of layer one."""
 LONG = ("falcon_h1", "bloom")
 """Those of which many samples take long."""

@@ -11,7 +11,16 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.chains import RememberingCache, listed_cache, remembers, scored_by_count, without
+from polydraft.models.chains import (
+    HANDED,
+    HandedCache,
+    RememberingCache,
+    listed_cache,
+    remembers,
+    row_by_row,
+    scored_by_count,
+    without,
+)
 from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_by
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
@@ -63,7 +72,7 @@ class HuggingFaceModel:
         self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self.cached_as = cache_name(self.model)
         self.encodes = is_encoder_decoder(self.model)
-        self.states = not self.encodes and remembers(config)
+        self.states = not self.encodes and (remembers(config) or self.cached_as == HANDED)
         self.counts = not self.states and counts_itself(self.model)
         self.uncounted: int | None = None
         self.kept = kept_by(self.model)
@@ -127,6 +136,7 @@ class HuggingFaceModel:
         placed = bool(sizes_of(self.windows)) and not self.counts
         if self.remembers:
             kind = RememberingCache if self.kept.own is None else listed_cache(self.kept.own)
+            kind = HandedCache if self.cached_as == HANDED else kind
             config = self.model.config.get_text_config(decoder=True)
             return kind(config, self.layers, batch, capacity, self.shapes, placed=placed)
         return TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
@@ -176,6 +186,13 @@ class HuggingFaceModel:
         embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
         """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks."""
+        if isinstance(cache, HandedCache) and len(tokens) > 1:
+
+            def alone(row: int, own: HandedCache) -> Forward:
+                some, given = slice(row, row + 1), None if embeddings is None else embeddings[row : row + 1]
+                return self.scored(tokens[some], positions[some], mask[some], own, hidden_layers, logits_to_keep, given)
+
+            return row_by_row(alone, cache)
         extra = {"logits_to_keep": logits_to_keep} if logits_to_keep and self.cuts_logits else {}
         given: dict[str, Any] = {"input_ids": tokens} if embeddings is None else {"inputs_embeds": embeddings}
         given[self.cached_as] = cache
@@ -187,7 +204,11 @@ class HuggingFaceModel:
         elif not self.counts:
             given["attention_mask"] = self.masks(mask, positions, cache)
         with evaluating(self.modules), observed_layers(self.model, hidden_layers) as observed:
+            if isinstance(cache, HandedCache):
+                given[HANDED] = cache.held
             outputs = self.model(**given, use_cache=True, **extra)
+            if isinstance(cache, HandedCache):
+                cache.held = outputs[HANDED]
         return Forward(outputs.logits, observed)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.checks.windows import empty_window
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
-CACHE_WORDS = ("past_key_values", "cache_params")
+CACHE_WORDS = ("past_key_values", "cache_params", "state")
 """By which names models take a cache."""
 BOTH_WAYS = (True, "all")
 """Values of `use_bidirectional_attention` that concern text; another one concerns images only.
