@@ -174,6 +174,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(batch, "compiling", interrupted)
     monkeypatch.setattr(train, "train_pair", interrupted)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
+    monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)
     limit_results(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
