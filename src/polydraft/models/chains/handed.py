@@ -38,8 +38,8 @@ class HandedCache(WholeCache):
             self.held = None
             return
         self.held = [one.clone() for one in states.tensors]
-        new = ~sum(one.flatten(1).abs().amax(-1) for one in self.held).bool()
-        self.held[PEAK][new] = LOWEST
+        read = torch.stack([one.flatten(1).any(-1) for one in self.held]).any(0)
+        self.held[PEAK][~read] = LOWEST
 
     def of_row(self, row: int) -> "HandedCache":
         """Return a cache of one row, with copies of its states."""
