@@ -21,6 +21,7 @@ from polydraft.engine.decode import Ending, Method, Prompts, begin, full_step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, Pair
+from polydraft.models.memory import cache_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import ChainReader, Features, Step, Text, reader_of
 from polydraft.trees import EAGLE_25, TokenTree, TreeShape, Verdict, topology
@@ -365,6 +366,16 @@ def test_a_conversation_goes_on_from_its_past(drafter: ModelDrafter) -> None:
     after = polydraft.generate(model, torch.tensor([other]), past=run.past, **options)
     assert after.sequences[0, len(other) :].tolist() == theirs(model, other, 11)
     assert after.statistics.prompt_known == 0
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "rwkv"])
+def test_memory_counts_keys_and_states(name: str) -> None:
+    door = HuggingFaceModel(tiny(name))
+    reader, _ = reader_of(door, 1, 9).catch_up(_text([PROMPT[:5]]))
+    cache: Any = reader.cache
+    keys = sum(store.numel() * store.element_size() for store in cache.stores) * 9 // 10  # a slot is spare
+    states = sum(one.numel() * one.element_size() for one in cache.states().tensors)
+    assert cache_bytes(door, 9) == keys + states > 0
 
 
 def test_states_are_rows_first_and_never_written_to() -> None:

@@ -28,9 +28,13 @@ def weight_bytes(model: LanguageModel) -> int:
 
 
 def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
-    """Return the bytes of one row: the sum over all keys and values of heads x width x capacity x bytes each."""
-    if model.shapes is not None:
-        return sum(heads * width for heads, width in model.shapes) * capacity * model.model.dtype.itemsize
+    """Return the bytes of one row: those of all keys and values in `capacity` slots, and those of states.
+
+    What a decoder keeps of an encoder's states depends on these, and is not counted.
+    """
+    found = model.kept
+    if found.numbers or found.remembered:
+        return found.numbers * capacity * model.model.dtype.itemsize + found.remembered
     config = model.model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
