@@ -103,8 +103,8 @@ class TestPrompts:
         assert {len(one.tokens) for one in run} == {4}
         wrong = (
             (torch.tensor([[1, 2], [3, 4]]), r"one row of token ids, but has shape \(2, 2\)"),
-            ({"input_ids": [[1, 2], [3, 4]]}, r"one row of token ids, but has shape \(2, 2\)"),
-            ({"input_ids": [[1, 2], [3]]}, "token ids, but is of type dict"),
+            ({"input_ids": [[1, 2], [3, 4]]}, "one row of token ids, but is a mapping of 2 rows"),
+            ({"input_ids": [[1, 2], [3]]}, "one row of token ids, but is a mapping of 2 rows"),
             ("a text", "is of type str"),
         )
         for given, said in wrong:

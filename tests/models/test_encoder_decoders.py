@@ -199,7 +199,10 @@ def test_the_encoder_runs_in_evaluation_mode() -> None:
         model.eval()
 
 
-@pytest.mark.parametrize("kind", ["m2m_100", "nllb-moe", "switch_transformers"])
+MOE = [pytest.param(one, marks=pytest.mark.slow) for one in ("nllb-moe", "switch_transformers")]
+
+
+@pytest.mark.parametrize("kind", ["m2m_100", *MOE])
 def test_padding_and_experts(kind: str) -> None:
     """M2M100 does not count its padding where it reads several tokens, but does where it reads one."""
     model, (ids, _) = encoder_decoder(kind), read(9)

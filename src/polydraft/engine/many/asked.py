@@ -121,8 +121,8 @@ def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _
     """
     try:
         ids = torch.as_tensor(one_row(tokens, own_inputs(target.model)), device=target.device)
-    except InvalidParameter:
-        raise
+    except InvalidParameter as error:
+        raise InvalidParameter(str(error).replace("A prompt", f"Prompt {name!r}", 1)) from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidParameter(f"Prompt {name!r} must be token ids, but is of type {type(tokens).__name__}.") from error
     if ids.dim() != 1:

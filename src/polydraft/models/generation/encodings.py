@@ -91,7 +91,9 @@ def one_row(prompt: object, known: Collection[str] = ()) -> object:
         text = {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name not in known}
         rows = _rows_of(text)
         if len(rows) != 1:
-            raise InvalidParameter(f"A prompt is one row, but a mapping of {len(rows)} was given; give one for each.")
+            raise InvalidParameter(
+                f"A prompt must be one row of token ids, but is a mapping of {len(rows)} rows; give one for each."
+            )
         return rows[0]
     if isinstance(prompt, Tensor | np.ndarray):
         return prompt[0] if len(prompt.shape) == 2 and prompt.shape[0] == 1 else prompt
