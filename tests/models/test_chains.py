@@ -86,8 +86,8 @@ BOUNDED: dict[str, dict[str, Any]] = {
 }
 """Families whose time steps have a lower bound."""
 FAMILIES = {**REMEMBERING, **COUNTING}
-QUICK = ("lfm2", "qwen3_5_text", "mamba2", "rwkv", "bloom", "gpt_neo")
-"""The families of the ordinary suite; hybrids with both kinds in one layer are in the slow one."""
+QUICK = ("lfm2", "qwen3_5_text", "rwkv", "gpt_neo")
+"""The families of the ordinary suite; others are in its other tests, or in the slow one."""
 LONG = ("falcon_h1", "bloom", "mamba2")
 """Those of which many samples take long."""
 

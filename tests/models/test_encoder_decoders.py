@@ -23,7 +23,7 @@ from polydraft.models.sources.encoded import Encoded
 
 NEW = 18
 KINDS = ("t5", "bart", "marian", "mt5", "pegasus", "m2m_100", "led")
-QUICK = ("t5", "bart")
+QUICK = ("t5",)
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 

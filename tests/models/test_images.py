@@ -22,7 +22,7 @@ NEW = 16
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 STATES = ("lfm2_vl",)
-QUICK = ("llava", "qwen3_vl", "paligemma", "lfm2_vl")
+QUICK = ("qwen3_vl", "paligemma", "lfm2_vl")
 
 
 def drafters(kind: str) -> dict[str, Drafter]:
