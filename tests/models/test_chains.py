@@ -88,8 +88,6 @@ BOUNDED: dict[str, dict[str, Any]] = {
 FAMILIES = {**REMEMBERING, **COUNTING}
 QUICK = ("lfm2", "qwen3_5_text", "rwkv", "gpt_neo")
 """The families of the ordinary suite; others are in its other tests, or in the slow one."""
-LONG = ("falcon_h1", "bloom", "mamba2")
-"""Those of which many samples take long."""
 
 
 @cache
@@ -162,7 +160,7 @@ def test_a_seed_gives_a_text_whatever_batch_it_is_in(name: str) -> None:
     assert found[0] == found[2] == alone
 
 
-@pytest.mark.parametrize("name", ["lfm2", *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one != "lfm2")) for one in FAMILIES])
 @pytest.mark.parametrize("verifier", [TopDown(NaiveMatch()), BlockVerification()], ids=["naive", "block"])
 def test_sampled_text_has_the_models_law(name: str, verifier: Any) -> None:
     """Sampled texts are consistent with the enumerated law; a right engine fails with probability 1e-6."""

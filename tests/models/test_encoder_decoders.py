@@ -89,7 +89,7 @@ def test_a_running_batch_is_its_texts(kind: str) -> None:
         assert alone.sequences[0, 1:].tolist() == texts[place]
 
 
-@pytest.mark.parametrize("kind", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.slow] * (one != "t5")) for one in KINDS])
 def test_sampled_text_has_the_models_law(kind: str) -> None:
     """Sampled texts are consistent with the enumerated law; a right engine fails with probability 1e-6."""
     sizes: dict[str, Any] = {"vocab_size": 5, "decoder_start_token_id": 1, "bos_token_id": 1, "pad_token_id": 0}

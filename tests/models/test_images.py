@@ -86,7 +86,9 @@ def test_a_running_batch_is_its_texts(kind: str) -> None:
         assert alone.sequences[0, one["input_ids"].shape[1] :].tolist() == sampled[place]
 
 
-@pytest.mark.parametrize("kind", ["paligemma", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=[pytest.mark.slow] * (one != "paligemma")) for one in SEEING if one not in STATES]
+)
 def test_sampled_text_has_the_models_law(kind: str) -> None:
     """Sampled texts are consistent with the enumerated law; a right engine fails with probability 1e-6."""
     model, given = seeing(kind), prompts_with_images(kind, [(3, 2)])

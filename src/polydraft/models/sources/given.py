@@ -11,6 +11,9 @@ from polydraft.models.sources.encoded import encoded_rows
 from polydraft.models.sources.inputs import MADE_INSIDE, beside_text
 from polydraft.models.sources.prompts import Door, read_prompts
 
+KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
+"""What `model.generate` made that its first pass takes."""
+
 
 def _check_padding(target: Door, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
     """Check that a text does not begin with padding inside, which some decoders do not count.
@@ -26,9 +29,6 @@ def _check_padding(target: Door, begun: Int[Tensor, "b t"], mask: Tensor | None)
             f"decoder_input_ids has the padding token {target.uncounted} inside, which {type(target.model).__name__} "
             "does not count as a place; leave it out, or say by decoder_attention_mask that it is padding."
         )
-
-
-KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 
 
 def sources_of(
