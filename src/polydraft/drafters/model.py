@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session
-from polydraft.errors import InvalidParameter
+from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.models import LanguageModel, check_same_size, does_encode, same_model
-from polydraft.probs import Noise, SamplingParams, shortlist, usable, whole_row
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.schemes import (
     IID,
@@ -24,8 +24,7 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Chain, Draft, Fixed, Frontier, TreePolicy, TreeShape, grow, is_dynamic
-from polydraft.trees.policies import stopping
+from polydraft.trees import Chain, Draft, Fixed, Frontier, TreePolicy, TreeShape, grow
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -33,10 +32,6 @@ GREEDY = Fixed(TreeShape(((3,), (2, 1, 0), (2, 1, 0), (1, 1, 0), (1, 1), (1, 0))
 """The tree that gave the embedded pair most tokens per second at temperature 0, on two CPU cores."""
 CHAIN = Chain(5)
 """What did above it: on a CPU second drafts cost more than they are accepted for."""
-LISTED = 256
-"""How many tokens nodes with several drafts draw from."""
-MOST_WHOLE = 1 << 15
-"""Rows of larger vocabularies are always cut: what whole ones cost and bring there has not been measured."""
 
 
 def model_defaults(params: SamplingParams) -> Defaults:
@@ -77,8 +72,7 @@ class ModelDrafter(Drafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if self.shortlist_size is not None and self.shortlist_size < 1:
-            raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {self.shortlist_size}.")
+        check_listed(self.shortlist_size)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest tokens at temperature 0, and a drawn chain above it (docs/performance.md)."""
@@ -109,7 +103,7 @@ class ModelDrafter(Drafter):
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
-        size = self._listed(scheme, policy, state.vocab_size)
+        size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
         complete = size is None and self.model.vocab_size >= state.vocab_size
         draft = replace(draft, whole=True) if complete else draft
@@ -131,25 +125,8 @@ class ModelDrafter(Drafter):
         """Tell whether a state is one of this model."""
         return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)
 
-    def _listed(self, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:
-        """Return how many tokens of each row are drawn from; None for all."""
-        size = LISTED if self.shortlist_size is None else self.shortlist_size
-        children = policy.shape.max_children
-        if is_dynamic(policy):
-            return size
-        if scheme.deterministic and stopping(policy) is None:  # who stops looks at chances
-            return min(size, max(children, 1))
-        return None if self.shortlist_size is None and children == 1 and vocab_size <= MOST_WHOLE else size
-
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits, fine = state.reader.grow(text, frontier)[..., : state.vocab_size], None
-        if logits.device.type != "cpu":  # which would have to be waited for
-            logits, fine = usable(logits)
-        if size is None:
-            tokens, probs = whole_row(logits, state.params, check=fine is None)
-        else:
-            tokens, probs = shortlist(logits, state.params, size, check=fine is None)
-        probs = probs if fine is None else probs * fine.unsqueeze(-1)
-        return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs
+        logits = state.reader.grow(text, frontier)[..., : state.vocab_size]
+        return draft_rows(logits, state.params, size, scheme)

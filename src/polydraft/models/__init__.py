@@ -1,6 +1,7 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
+from polydraft.models.checkpoints.plain import PlainFolder, plain_config, read_plain, write_plain
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
@@ -32,6 +33,7 @@ from polydraft.models.generation import (
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
 from polydraft.models.loading import Pair, check_same_size, check_same_source, load, load_draft, load_pair, save
 from polydraft.models.memory import check_memory, module_of, weight_bytes
+from polydraft.models.packing import linear_of, pack_linear_layers
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_encode, does_remember
 from polydraft.models.sources.given import sources_of
 from polydraft.models.sources.inputs import OF_DECODERS, check_made_inside, main_input, own_inputs, read_size
@@ -62,6 +64,7 @@ __all__ = [
     "Layer",
     "Message",
     "Pair",
+    "PlainFolder",
     "Prepared",
     "Refusal",
     "RowProcessor",
@@ -89,6 +92,7 @@ __all__ = [
     "fork_all",
     "inputs_beside",
     "is_prepared",
+    "linear_of",
     "load",
     "load_draft",
     "load_pair",
@@ -96,9 +100,12 @@ __all__ = [
     "module_of",
     "one_row",
     "own_inputs",
+    "pack_linear_layers",
+    "plain_config",
     "prepare_by_hugging_face",
     "prompts_by_name",
     "prompts_of",
+    "read_plain",
     "read_size",
     "require_count",
     "same_model",
@@ -109,4 +116,5 @@ __all__ = [
     "warn_of_serial",
     "weight_bytes",
     "weights_of",
+    "write_plain",
 ]

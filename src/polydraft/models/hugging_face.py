@@ -67,6 +67,7 @@ class HuggingFaceModel:
         self.vocab_size: int = config.vocab_size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
+        self.width: int = config.hidden_size
         self.windows = windows_of(config)
         arguments = inspect.signature(self.model.forward).parameters
         self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
@@ -232,6 +233,17 @@ class HuggingFaceModel:
         if not isinstance(head, nn.Module):
             raise UnsupportedModel(f"{type(self.model).__name__} has no output head that can be called by itself.")
         return head(states)
+
+    def output_rows(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
+        """Return the rows of the output head for some tokens, whose products with final states are their logits.
+
+        Raises:
+            UnsupportedModel: the output head is not a plain product.
+        """
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise UnsupportedModel(f"The output head of {type(self.model).__name__} is no plain product of its rows.")
+        return head.weight.detach()[tokens.to(head.weight.device)]
 
     def first_layers(self, count: int) -> "HuggingFaceModel":
         """Return the model of the first layers, with the last norm and the head behind them; weights are shared.

@@ -83,6 +83,13 @@ def packed_product(
     return lambda rows: _multiplied(rows, packed, bias)
 
 
+def linear_of(weight: Float[Tensor, "o i"]) -> nn.Linear:
+    """Return a frozen linear layer without a bias over these rows, packed where that helps."""
+    plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    return PackedLinear(plain) if can_pack(weight) and weight.numel() > SMALL else plain
+
+
 def _packed(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
 

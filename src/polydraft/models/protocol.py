@@ -173,6 +173,10 @@ class LanguageModel(Protocol):
         """Return the logits of final hidden states, by the output head."""
         raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
 
+    def output_rows(self, tokens: Int[Tensor, "k"]) -> Float[Tensor, "k d"]:
+        """Return the rows of the output head for some tokens, whose products with final states are their logits."""
+        raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
+
     def first_layers(self, count: int) -> "LanguageModel":
         """Return the model of the first layers, with the last norm and the head behind them."""
         raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")

@@ -30,7 +30,7 @@ def read_config(source: Source) -> dict[str, Any]:
         CheckpointError: there is none, it cannot be read, or it says what cannot be.
         UnsupportedModel: it asks for code of its own, or is of a kind that transformers does not know.
     """
-    said = _read_json(_config_file(source), source)
+    said = read_json(config_file(source), source)
     kind = said.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError(f"{CONFIG} in {source.name} does not say what model it is: its model_type is {kind!r}.")
@@ -55,15 +55,15 @@ def check_weights(source: Source) -> None:
         CheckpointError: a file is missing, or is no such file.
     """
     folder = Path(source.path)
-    if not source.is_local or "transformers_weights" in _read_json(folder / CONFIG, source):
+    if not source.is_local or "transformers_weights" in read_json(folder / CONFIG, source):
         return
     if (folder / SAFE).exists():
         _check_header(folder / SAFE, source)
     elif (folder / SAFE_INDEX).exists():
-        for shard in _shards(folder / SAFE_INDEX, source):
+        for shard in shards(folder / SAFE_INDEX, source):
             _check_header(shard, source)
     elif (folder / PICKLED_INDEX).exists() and not (folder / PICKLED).exists():
-        _shards(folder / PICKLED_INDEX, source)
+        shards(folder / PICKLED_INDEX, source)
     elif not (folder / PICKLED).exists():
         raise CheckpointError(f"No model can be loaded from {source.name}: it holds no {SAFE}{_instead(folder)}.")
 
@@ -81,10 +81,15 @@ def check_tokenizer_files(source: Source) -> None:
         raise CheckpointError(f"No tokenizer can be loaded from {source.name}: it holds no tokenizer.json.")
     settings = folder / "tokenizer_config.json"
     if settings.exists():
-        _read_json(settings, source)
+        read_json(settings, source)
 
 
-def _config_file(source: Source) -> Path:
+def config_file(source: Source) -> Path:
+    """Return the file of a model's configuration, brought from the hub if it is there.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if source.is_local:
         return Path(source.path) / CONFIG
     try:
@@ -96,7 +101,7 @@ def _config_file(source: Source) -> Path:
     return Path(found)
 
 
-def _read_json(path: Path, source: Source) -> dict[str, Any]:
+def read_json(path: Path, source: Source) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
@@ -145,13 +150,13 @@ def _check_size(said: dict[str, Any], names: Iterable[str], source: Source) -> N
             raise CheckpointError(f"{CONFIG} in {source.name} says that {name} is {value!r}; it must be at least 1.")
 
 
-def _shards(index: Path, source: Source) -> list[Path]:
+def shards(index: Path, source: Source) -> list[Path]:
     """Return the files that an index names.
 
     Raises:
         CheckpointError: it names none, or one that is missing.
     """
-    named = _read_json(index, source).get("weight_map")
+    named = read_json(index, source).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(one, str) for one in named.values()):
         raise CheckpointError(f"{index.name} in {source.name} names no files: its weight_map is missing or damaged.")
     files = [index.parent / name for name in sorted({*named.values()})]

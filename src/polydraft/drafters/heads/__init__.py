@@ -1,0 +1,1 @@
+"""Draft heads: drafters trained on the hidden states of their target."""

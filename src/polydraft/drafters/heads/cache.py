@@ -1,0 +1,65 @@
+"""Keys and values of a head's layers: slot j holds the j-th token of a row, and what is drafted lies behind."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.drafters.heads.layers import Anatomy, Seen
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCache:
+    """Preallocated keys and values; the last slot takes what belongs to no token.
+
+    Args:
+        keys: rotated keys.
+        values: values.
+    """
+
+    keys: Float[Tensor, "l b g m h"]
+    values: Float[Tensor, "l b g m h"]
+
+    @classmethod
+    def new(cls, anatomy: Anatomy, layers: int, rows: int, capacity: int, like: Tensor) -> "HeadCache":
+        """Return an empty cache with `capacity` slots a row, on the device and in the precision of `like`."""
+        shape = (layers, rows, anatomy.groups, capacity + 1, anatomy.channels)
+        return cls(like.new_zeros(shape), like.new_zeros(shape))
+
+    def writer(self, layer: int, slots: Int[Tensor, "b n"], stop: int) -> Seen:
+        """Return what stores the keys and values of a pass in their slots, and shows the first `stop` slots.
+
+        Args:
+            layer: whose.
+            slots: where, per token; -1 for tokens that are padding.
+            stop: how many slots the pass may look at.
+        """
+
+        def seen(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self.write(layer, slots, keys, values)
+            return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+
+        return seen
+
+    def write(self, layer: int, slots: Int[Tensor, "b n"], keys: Tensor, values: Tensor) -> None:
+        """Store keys and values, "b g n h" each, in their slots; those of slot -1 are lost."""
+        last = self.keys.shape[3] - 1
+        rows = torch.arange(len(slots), device=slots.device).unsqueeze(-1)
+        places = slots.where(slots >= 0, last)
+        self.keys[layer].transpose(1, 2)[rows, places] = keys.transpose(1, 2)
+        self.values[layer].transpose(1, 2)[rows, places] = values.transpose(1, 2)
+
+    def join(self, row: int, other: "HeadCache") -> "HeadCache":
+        """Return a cache in which the only row of another one takes the place of a row, or comes behind the last.
+
+        The other's slots beyond this one's room are left out: nothing was read into them that could be kept.
+        """
+        if row == self.keys.shape[1]:
+            return HeadCache(
+                *(torch.cat([own, own.new_zeros(own[:, :1].shape)], dim=1) for own in (self.keys, self.values))
+            ).join(row, other)
+        shared = min(self.keys.shape[3], other.keys.shape[3]) - 1
+        self.keys[:, row, :, :shared] = other.keys[:, 0, :, :shared]
+        self.values[:, row, :, :shared] = other.values[:, 0, :, :shared]
+        return self

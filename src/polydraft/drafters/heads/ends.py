@@ -1,0 +1,119 @@
+"""The two ends of a head, its own or the target's: the embeddings that it reads and the rows that it drafts from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.models import LanguageModel, linear_of
+from polydraft.trees import Propose
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEnds:
+    """A head's ends, for one target.
+
+    Args:
+        embed: token ids to input embeddings.
+        output: final hidden states to logits of the head's tokens.
+        tokens: the head's tokens, as ids of the target; None where they are the same.
+    """
+
+    embed: Callable[[Int[Tensor, "b n"]], Float[Tensor, "b n d"]]
+    output: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b n v"]]
+    tokens: Int[Tensor, " v"] | None
+
+    def named(self, propose: Propose) -> Propose:
+        """Return a proposal that lists the target's token ids, given one that lists the head's."""
+        if self.tokens is None:
+            return propose
+        tokens = self.tokens
+
+        def renamed(frontier):
+            places, probs = propose(frontier)
+            return tokens[places], probs
+
+        return renamed
+
+
+class HeadEnds(nn.Module):
+    """What a head has of its own at its ends; the target's is taken for the rest.
+
+    Args:
+        embed_tokens: input embeddings; None for the target's.
+        lm_head: output rows of the head's tokens; None for the target's.
+        tokens: the head's tokens, as rising ids of the target; None for all of them.
+        scale: what embeddings are multiplied by.
+        multiplier: what logits are multiplied by.
+        softcap: logits become softcap * tanh(logits / softcap); None leaves them.
+
+    Raises:
+        InvalidParameter: there are not as many output rows as tokens.
+    """
+
+    def __init__(
+        self,
+        embed_tokens: nn.Embedding | None = None,
+        lm_head: nn.Linear | None = None,
+        tokens: Int[Tensor, " v"] | None = None,
+        scale: float = 1.0,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens, self.lm_head = embed_tokens, lm_head
+        self.register_buffer("tokens", tokens)
+        self.scale, self.multiplier, self.softcap = scale, multiplier, softcap
+        if lm_head is not None and tokens is not None and lm_head.out_features != len(tokens):
+            raise InvalidParameter(f"A head of {len(tokens)} tokens has {lm_head.out_features} output rows.")
+
+    def bound(self, target: LanguageModel, width: int) -> BoundEnds:
+        """Return the ends for a target.
+
+        Args:
+            target: the target.
+            width: the head's hidden width.
+
+        Raises:
+            InvalidParameter: the target's embeddings have another width, and the head has none of its own.
+            VocabularyMismatch: the head has tokens that the target does not have.
+        """
+        self._check(target, width)
+        tokens = self.get_buffer("tokens") if self.tokens is not None else None
+        embed: Callable[[Tensor], Tensor] = target.embedded if self.embed_tokens is None else self.embed_tokens
+        if self.lm_head is not None:
+            output: Callable[[Tensor], Tensor] = self.lm_head
+        else:
+            output = target.unembedded if tokens is None else linear_of(target.output_rows(tokens))
+        return BoundEnds(
+            embed if self.scale == 1 else lambda ids: embed(ids) * self.scale,
+            output if self.multiplier == 1 and self.softcap is None else lambda states: self._shaped(output(states)),
+            tokens,
+        )
+
+    def _shaped(self, logits: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+        logits = logits * self.multiplier
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def _check(self, target: LanguageModel, width: int) -> None:
+        if self.embed_tokens is None:
+            found = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.device)).shape[-1]
+            if found != width:
+                raise InvalidParameter(
+                    f"The head is {width} wide and the target's embeddings {found}: it was trained for another target."
+                )
+        elif self.embed_tokens.num_embeddings < target.vocab_size:
+            raise VocabularyMismatch(
+                f"The head knows {self.embed_tokens.num_embeddings} tokens and the target has {target.vocab_size}: it "
+                "was trained for another target."
+            )
+        most = None if self.tokens is None else int(self.get_buffer("tokens").max()) + 1
+        rows = self.lm_head.out_features if self.lm_head is not None and most is None else most
+        if rows is not None and rows > target.vocab_size:
+            raise VocabularyMismatch(
+                f"The head drafts {rows} tokens and the target has {target.vocab_size}: it was trained for another "
+                "target."
+            )

@@ -1,0 +1,1 @@
+"""Folders of published heads, read and written."""

@@ -1,0 +1,225 @@
+"""What readers of head folders share: values of a configuration, and tensors of which none is left over."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polydraft.drafters.heads.layers import Anatomy, Rotation
+from polydraft.errors import CheckpointError, is_number, is_whole, shown
+from polydraft.models import PlainFolder
+
+TABLES = ("rope_scaling", "rope_parameters")
+
+
+@dataclass(frozen=True, eq=False)
+class Fields:
+    """A configuration, read with checks.
+
+    Args:
+        name: the folder, for messages.
+        config: the values; where a name is in several tables, that of the first counts.
+        beside: further tables, such as `dflash_config`.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    beside: tuple[Mapping[str, Any], ...] = ()
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        """Return a value as it is written; a missing or null one is `otherwise`."""
+        for table in (self.config, *self.beside):
+            if table.get(name) is not None:
+                return table[name]
+        return otherwise
+
+    def count(self, name: str, otherwise: int | None = None, least: int = 1) -> int:
+        """Return a whole number.
+
+        Raises:
+            CheckpointError: it is none, or too small.
+        """
+        value = self.get(name, otherwise)
+        if not is_whole(value) or value < least:
+            raise CheckpointError(
+                f"config.json in {self.name} says that {name} is {shown(value)}; it must be a number."
+            )
+        return value
+
+    def number(self, name: str, otherwise: float) -> float:
+        """Return a number.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        value = self.get(name, otherwise)
+        if not is_number(value):
+            raise CheckpointError(
+                f"config.json in {self.name} says that {name} is {shown(value)}; it must be a number."
+            )
+        return float(value)
+
+    def counts(self, name: str, least: int = 0) -> tuple[int, ...]:
+        """Return a list of whole numbers.
+
+        Raises:
+            CheckpointError: it is none, or empty.
+        """
+        value = self.get(name)
+        if not isinstance(value, list | tuple) or not value or not all(is_whole(one) and one >= least for one in value):
+            raise CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; it must be a list.")
+        return tuple(value)
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Return a table of values; an empty one if there is none.
+
+        Raises:
+            CheckpointError: there is something else of that name.
+        """
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; it must be a table.")
+        return value
+
+    def rotation(self, theta: float = 10_000.0) -> Rotation:
+        """Return the rotary positions.
+
+        Raises:
+            CheckpointError: they are of a kind that heads do not have.
+        """
+        scaling = {**self.table("rope_scaling"), **self.table("rope_parameters")}
+        own = Fields(self.name, scaling)
+        base = own.number("rope_theta", self.number("rope_theta", theta))
+        kind = own.get("rope_type", own.get("type", "default"))
+        if kind in ("default", None):
+            return Rotation(base)
+        if kind == "linear":
+            return Rotation(base, "linear", own.number("factor", 1.0))
+        if kind == "llama3":
+            return Rotation(
+                base,
+                "llama3",
+                own.number("factor", 1.0),
+                own.number("low_freq_factor", 1.0),
+                own.number("high_freq_factor", 4.0),
+                own.count("original_max_position_embeddings", 8192),
+            )
+        raise CheckpointError(f"config.json in {self.name} asks for rotary positions of kind {shown(kind)}.")
+
+    def anatomy(self, *, normed: bool = False, theta: float = 10_000.0, eps: float = 1e-6) -> Anatomy:
+        """Return the sizes of Llama's and Qwen's layers.
+
+        Args:
+            normed: whether queries and keys are normed per head.
+            theta: the base of rotary positions where none is written.
+            eps: what norms add where nothing is written.
+
+        Raises:
+            CheckpointError: a size is missing, or they do not fit each other.
+        """
+        width, heads = self.count("hidden_size"), self.count("num_attention_heads")
+        groups, channels = self.count("num_key_value_heads", heads), self.count("head_dim", max(width // heads, 1))
+        activation = self.get("hidden_act", "silu")
+        if activation != "silu":
+            raise CheckpointError(f"config.json in {self.name} asks for the activation {shown(activation)}, not silu.")
+        if heads % groups or channels % 2:
+            raise CheckpointError(
+                f"config.json in {self.name} has {heads} query heads of {channels} channels on {groups} key heads."
+            )
+        bias = bool(self.get("attention_bias", False))
+        return Anatomy(
+            width=width,
+            inner=self.count("intermediate_size"),
+            heads=heads,
+            groups=groups,
+            channels=channels,
+            eps=self.number("rms_norm_eps", eps),
+            bias=bias or bool(self.get("qkv_bias", False)),
+            output_bias=bias,
+            normed=normed,
+            rotation=self.rotation(theta),
+        )
+
+
+@dataclass(eq=False)
+class Tensors:
+    """The tensors of a folder, of which every one must be used.
+
+    Args:
+        folder: the folder.
+        left: those that nobody took yet, by their names.
+    """
+
+    folder: PlainFolder
+    left: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: PlainFolder, prefixes: Iterable[str] = ("model.",)) -> "Tensors":
+        """Take up a folder's tensors; a prefix that stands before some names is dropped."""
+        named: dict[str, Tensor] = {}
+        for name, value in folder.tensors.items():
+            short = next((name.removeprefix(one) for one in prefixes if name.startswith(one)), name)
+            if short in named:
+                raise CheckpointError(f"{folder.file} in {folder.name} holds {short} twice, with and without a prefix.")
+            named[short] = value
+        return cls(folder, named)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a tensor is there and was not taken."""
+        return name in self.left
+
+    def take(self, name: str) -> Tensor:
+        """Return a tensor.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        if name not in self.left:
+            raise CheckpointError(f"The head in {self.folder.name} is not complete: {name} is missing.")
+        return self.left.pop(name)
+
+    def drop(self, *names: str) -> None:
+        """Leave out tensors that say nothing new, where they are there."""
+        for name in names:
+            self.left.pop(name, None)
+
+    def fill(self, module: nn.Module, prefix: str = "", rename: Mapping[str, str] | None = None) -> None:
+        """Put the tensors of a module's parameters into it.
+
+        Args:
+            module: the module, of the right shapes.
+            prefix: what stands before its names in the folder.
+            rename: names in the folder, by names in the module, where they differ.
+
+        Raises:
+            CheckpointError: one is missing, has another shape, or holds what is no number.
+        """
+        for name, parameter in module.named_parameters():
+            wanted = prefix + ((rename or {}).get(name, name))
+            found = self.take(wanted)
+            if found.shape != parameter.shape:
+                raise CheckpointError(
+                    f"The head in {self.folder.name} is damaged: {wanted} has shape {list(found.shape)}, and its "
+                    f"config.json asks for {list(parameter.shape)}."
+                )
+            if not bool(torch.isfinite(found).all()):
+                raise CheckpointError(
+                    f"The head in {self.folder.name} is damaged: {wanted} holds values that are no numbers."
+                )
+            with torch.no_grad():
+                parameter.copy_(found)
+
+    def done(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+            CheckpointError: there are tensors that no part of the head takes: it is of another format.
+        """
+        if self.left:
+            more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
+            raise CheckpointError(
+                f"{self.folder.file} in {self.folder.name} holds {min(self.left)}{more}, which this kind of head does "
+                "not have."
+            )

@@ -1,0 +1,136 @@
+"""Folders of plain tensors, such as draft heads: a configuration and numbers, whatever they are for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.utils.hub import cached_file
+
+from polydraft.errors import CheckpointError
+from polydraft.models.checkpoints.contents import (
+    CONFIG,
+    PICKLED,
+    PICKLED_INDEX,
+    SAFE,
+    SAFE_INDEX,
+    config_file,
+    read_json,
+    shards,
+)
+from polydraft.models.checkpoints.places import Source, find
+from polydraft.models.checkpoints.reasons import reason
+
+MEDUSA = "medusa_lm_head"
+"""What Medusa's own tools call the file of their heads."""
+FILES = (SAFE, SAFE_INDEX, f"{MEDUSA}.safetensors", PICKLED, PICKLED_INDEX, f"{MEDUSA}.pt")
+"""The files of weights, in the order in which they are looked for: those that cannot hold code come first."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlainFolder:
+    """What is in a folder of plain tensors.
+
+    Args:
+        name: the folder or hub name as it was given, quoted for messages.
+        config: its config.json.
+        tensors: all tensors, by name, on the host.
+        file: which file they are in, or which index names the files.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    file: str
+
+
+def plain_config(name: object) -> tuple[Source, Mapping[str, Any]]:
+    """Return where a name leads and the config.json there, before any weights are read.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    source = find(name)
+    if source.gguf:
+        raise CheckpointError(f"{source.name} is a GGUF file; a draft head is a folder with config.json.")
+    return source, read_json(config_file(source), source)
+
+
+def read_plain(name: object) -> PlainFolder:
+    """Read all of a folder, or of a hub repository; no code is run and nothing but numbers is taken.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or pickled weights hold more than numbers.
+    """
+    source, config = plain_config(name)
+    file = next((found for one in FILES if (found := _file(source, one)) is not None), None)
+    if file is None:
+        raise CheckpointError(f"No head can be loaded from {source.name}: it holds no {SAFE}.")
+    tensors: dict[str, Tensor] = {}
+    parts = _parts(file, source) if file.name in (SAFE_INDEX, PICKLED_INDEX) else [file]
+    for part in parts:
+        try:
+            tensors |= _tensors(part)
+        except Exception as error:
+            raise CheckpointError(
+                f"No head can be loaded from {source.name}: {part.name} is damaged ({reason(error)})."
+            ) from error
+    return PlainFolder(source.name, config, tensors, file.name)
+
+
+def write_plain(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], card: str = "") -> None:
+    """Write config.json, model.safetensors and, if given, README.md into a folder.
+
+    Raises:
+        CheckpointError: they cannot be written; why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        save_file(kept, str(folder / SAFE), metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if card:
+            (folder / "README.md").write_text(card, encoding="utf-8")
+    except Exception as error:
+        raise CheckpointError(f"The head cannot be saved in {folder}: {reason(error)}.") from error
+
+
+def _file(source: Source, name: str) -> Path | None:
+    """Return a file's place on this machine; None if there is none."""
+    if source.is_local:
+        path = Path(source.path) / name
+        return path if path.is_file() else None
+    try:
+        found = cached_file(
+            source.path, name, local_files_only=source.offline, _raise_exceptions_for_missing_entries=False
+        )
+    except Exception as error:
+        raise CheckpointError(f"No head can be loaded from {source.name}: {reason(error)}.") from error
+    return None if found is None else Path(found)
+
+
+def _parts(index: Path, source: Source) -> list[Path]:
+    """Return the files that an index names, brought from the hub if they are there."""
+    if source.is_local:
+        return shards(index, source)
+    named = read_json(index, source).get("weight_map")
+    names = sorted({*named.values()}) if isinstance(named, dict) else []
+    found = [_file(source, str(one)) for one in names]
+    if not found or None in found:
+        raise CheckpointError(f"The head in {source.name} is not complete: {index.name} names a file that is missing.")
+    return [one for one in found if one is not None]
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        with safe_open(str(file), framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise ValueError("it holds something else than named tensors")
+    return {str(name): value for name, value in found.items()}
