@@ -1,7 +1,15 @@
 """polydraft: faster text generation with exactly the same output distribution, by multi-draft speculative decoding."""
 
 from polydraft.catalogue import parse_policy
-from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft
+from polydraft.drafters import (
+    BlockDrafter,
+    EnsembleDrafter,
+    LookupFirst,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    load_head,
+)
 from polydraft.engine import (
     Block,
     Comparison,
@@ -16,12 +24,13 @@ from polydraft.engine import (
     compare,
     generate,
     generate_many,
+    load,
     stream,
 )
 from polydraft.engine.planning import PairPlan, load_plan, tune
 from polydraft.errors import PolydraftError
 from polydraft.fetching import fetch
-from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load, load_pair
+from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.schemes import (
     IID,
@@ -83,6 +92,7 @@ __all__ = [
     "AdaptiveThreshold",
     "BestFirst",
     "Block",
+    "BlockDrafter",
     "BlockVerification",
     "BottomUp",
     "ByShape",
@@ -148,6 +158,7 @@ __all__ = [
     "generate",
     "generate_many",
     "load",
+    "load_head",
     "load_pair",
     "load_plan",
     "parse_policy",

@@ -23,11 +23,11 @@ from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
-from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, stream
+from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, StreamDecoder, load, load_pair, text_of
+from polydraft.models import Pair, StreamDecoder, load_pair, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import TakingPolicy, TreePolicy
 

@@ -38,8 +38,9 @@ from polydraft.cli.arguments import idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
+from polydraft.engine import load_models
 from polydraft.errors import InvalidParameter, ResultsError
-from polydraft.models import Pair, load, load_pair
+from polydraft.models import Pair, load_pair
 
 DEFAULT_PROMPTS = ("humaneval", "gsm8k")
 
@@ -127,7 +128,7 @@ def checked(request: LimitsRequest) -> list[Prompt]:
 def _load(request: LimitsRequest) -> Pair:
     if request.target is None:
         return load_pair(dtype=request.dtype, device=request.device)
-    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+    return load_models(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
 def measure_all(

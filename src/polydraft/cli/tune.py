@@ -18,10 +18,10 @@ from polydraft.cli.arguments import idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.engine import Comparison, compare
+from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, Pair, load, load_pair
+from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.trees import Fixed, TreeShape
 
@@ -112,7 +112,7 @@ def check_request(request: TuneRequest) -> None:
 def _load(request: TuneRequest) -> Pair:
     if request.target is None:
         return load_pair(dtype=request.dtype, device=request.device)
-    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+    return load_models(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
 def _fitting(pair: Pair, prompts: Sequence[Tensor], request: TuneRequest) -> list[Tensor]:

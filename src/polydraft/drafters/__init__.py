@@ -1,6 +1,7 @@
 """Drafters: everything that can propose a token tree."""
 
 from polydraft.drafters.ensemble import EnsembleDrafter
+from polydraft.drafters.heads import BlockDrafter, is_head, load_head, write_block
 from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.ngram import NgramDrafter, given_chain
@@ -8,6 +9,7 @@ from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
 
 __all__ = [
+    "BlockDrafter",
     "Decoder",
     "Defaults",
     "Drafter",
@@ -19,7 +21,10 @@ __all__ = [
     "Session",
     "SoundDrafter",
     "given_chain",
+    "is_head",
     "is_sound",
+    "load_head",
     "model_defaults",
     "resumed",
+    "write_block",
 ]

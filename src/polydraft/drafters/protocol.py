@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from torch import nn
+
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -124,6 +126,10 @@ class Drafter(Protocol):
     def models(self) -> tuple[LanguageModel, ...] | None:
         """Return the models whose passes it runs, each once; None where they are not known."""
         return None
+
+    def networks(self) -> tuple[nn.Module, ...]:
+        """Return the networks of its own that are no language models, such as a head's."""
+        return tuple(value for value in vars(self).values() if isinstance(value, nn.Module))
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` if the drafter cannot draft under this scheme."""

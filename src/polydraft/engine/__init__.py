@@ -1,6 +1,7 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
+from polydraft.engine.calls.loading import head_for, load, load_models
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
@@ -38,6 +39,9 @@ __all__ = [
     "default_drafter",
     "generate",
     "generate_many",
+    "head_for",
+    "load",
+    "load_models",
     "stream",
     "summed",
 ]

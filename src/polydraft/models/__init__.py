@@ -4,6 +4,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, read_plain, write_plain
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.compiled import LEVELS, CompiledModel
+from polydraft.models.derived import is_derived
 from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import (
     BUILT_IN,
@@ -91,6 +92,7 @@ __all__ = [
     "first_sentence",
     "fork_all",
     "inputs_beside",
+    "is_derived",
     "is_prepared",
     "linear_of",
     "load",

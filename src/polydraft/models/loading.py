@@ -50,10 +50,16 @@ FOREIGN_CODE = "contains custom code"
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A target, a draft model with the same tokens (or none), and their tokenizer."""
+    """A target, what drafts for it, and their tokenizer.
+
+    Args:
+        target: the target.
+        draft: a draft model with the same tokens, or the drafter of a head; None for neither.
+        tokenizer: the tokenizer of both.
+    """
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None
+    draft: Any
     tokenizer: PreTrainedTokenizerBase
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.environment import load, peak_memory, reset_peak_memory
@@ -41,7 +42,7 @@ def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSetti
     Raises:
         ContextOverflow: none does.
     """
-    models = [pair.target] if pair.draft is None else [pair.target, pair.draft]
+    models = [pair.target, pair.draft] if isinstance(pair.draft, nn.Module) else [pair.target]
     room = min(HuggingFaceModel(model).context for model in models) - settings.max_new_tokens
     good = [one for one in prompts if 0 < encode(pair, one, settings.excerpt_tokens).shape[1] <= room]
     if not good:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from polydraft.bench.speed import (
     LOOKUP_TOKENS,
     PLAIN,
@@ -138,7 +140,7 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
         InvalidParameter: an arm needs a draft model and there is none.
     """
     if not spellings:
-        usual = [spell_arm(name) for name in DEFAULT_ARMS if pair.draft is not None or name != "hf-assisted"]
+        usual = [spell_arm(name) for name in DEFAULT_ARMS if isinstance(pair.draft, nn.Module) or name != "hf-assisted"]
         arms = [_arm(pair, one) for one in usual]
         return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(settings.batch_sizes)]
     arms = [_arm(pair, one) for one in spellings]
@@ -166,6 +168,8 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     if draft is None:
         raise InvalidParameter(f"The arm {one.name!r} needs a draft model: give --draft beside --target.")
     if one.kind == "hf-assisted":
+        if not isinstance(draft, nn.Module):
+            raise InvalidParameter(f"The arm {one.name!r} needs a draft model, and what drafts here is a head.")
         settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
         return assisted_arm(target, draft, **settings)
     drafts = draft if drafter == MODEL else line.of(as_drafter(draft))

@@ -39,7 +39,8 @@ from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
-from polydraft.models import Pair, load, load_pair
+from polydraft.engine import load
+from polydraft.models import Pair, load_pair
 
 
 @dataclass(frozen=True)

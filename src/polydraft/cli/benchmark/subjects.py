@@ -18,8 +18,8 @@ from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import styled
+from polydraft.engine import load_models
 from polydraft.models import Pair, load_pair
-from polydraft.models import load as load_models
 
 TARGET, DRAFT = "target", "draft"
 """What a pair's models are called in results; draft models beside them have their own names."""

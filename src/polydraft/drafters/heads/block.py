@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.layers import Anatomy, Layer, Norm, Seen
 from polydraft.drafters.heads.paths import PathTerm
 from polydraft.errors import InvalidParameter
+from polydraft.models import Layer as TargetLayer
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class BlockShape:
     Args:
         anatomy: sizes of its layers.
         layers: how many.
-        reads: which of the target's hidden states it reads: outputs of so many layers, joined in this order.
+        reads: which of the target's hidden states it reads, joined in this order.
         target_width: the width of these.
         block: slots B, the anchor's included.
         mask_id: the token whose embedding fills the slots behind the anchor; None for an embedding of the head's own.
@@ -46,7 +47,7 @@ class BlockShape:
 
     anatomy: Anatomy
     layers: int
-    reads: tuple[int, ...]
+    reads: tuple[TargetLayer, ...]
     target_width: int
     block: int
     mask_id: int | None

@@ -20,7 +20,8 @@ from polydraft.drafters.heads.reads import check_target, joined_states
 from polydraft.drafters.model import SAMPLED
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
-from polydraft.errors import InvalidParameter
+from polydraft.errors import VocabularyMismatch
+from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
@@ -67,8 +68,8 @@ class BlockDrafter(Drafter):
         check_listed(self.shortlist_size)
 
     @property
-    def reads(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
-        """The target's layers whose output the head reads."""
+    def reads(self) -> tuple[Layer, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
+        """The target's hidden states that the head reads."""
         return self.head.shape.reads
 
     def defaults(self, params: SamplingParams) -> Defaults:
@@ -90,6 +91,11 @@ class BlockDrafter(Drafter):
         """Return an empty cache and the ends for this target."""
         shape = self.head.shape
         target = check_target(session, shape.reads, shape.target_width)
+        if shape.mask_id is not None and shape.mask_id >= target.vocab_size:
+            raise VocabularyMismatch(
+                f"The head's mask is token {shape.mask_id} and the target has {target.vocab_size} tokens: it was "
+                "trained for another target."
+            )
         ends = self.ends.bound(target, shape.anatomy.width)
         room = session.capacity + shape.block
         cache = HeadCache.new(shape.anatomy, shape.layers, len(text.lengths), room, self.head.fc.weight)
@@ -186,14 +192,3 @@ class _Growing:
             return self.state.head.path.begin(self.slots)
         parents = (earlier * torch.arange(1, earlier.shape[-1] + 1, device=earlier.device)).amax(-1) - 1
         return self.paths.gather(1, parents.clamp_min(0).unsqueeze(-1).expand(-1, -1, self.paths.shape[-1]))
-
-
-def check_block(head: BlockHead) -> None:
-    """Check a head's numbers.
-
-    Raises:
-        InvalidParameter: one of its weights is not finite.
-    """
-    for name, value in head.named_parameters():
-        if not bool(torch.isfinite(value).all()):
-            raise InvalidParameter(f"The weight {name} of the head is not finite.")

@@ -8,13 +8,14 @@ from typing import Any, TypeGuard, cast
 from torch import Generator, nn
 
 from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verifier_by_name, word_of
-from polydraft.drafters import Drafter, NgramDrafter
+from polydraft.drafters import Drafter, NgramDrafter, is_head
 from polydraft.engine.calls.chains import chained, without_branches
+from polydraft.engine.calls.loading import head_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, load_draft
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_derived, load_draft
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
@@ -108,6 +109,8 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if _is_word(given):
         return drafter_line(given).make()
     if isinstance(given, str | Path):
+        if not is_derived(given) and is_head(given):
+            return head_for(given, target.model)
         return as_drafter(load_draft(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
         check_same_source(target.model, given)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine.calls.chains import without_branches
@@ -20,7 +20,7 @@ from polydraft.engine.planning.acceptance import OBSERVED, RecordingVerifier, Vi
 from polydraft.engine.planning.costs import ROUNDS, time_draft, time_target
 from polydraft.engine.planning.identity import Machine, PairIdentity
 from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
-from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
 from polydraft.models import HuggingFaceModel, Pair, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Scheme
@@ -221,6 +221,8 @@ class _Watched:
 def _drafter(pair: Pair) -> ModelDrafter:
     if pair.draft is None:
         raise InvalidParameter("A plan is for a target and a draft model, and there is no draft model.")
+    if not isinstance(pair.draft, nn.Module):
+        raise InvalidParameter(f"A plan is for a draft model, and what drafts here is {shown(pair.draft)}.")
     return ModelDrafter(draft_model(pair.draft))
 
 

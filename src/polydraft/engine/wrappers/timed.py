@@ -90,6 +90,7 @@ class TimedModel:
         self.vocab_size = model.vocab_size
         self.context = model.context
         self.device = model.device
+        self.layers, self.width = getattr(model, "layers", None), getattr(model, "width", None)
         self.branches, self.remembers, self.encodes = can_branch(model), does_remember(model), does_encode(model)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:
@@ -108,6 +109,10 @@ class TimedModel:
     def unembedded(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n V"]:
         """Return the logits of the model's own head."""
         return self.model.unembedded(states)
+
+    def output_rows(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
+        """Return rows of the model's own head."""
+        return self.model.output_rows(tokens)
 
     def first_layers(self, count: int) -> LanguageModel:
         """Return the model of the first layers, which drafts, and whose time is the drafter's."""

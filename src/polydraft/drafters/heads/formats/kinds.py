@@ -1,0 +1,66 @@
+"""Which kind of head a folder holds, and its drafter."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polydraft.drafters.heads.formats.blocks import is_block, read_block
+from polydraft.drafters.protocol import Drafter
+from polydraft.errors import CheckpointError
+from polydraft.models import PlainFolder, pack_linear_layers, plain_config, read_plain
+
+
+@dataclass(frozen=True)
+class HeadKind:
+    """A kind of head.
+
+    Args:
+        name: what it is called.
+        told: tells by a configuration whether a folder holds one.
+        read: builds the drafter of what was read; its second argument is the target's number of layers, if known.
+    """
+
+    name: str
+    told: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[PlainFolder, int | None], Drafter]
+
+
+KINDS: tuple[HeadKind, ...] = (HeadKind("block", is_block, read_block),)
+
+
+def is_head(name: object) -> bool:
+    """Tell whether a folder or hub repository holds a draft head, by its configuration; no for what cannot be read."""
+    try:
+        _, config = plain_config(name)
+    except CheckpointError:  # whoever loads it as a model will say so
+        return False
+    return any(kind.told(config) for kind in KINDS)
+
+
+def load_head(
+    name: object,
+    target_layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Drafter:
+    """Load a draft head.
+
+    Args:
+        name: its folder or hub name.
+        target_layers: how many layers its target has, if it is known.
+        dtype: the precision to run it in; the target's.
+        device: where; the target's.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or no head.
+    """
+    folder = read_plain(name)
+    kind = next((one for one in KINDS if one.told(folder.config)), None)
+    if kind is None:
+        raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
+    drafter = kind.read(folder, target_layers)
+    for network in drafter.networks():
+        pack_linear_layers(network.to(device=device, dtype=dtype))
+    return drafter

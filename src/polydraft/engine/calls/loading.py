@@ -1,0 +1,91 @@
+"""Loading a target with what drafts for it: another model, or a head that was trained on its hidden states."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from polydraft.drafters import Drafter, Session, is_head, load_head
+from polydraft.errors import InvalidParameter, shown
+from polydraft.models import HuggingFaceModel, Pair, is_derived
+from polydraft.models import load as load_pair_of_models
+from polydraft.probs import SamplingParams
+from polydraft.reading import Reader, Text
+
+
+def load(
+    target: str | Path, draft: str | Path | None = None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+) -> Pair:
+    """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
+
+    "smollm2" is what `polydraft fetch smollm2` brought. A folder goes before a hub name. The hub is asked once whether
+    it has the name; without a connection its cache is used. Code in a model folder is never run. What transformers has
+    to say about a model is said if it was loaded; if not, the error says it in one sentence.
+
+    Args:
+        target: folder, GGUF file or hub name of the target; or "smollm2".
+        draft: the same of the draft model; the folder or hub name of a draft head; or "self:int8", "self:skip=12-19"
+            (layers) or "self:int8,skip=12-19" for one that is made of the target.
+        dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+
+    Returns:
+        the models; `draft` is a model, or the drafter of a head.
+
+    Raises:
+        CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
+            that name, or the dtype or device is unknown.
+        InvalidParameter: a head for another target.
+        MissingExtra: a GGUF file is named, and the package that reads it is not installed.
+        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
+        VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
+    """
+    if draft is None or is_derived(draft) or not is_head(draft):
+        return load_pair_of_models(target, draft, dtype=dtype, device=device)
+    pair = load_pair_of_models(target, dtype=dtype, device=device)
+    return replace(pair, draft=head_for(draft, pair.target))
+
+
+def load_models(
+    target: str | Path, draft: str | Path | None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+) -> Pair:
+    """Load a target and a draft model, for what needs a model of both.
+
+    Raises:
+        InvalidParameter: the draft is a head; beside that what `load` raises.
+    """
+    if draft is not None and not is_derived(draft) and is_head(draft):
+        raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
+    return load_pair_of_models(target, draft, dtype=dtype, device=device)
+
+
+def head_for(name: str | Path, target: PreTrainedModel) -> Drafter:
+    """Load a draft head for a target that is there already, onto its device and in its precision.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        InvalidParameter: it is a head for another target.
+        UnsupportedModel: the target cannot score drafts.
+        VocabularyMismatch: it has tokens that the target does not have.
+    """
+    model = HuggingFaceModel(target)
+    head = load_head(name, model.layers, target.dtype, model.device)
+    check_head(head, model)
+    return head
+
+
+def check_head(head: Drafter, target: HuggingFaceModel) -> None:
+    """Check that a head can draft for a target, by beginning a text of one token.
+
+    Raises:
+        InvalidParameter: it was trained for another target.
+        VocabularyMismatch: it has tokens that the target does not have.
+    """
+    token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    room = 8
+    reader = Reader.new(target, 1, room, head.reads)
+    head.start(
+        Text(token, torch.ones(1, dtype=torch.int64, device=target.device)),
+        Session(SamplingParams(), room, target.vocab_size, reader),
+    )
