@@ -84,7 +84,7 @@ class Norm(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return the scaled states."""
-        wide = states.float()
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(states.dtype)
 
