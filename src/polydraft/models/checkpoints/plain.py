@@ -83,8 +83,17 @@ def read_plain(name: object) -> PlainFolder:
     return PlainFolder(source.name, config, tensors, file.name)
 
 
-def write_plain(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], card: str = "") -> None:
-    """Write config.json, model.safetensors and, if given, README.md into a folder.
+def write_plain(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], card: str = "", file: str = SAFE
+) -> None:
+    """Write config.json, the tensors and, if given, README.md into a folder.
+
+    Args:
+        folder: where to.
+        config: the configuration.
+        tensors: all tensors.
+        card: the text of README.md; "" for none.
+        file: what the file of the tensors is called.
 
     Raises:
         CheckpointError: they cannot be written; why.
@@ -92,7 +101,7 @@ def write_plain(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
     try:
         folder.mkdir(parents=True, exist_ok=True)
         kept = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        save_file(kept, str(folder / SAFE), metadata={"format": "pt"})
+        save_file(kept, str(folder / file), metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if card:
             (folder / "README.md").write_text(card, encoding="utf-8")

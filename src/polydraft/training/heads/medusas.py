@@ -1,0 +1,127 @@
+"""Training Medusa's heads: every token of a text is a place to draft from, for all heads at once.
+
+The heads read the target's last hidden state at token t. Head i predicts token t + i + 2, whose law by the target
+follows from the target's own state at token t + i + 1.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
+from polydraft.errors import InvalidParameter
+from polydraft.training.heads.losses import agreement, cross_entropy, weighted
+from polydraft.training.heads.targets import TargetEnds
+
+RowLoss = Callable[[Float[Tensor, "n V"], Float[Tensor, "n V"]], Float[Tensor, " n"]]
+"""A loss of a head's logits and the target's probabilities, such as `soft_cross_entropy` or `total_variation`."""
+
+
+def new_heads(target: TargetEnds, drafts: int, layers: int = 1, *, own_rows: bool = False) -> MedusaHeads:
+    """Return heads that all predict what the target's head does, as blocks that change nothing.
+
+    Args:
+        target: the target's output rows and the heads' tokens.
+        drafts: how many heads.
+        layers: blocks of each.
+        own_rows: whether every head has output rows of its own, which begin as the target's.
+    """
+    width, vocab = target.rows.shape[1], len(target.embedding)
+    return MedusaHeads([_new_head(target, layers, own_rows) for _ in range(drafts)], width, target.tokens, vocab)
+
+
+def _new_head(target: TargetEnds, layers: int, own_rows: bool) -> MedusaHead:
+    count, width = target.rows.shape
+    rows = nn.Linear(width, count, bias=False, device=target.rows.device) if own_rows else None
+    if rows is not None:
+        with torch.no_grad():
+            rows.weight.copy_(target.rows)
+    return MedusaHead(width, layers, rows).to(target.rows.device)
+
+
+class MedusaTraining(nn.Module):
+    """Medusa's heads with their loss: a batch of texts in, the loss and what they draft like out.
+
+    The loss is sum_i decay^i L_i, where L_i is the mean over all places of head i's loss (Medusa's trainer in axolotl:
+    cross entropy of the text's tokens, decay 0.8).
+
+    Args:
+        heads: what is trained.
+        target: the target's output rows, frozen.
+        decay: how much less a head counts than the one before it.
+        row_loss: a loss against the target's law; None for the cross entropy of the text's tokens.
+        places: drawn places per text, on average, to bound memory; None for all of them.
+
+    Raises:
+        InvalidParameter: the heads have other tokens than the target's rows.
+    """
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        target: TargetEnds,
+        decay: float = 0.8,
+        row_loss: RowLoss | None = None,
+        places: int | None = None,
+    ) -> None:
+        super().__init__()
+        tokens = heads.known
+        same = tokens is target.tokens or (
+            tokens is not None and target.tokens is not None and torch.equal(tokens.cpu(), target.tokens.cpu())
+        )
+        if not same or heads.rows not in (None, len(target.rows)):
+            raise InvalidParameter(f"The heads draft other tokens than the {len(target.rows)} of the target's rows.")
+        self.heads, self.decay, self.row_loss, self.places = heads, decay, row_loss, places
+        self.ends = (target,)  # a tuple, so that the target is no part of what is trained and saved
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        features: Float[Tensor, "b t r"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
+    ) -> dict[str, Tensor]:
+        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
+        (target,) = self.ends
+        asked = asked_for(valid.bool(), len(self.heads))
+        rows, columns = self._drawn(asked.any(-1).nonzero()).unbind(-1)
+        states = final[rows, columns]
+        losses: list[Tensor] = []
+        overlaps: list[Tensor] = []
+        counts: list[Tensor] = []
+        for draft in range(len(self.heads)):
+            there = asked[rows, columns, draft]
+            known = (columns + draft + 1).clamp_max(ids.shape[1] - 1)
+            label = (known + 1).clamp_max(ids.shape[1] - 1)
+            laws = target.laws(final[rows, known], lse[rows, known])
+            logits = self.logits(draft, states)
+            overlap = agreement(logits, laws)
+            if self.row_loss is None:
+                values = cross_entropy(logits, target.place_of(ids[rows, label]))
+            else:
+                values = self.row_loss(logits, laws)
+            weights = there.to(values)
+            losses.append(self.decay**draft * weighted(values.where(there, 0.0), weights))
+            counts.append(there.sum())
+            overlaps.append((overlap.where(there, 0.0).sum() / counts[-1].clamp_min(1)).detach())
+        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}
+
+    def logits(self, draft: int, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b V"]:
+        """Return a draft's logits, given the target's last hidden states at the token before the root."""
+        return self.heads.head(draft).logits(states, self.ends[0].output)
+
+    def _drawn(self, found: Int[Tensor, "n 2"]) -> Int[Tensor, "m 2"]:
+        """Return some of the places, drawn without replacement, if there are more than wanted."""
+        if self.places is None:
+            return found
+        texts = len(found[:, 0].unique())
+        return found[torch.randperm(len(found), device=found.device)[: self.places * max(texts, 1)]]
+
+
+def asked_for(valid: Bool[Tensor, "b t"], drafts: int) -> Bool[Tensor, "b t D"]:
+    """Tell for every place t and draft i whether token t + i + 2 is there and valid."""
+    later = nn.functional.pad(valid, (0, drafts + 1))
+    return torch.stack([later[:, draft + 2 : draft + 2 + valid.shape[1]] for draft in range(drafts)], dim=-1)
