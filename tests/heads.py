@@ -51,18 +51,8 @@ def block_head(
 ) -> BlockHead:
     """Return a head with random weights in double precision."""
     torch.manual_seed(seed)
-    own = Anatomy(
-        **{
-            "width": width,
-            "inner": 24,
-            "heads": 4,
-            "groups": 2,
-            "channels": 4,
-            "normed": True,
-            "rotation": Rotation(100.0),
-            **(anatomy or {}),
-        }
-    )
+    sizes = {"width": width, "inner": 24, "heads": 4, "groups": 2, "channels": 4, "normed": True}
+    own = Anatomy(**{**sizes, "rotation": Rotation(100.0), **(anatomy or {})})
     shape = BlockShape(
         **{"anatomy": own, "layers": 2, "reads": (0, 1, 2), "target_width": width, "block": 4, "mask_id": 1, **changes}
     )

@@ -31,7 +31,6 @@ from polydraft.models import Forward, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Text
 from polydraft.schemes import IID, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import Frontier
 from polydraft.verifiers import RecursiveRejectionWithoutReplacement, TopThenSampleRule
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8]]
@@ -123,7 +122,7 @@ def test_slots_are_those_of_the_formula(changes: dict[str, Any]) -> None:
         joined = torch.cat([features.states[layer][row, own] for layer in (0, 1, 2)], -1)
         query = target.embedded(torch.tensor([[tokens[-1], 1, 1, 1]]))[0]
         wanted = by_hand(drafter.head, joined, query, changes.get("windows", (None, None)))
-        torch.testing.assert_close(found[row], wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[row], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_unshifted_block_drafts_from_the_slots_behind_its_anchor() -> None:
@@ -241,16 +240,8 @@ def test_what_is_drafted_after_many_steps_is_what_a_fresh_start_drafts(term: str
     padded, mask = torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.int64)
     for row, tokens in enumerate(ROWS):
         padded[row, 8 - len(tokens) :], mask[row, 8 - len(tokens) :] = torch.tensor(tokens), 1
-    polydraft.generate(
-        target,
-        padded,
-        attention_mask=mask,
-        drafter=watched,
-        policy=Widths((2, 2, 1)),
-        max_new_tokens=20,
-        temperature=1.0,
-        seed=4,
-    )
+    given: dict[str, Any] = {"attention_mask": mask, "policy": Widths((2, 2, 1)), "temperature": 1.0, "seed": 4}
+    polydraft.generate(target, padded, drafter=watched, max_new_tokens=20, **given)
     assert len(seen) > 5
     for rows, slots in seen:
         text = text_of(rows)
@@ -375,4 +366,3 @@ def test_nothing_drawn_of_a_node_changes_its_own_row() -> None:
     draft, _ = drafter.draft(state, text, IID(), Widths((2, 2, 1)), Noise.from_seed(1, 1))
     other, _ = drafter.draft(state, text, IID(), Widths((2, 2, 1)), Noise.from_seed(2, 1))
     torch.testing.assert_close(draft.probs[0, 0], other.probs[0, 0])
-    assert isinstance(Frontier, type)
