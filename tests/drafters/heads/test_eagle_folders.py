@@ -1,0 +1,269 @@
+"""Folders of EAGLE's heads: every form is read, written again, and refused where something is wrong."""
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.drafters.heads.autoregressive import EagleDrafter
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
+from polydraft.drafters.heads.formats.eagle_folders import write_eagle
+from polydraft.drafters.heads.layers import Rotation
+from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.models import HuggingFaceModel, read_plain
+
+VOCAB = 24
+TOKENS = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9, 11, 12, 15, 17, 20, 23])
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return tiny_model("llama", VOCAB, num_hidden_layers=3)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB,
+}
+LAYER = {
+    "self_attn.q_proj.weight": (16, 16),
+    "self_attn.k_proj.weight": (8, 16),
+    "self_attn.v_proj.weight": (8, 16),
+    "self_attn.o_proj.weight": (16, 16),
+    "mlp.gate_proj.weight": (24, 16),
+    "mlp.up_proj.weight": (24, 16),
+    "mlp.down_proj.weight": (16, 24),
+    "post_attention_layernorm.weight": (16,),
+}
+PAIRS = {
+    **{name: (rows[0], 32) if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) else rows
+       for name, rows in LAYER.items()},
+    "hidden_norm.weight": (16,),
+    "input_layernorm.weight": (16,),
+}  # fmt: skip
+
+
+def tensors_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    stream = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=stream) * 0.1 for name, shape in shapes.items()}
+
+
+def under(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def vocabulary(tokens: Tensor = TOKENS) -> dict[str, Tensor]:
+    there = torch.zeros(VOCAB, dtype=torch.bool)
+    there[tokens] = True
+    return {"d2t": tokens - torch.arange(len(tokens)), "t2d": there}
+
+
+FIRST = {"embed_tokens.weight": (VOCAB, 16), "fc.weight": (16, 32), **under("layers.0.", LAYER)}
+THIRD = {"fc.weight": (16, 48), "norm.weight": (16,), "lm_head.weight": (14, 16)}
+SOURCES = {f"fc_norm.{one}.weight": (16,) for one in range(3)}
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": LLAMA,
+    "draft_vocab_size": 14,
+    "eagle_aux_hidden_state_layer_ids": [2, 1, 3],
+}
+FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
+    "eagle": ({**LLAMA, "architectures": ["LlamaForCausalLM"], "bias": False}, tensors_of(FIRST)),
+    "eagle, bias untold": ({**LLAMA, "architectures": ["Eagle"]}, tensors_of({**FIRST, "fc.bias": (16,)})),
+    "vllm": (
+        {"model_type": "eagle", "model": LLAMA, "eagle_fc_bias": True},
+        tensors_of(under("model.", {**FIRST, "fc.bias": (16,)})),
+    ),
+    "eagle 3": (
+        {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 14},
+        {**tensors_of({**THIRD, **under("midlayer.", PAIRS)}), **vocabulary()},
+    ),
+    "specforge": (
+        {**LLAMA, "draft_vocab_size": 14, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 0, 2]}},
+        {**tensors_of({**THIRD, **under("midlayer.", PAIRS)}), **vocabulary()},
+    ),
+    "speculators": (
+        {**SPECULATORS, "norm_before_residual": True},
+        {**tensors_of({**THIRD, **under("layers.0.", PAIRS), "embed_tokens.weight": (VOCAB, 16)}), **vocabulary()},
+    ),
+    "eagle 3.1": (
+        {**SPECULATORS, "norm_output": True, "fc_norm": True},
+        {
+            **tensors_of(
+                {**THIRD, **under("layers.0.", PAIRS), **{f"fc_norm.{one}.weight": (16,) for one in range(3)}}
+            ),
+            **vocabulary(),
+        },
+    ),
+    "gpt-oss": (
+        {**SPECULATORS, "norm_before_fc": True},
+        {**tensors_of({**THIRD, **under("layers.0.", PAIRS), "input_norm.weight": (48,)}), **vocabulary()},
+    ),
+    "speculators, eagle": (
+        {"speculators_model_type": "eagle", "transformer_layer_config": LLAMA, "fusion_bias": True},
+        tensors_of({"fusion_fc.weight": (16, 32), "fusion_fc.bias": (16,), **under("transformer.", LAYER)}),
+    ),
+    "speculators, norms": (
+        {"speculators_model_type": "eagle", "transformer_layer_config": LLAMA, "layernorms": True},
+        tensors_of(
+            {
+                "fusion_fc.weight": (16, 32),
+                "embedding_layernorm.weight": (16,),
+                "pre_lm_head_layernorm.weight": (16,),
+                **under("transformer.", {**LAYER, "input_layernorm.weight": (16,)}),
+            }
+        ),
+    ),
+}
+
+
+def put(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: bool = False) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, str(folder / "model.safetensors"))
+    return folder
+
+
+def loaded(folder: Path, layers: int | None = 6) -> EagleDrafter:
+    return read_eagle(read_plain(folder), layers)
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pickle"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_are_read(name: str, pickled: bool, tmp_path: Path) -> None:
+    config, tensors = FOLDERS[name]
+    assert is_eagle(config)
+    drafter = loaded(put(tmp_path / "head", config, tensors, pickled))
+    third = "d2t" in tensors
+    expected: tuple[Any, ...] = ("final",) if not third else (2, 3, 3) if name == "eagle 3" else (2, 1, 3)
+    assert drafter.reads == expected
+    assert drafter.head.anatomy.rotation == Rotation(10_000.0) and drafter.head.anatomy.eps == 1e-5
+    count = sum(value.numel() for value in [*drafter.head.parameters(), *drafter.ends.parameters()])
+    assert count == sum(value.numel() for key, value in tensors.items() if key not in ("d2t", "t2d"))
+    if third:
+        assert torch.equal(drafter.ends.get_buffer("tokens"), TOKENS)
+        assert isinstance(drafter.head, Eagle3Head)
+        assert drafter.head.norms.residual == (name == "speculators")
+        assert drafter.head.norms.output == drafter.head.norms.sources == (name == "eagle 3.1")
+        assert drafter.head.norms.joined == (name == "gpt-oss")
+
+
+@pytest.mark.parametrize("speculators", [False, True])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_are_written_as_they_are_read(
+    name: str, speculators: bool, tmp_path: Path, target: PreTrainedModel
+) -> None:
+    config, tensors = FOLDERS[name]
+    drafter, model = loaded(put(tmp_path / "head", config, tensors)), HuggingFaceModel(target)
+    if isinstance(drafter.head, Eagle1Head) and (drafter.ends.embed_tokens is not None) == speculators:
+        if speculators or drafter.head.normed:
+            with pytest.raises(InvalidParameter, match="speculators"):
+                write_eagle(drafter, tmp_path / "new", model, speculators=speculators)
+            return
+    write_eagle(drafter, tmp_path / "new", model, speculators=speculators, dtype=torch.float32)
+    written = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert is_eagle(written)
+    again = loaded(tmp_path / "new", None)
+    assert again.reads == drafter.reads and again.head.anatomy == drafter.head.anatomy
+    for key, value in drafter.head.state_dict().items():
+        assert torch.equal(again.head.state_dict()[key], value)
+    for key, value in drafter.ends.state_dict().items():
+        assert torch.equal(again.ends.state_dict()[key], value)
+    if name == ("speculators" if speculators else "eagle"):
+        assert load_file(tmp_path / "new" / "model.safetensors").keys() == tensors.keys()
+
+
+def without(name: str) -> Callable[[dict[str, Any], dict[str, Tensor]], Any]:
+    return lambda config, tensors: tensors.pop(name)
+
+
+DAMAGED: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], Any], str]] = [
+    ("eagle 3", without("norm.weight"), "norm.weight is missing"),
+    ("eagle 3", without("lm_head.weight"), "lm_head.weight is missing"),
+    ("eagle 3", lambda c, t: t.pop("d2t"), "d2t is missing"),
+    ("eagle 3", lambda c, t: t.update(extra=torch.ones(1)), "holds extra"),
+    ("eagle 3", lambda c, t: t["fc.weight"].fill_(math.nan), "fc.weight holds values that are no numbers"),
+    ("eagle 3", lambda c, t: t.update({"fc.weight": torch.ones(16, 32)}), r"fc.weight has shape \[16, 32\]"),
+    ("eagle 3", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
+    ("eagle 3", lambda c, t: c.update(draft_vocab_size="many"), "draft_vocab_size is"),
+    ("eagle 3", lambda c, t: c.update(hidden_act="gelu"), "activation"),
+    ("eagle 3", lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "reads no layers"),
+    ("eagle", lambda c, t: c.pop("bias"), "fc.bias is missing"),
+    ("eagle", lambda c, t: t.update({"layers.0.input_layernorm.weight": torch.ones(16)}), "input_layernorm"),
+    ("eagle", lambda c, t: c.pop("hidden_size"), "hidden_size is"),
+    ("speculators, eagle", lambda c, t: c.update(speculators_model_type="mlp"), "none of EAGLE's"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGED, ids=[one[2] for one in DAMAGED])
+def test_what_is_wrong_with_a_folder_is_said(name: str, damage: Any, message: str, tmp_path: Path) -> None:
+    config, tensors = {**FOLDERS[name][0]}, {key: value.clone() for key, value in FOLDERS[name][1].items()}
+    damage(config, tensors)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        loaded(put(tmp_path / "head", config, tensors))
+    assert str(caught.value).count(". ") == 0
+
+
+def test_layers_that_nobody_names_need_the_targets_depth(tmp_path: Path) -> None:
+    folder = put(tmp_path / "head", *FOLDERS["eagle 3"])
+    with pytest.raises(CheckpointError, match="does not say which of the target's layers"):
+        loaded(folder, None)
+    with pytest.raises(CheckpointError, match="its target has 2"):
+        loaded(folder, 2)
+
+
+def test_offsets_of_32_bits_and_in_another_order(tmp_path: Path) -> None:
+    config, tensors = FOLDERS["eagle 3"]
+    plain = loaded(put(tmp_path / "plain", config, tensors))
+    order = torch.arange(13, -1, -1)
+    turned = {**tensors, "lm_head.weight": tensors["lm_head.weight"][order].contiguous()}
+    turned["d2t"] = (TOKENS[order] - torch.arange(14)).int()
+    found = loaded(put(tmp_path / "turned", config, turned))
+    for key, value in plain.ends.state_dict().items():
+        assert torch.equal(found.ends.state_dict()[key], value)
+
+
+def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
+
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(FOLDERS["eagle"][0]))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError, match="damaged"):
+        loaded(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**LLAMA, "architectures": ["LlamaForCausalLM"]},
+        {**LLAMA, "block_size": 8, "draft_vocab_size": 14, "target_layer_ids": [1]},
+        {"speculators_model_type": "dflash", "draft_vocab_size": 14},
+        {},
+    ],
+)
+def test_what_is_no_head_of_eagles(config: dict[str, Any]) -> None:
+    assert not is_eagle(config)
