@@ -3,8 +3,10 @@
 from polydraft.catalogue import parse_policy
 from polydraft.drafters import (
     BlockDrafter,
+    EagleDrafter,
     EnsembleDrafter,
     LookupFirst,
+    MedusaDrafter,
     ModelDrafter,
     NgramDrafter,
     NoDraft,
@@ -103,6 +105,7 @@ __all__ = [
     "Confident",
     "Coupled",
     "Eagle2",
+    "EagleDrafter",
     "EnsembleDrafter",
     "Fixed",
     "GenerationOutput",
@@ -114,6 +117,7 @@ __all__ = [
     "Lenient",
     "LookupFirst",
     "ManyRun",
+    "MedusaDrafter",
     "Merged",
     "ModelDrafter",
     "NaiveMatch",

@@ -46,6 +46,10 @@ class VocabularyMismatch(PolydraftError):
     """Two models do not share their vocabulary."""
 
 
+class TargetMismatch(PolydraftError):
+    """A draft head was trained for another target."""
+
+
 class ContextOverflow(PolydraftError):
     """The prompt does not fit into the model's context."""
 

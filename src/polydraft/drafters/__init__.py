@@ -1,7 +1,16 @@
 """Drafters: everything that can propose a token tree."""
 
 from polydraft.drafters.ensemble import EnsembleDrafter
-from polydraft.drafters.heads import BlockDrafter, is_head, load_head, write_block
+from polydraft.drafters.heads import (
+    BlockDrafter,
+    EagleDrafter,
+    MedusaDrafter,
+    is_head,
+    load_head,
+    write_block,
+    write_eagle,
+    write_medusa,
+)
 from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.ngram import NgramDrafter, given_chain
@@ -13,8 +22,10 @@ __all__ = [
     "Decoder",
     "Defaults",
     "Drafter",
+    "EagleDrafter",
     "EnsembleDrafter",
     "LookupFirst",
+    "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
@@ -27,4 +38,6 @@ __all__ = [
     "model_defaults",
     "resumed",
     "write_block",
+    "write_eagle",
+    "write_medusa",
 ]

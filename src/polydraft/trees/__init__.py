@@ -28,7 +28,7 @@ from polydraft.trees.dynamic import (
     policy_after,
     policy_joined,
 )
-from polydraft.trees.frontier import Frontier, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Propose
 from polydraft.trees.grow import grow
 from polydraft.trees.mask import causal_mask, tree_mask
 from polydraft.trees.policies import (
@@ -51,6 +51,7 @@ from polydraft.trees.tree import Draft, Resume, TokenTree, Verdict
 __all__ = [
     "EAGLE_25",
     "MEDUSA_63",
+    "MENDABLE",
     "Acceptance",
     "AdaptiveThreshold",
     "BestFirst",

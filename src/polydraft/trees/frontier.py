@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme, VocabularyMismatch
+from polydraft.errors import TargetMismatch, UnpairedScheme, VocabularyMismatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,5 +30,5 @@ class Frontier:
 Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]
 """Gives each frontier node its shortlist of K token ids and their draft probabilities; J rows each for `Product`."""
 
-MENDABLE = (UnpairedScheme, VocabularyMismatch)
+MENDABLE = (UnpairedScheme, VocabularyMismatch, TargetMismatch)
 """Errors of pairing, which a user has to mend: they are raised wherever they occur."""

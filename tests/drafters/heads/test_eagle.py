@@ -20,7 +20,7 @@ from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, 
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.drafters.model import SAMPLED
-from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text, reader_of
@@ -396,10 +396,10 @@ def test_another_target_is_refused_in_one_sentence(target: PreTrainedModel) -> N
     session = Session(SamplingParams(), 32, VOCAB, reader)
     text = text_of(PROMPTS[1:2])
     deep = EagleDrafter(Eagle3Head(ANATOMY, (2, 1, 9), WIDTH), HeadEnds())
-    with pytest.raises(InvalidParameter, match=r"output of 9 layers and the target has 3"):
+    with pytest.raises(TargetMismatch, match=r"output of 9 layers and the target has 3"):
         deep.start(text, session)
     wide = EagleDrafter(Eagle1Head(Anatomy(width=32, inner=8, heads=2, groups=2, channels=4)), HeadEnds())
-    with pytest.raises(InvalidParameter, match=r"32 wide and the target's are 16"):
+    with pytest.raises(TargetMismatch, match=r"32 wide and the target's are 16"):
         wide.start(text, session)
     many = EagleDrafter(head_of("three"), HeadEnds(tokens=torch.tensor([0, 99])))
     with pytest.raises(VocabularyMismatch, match="drafts 100 tokens and the target has 24"):

@@ -18,7 +18,7 @@ from polydraft.conformance import check
 from polydraft.drafters import Session
 from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa, write_medusa
 from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
-from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -330,7 +330,7 @@ def test_a_step_may_be_taken_again(scheme: Scheme) -> None:
 def test_another_target_is_refused_before_anything_is_generated() -> None:
     ids, options = torch.tensor([PROMPTS[1]]), {"policy": Chain(2), "max_new_tokens": 3, **GREEDY}
     wide = Reader.new(HuggingFaceModel(tiny_model("llama", VOCAB, hidden_size=32)), 1, 9, ("final",))
-    with pytest.raises(InvalidParameter, match="states 16 wide and the target's are 32: it was trained for another"):
+    with pytest.raises(TargetMismatch, match="states 16 wide and the target's are 32: it was trained for another"):
         MedusaDrafter(heads()).start(text_of([[1]]), Session(SamplingParams(), 9, VOCAB, wide))
     with pytest.raises(VocabularyMismatch, match="drafts 30 tokens and the target has 24: it was trained for another"):
         polydraft.generate(target(), ids, drafter=MedusaDrafter(heads(vocab=30)), **options)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
 from polydraft.models import LanguageModel, linear_of
 from polydraft.trees import Propose
 
@@ -78,7 +78,7 @@ class HeadEnds(nn.Module):
             width: the head's hidden width.
 
         Raises:
-            InvalidParameter: the target's embeddings have another width, and the head has none of its own.
+            TargetMismatch: the target's embeddings have another width, and the head has none of its own.
             VocabularyMismatch: the head has tokens that the target does not have.
         """
         self._check(target, width)
@@ -102,7 +102,7 @@ class HeadEnds(nn.Module):
         if self.embed_tokens is None:
             found = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.device)).shape[-1]
             if found != width:
-                raise InvalidParameter(
+                raise TargetMismatch(
                     f"The head is {width} wide and the target's embeddings {found}: it was trained for another target."
                 )
         elif self.embed_tokens.num_embeddings < target.vocab_size:

@@ -53,7 +53,8 @@ class BlockDrafter(Drafter):
         params: the head's own temperature and filters; None for the target's.
 
     Raises:
-        InvalidParameter: a shortlist without a token; at the start, a head for another target.
+        InvalidParameter: a shortlist without a token.
+        TargetMismatch: at the start, a head for another target.
         VocabularyMismatch: at the start, if the head has tokens that the target does not have.
     """
 

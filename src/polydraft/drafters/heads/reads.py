@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.drafters.protocol import Session
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, TargetMismatch
 from polydraft.models import LanguageModel, Layer
 from polydraft.reading import Features
 
@@ -21,7 +21,7 @@ def check_target(session: Session, layers: Sequence[Layer], width: int) -> Langu
     """Return the target of a session, if a head that reads these layers can have been trained for it.
 
     Raises:
-        InvalidParameter: it has not these layers, or is not as wide.
+        TargetMismatch: it has not these layers, or is not as wide.
     """
     if session.target is None:
         raise InvalidParameter("A draft head reads its target's hidden states, and there is no target.")
@@ -29,12 +29,12 @@ def check_target(session: Session, layers: Sequence[Layer], width: int) -> Langu
     depth, found = _size(target)
     beyond = [layer for layer in layers if layer != "final" and layer > depth] if depth is not None else []
     if beyond:
-        raise InvalidParameter(
+        raise TargetMismatch(
             f"The head reads the output of {beyond[0]} layers and the target has {depth}: it was trained for another "
             "target."
         )
     if found is not None and found != width:
-        raise InvalidParameter(
+        raise TargetMismatch(
             f"The head reads states {width} wide and the target's are {found}: it was trained for another target."
         )
     return target

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from polydraft.drafters import Drafter, Session, is_head, load_head
 from polydraft.errors import InvalidParameter, shown
@@ -36,8 +37,8 @@ def load(
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
             that name, or the dtype or device is unknown.
-        InvalidParameter: a head for another target.
         MissingExtra: a GGUF file is named, and the package that reads it is not installed.
+        TargetMismatch: a head for another target.
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
@@ -60,17 +61,17 @@ def load_models(
     return load_pair_of_models(target, draft, dtype=dtype, device=device)
 
 
-def head_for(name: str | Path, target: PreTrainedModel) -> Drafter:
+def head_for(name: str | Path, target: nn.Module) -> Drafter:
     """Load a draft head for a target that is there already, onto its device and in its precision.
 
     Raises:
         CheckpointError: it is missing or damaged.
-        InvalidParameter: it is a head for another target.
+        TargetMismatch: it is a head for another target.
         UnsupportedModel: the target cannot score drafts.
         VocabularyMismatch: it has tokens that the target does not have.
     """
     model = HuggingFaceModel(target)
-    head = load_head(name, model.layers, target.dtype, model.device)
+    head = load_head(name, model.layers, cast(torch.dtype, target.dtype), model.device)
     check_head(head, model)
     return head
 
@@ -79,7 +80,7 @@ def check_head(head: Drafter, target: HuggingFaceModel) -> None:
     """Check that a head can draft for a target, by beginning a text of one token.
 
     Raises:
-        InvalidParameter: it was trained for another target.
+        TargetMismatch: it was trained for another target.
         VocabularyMismatch: it has tokens that the target does not have.
     """
     token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)

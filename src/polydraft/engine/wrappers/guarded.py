@@ -10,15 +10,12 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
-from polydraft.errors import InvalidDraft, InvalidProbabilities, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidDraft, InvalidProbabilities
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Pieces, TreePolicy, in_pieces
-
-MENDABLE = (UnpairedScheme, VocabularyMismatch)
-"""Errors of pairing, which a user has to mend."""
+from polydraft.trees import MENDABLE, Draft, Pieces, TreePolicy, in_pieces
 
 
 @dataclass(frozen=True)

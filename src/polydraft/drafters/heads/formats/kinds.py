@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from polydraft.drafters.heads.formats.blocks import is_block, read_block
+from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
+from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa
 from polydraft.drafters.protocol import Drafter
 from polydraft.errors import CheckpointError
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, read_plain
@@ -27,7 +29,11 @@ class HeadKind:
     read: Callable[[PlainFolder, int | None], Drafter]
 
 
-KINDS: tuple[HeadKind, ...] = (HeadKind("block", is_block, read_block),)
+KINDS: tuple[HeadKind, ...] = (
+    HeadKind("block", is_block, read_block),
+    HeadKind("EAGLE", is_eagle, read_eagle),
+    HeadKind("Medusa", is_medusa, read_medusa),
+)
 
 
 def is_head(name: object) -> bool:

@@ -1,0 +1,253 @@
+"""Folders of block heads: every published layout, and what is wrong with a folder, each in one sentence."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from heads import TERMS, VOCAB, WIDTH, block_drafter
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import polydraft
+from polydraft.drafters import BlockDrafter, is_head, load_head, write_block
+from polydraft.drafters.heads.block import BlockShape
+from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.formats.blocks import block_tensors
+from polydraft.errors import CheckpointError, TargetMismatch, VocabularyMismatch
+from polydraft.models import HuggingFaceModel
+
+SIZES: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100.0,
+    "vocab_size": VOCAB,
+}
+FLAT = {"block_size": 4, "mask_token_id": 1, "target_layer_ids": [-1, 0, 1], "num_target_layers": 3}
+INNER = {"mask_token_id": 1, "target_layer_ids": [0, 1], "block_size": 4}
+
+
+def named(term: str, **changes: Any) -> tuple[BlockDrafter, dict[str, Tensor]]:
+    drafter = block_drafter(term, **changes)
+    return drafter, block_tensors(drafter.head, drafter.ends)
+
+
+def folder_of(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    path.mkdir(exist_ok=True)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, str(path / "model.safetensors"))
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def same(drafter: Any, other: BlockDrafter, **changes: Any) -> None:
+    """Check that a head that was read is another one, but for the precision of its numbers."""
+    assert isinstance(drafter, BlockDrafter)
+    ours, theirs = drafter.head.state_dict(), other.head.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value.double(), theirs[name].double(), rtol=1e-6, atol=1e-6)
+    assert plain(drafter.head.shape) == {**plain(other.head.shape), **changes}
+
+
+def plain(shape: BlockShape) -> dict[str, Any]:
+    found = {name: getattr(shape, name) for name in shape.__dataclass_fields__}
+    found["causal"] = found["causal"] or (False,) * shape.layers
+    found["windows"] = found["windows"] or (None,) * shape.layers
+    return found
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"causal": (True, True), "windows": (9, None)}, {"shifted": False, "mask_id": None}, {"taps": 2, "group": 4}],
+    ids=["plain", "causal", "in place", "convolved"],
+)
+def test_our_own_folders_are_read_as_they_were_written(term: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    drafter = block_drafter(term, reads=(1, 2, "final"), **changes)
+    target = HuggingFaceModel(tiny_model(vocab=VOCAB, num_hidden_layers=4))
+    write_block(drafter, tmp_path / "head", target, dtype=torch.float32)
+    markov = term in ("markov", "gated", "recurrent")
+    assert is_head(tmp_path / "head")
+    same(load_head(tmp_path / "head"), drafter, **({"shifted": True} if markov else {}))
+
+
+def test_fewer_tokens_are_written_with_their_ids(tmp_path: Path) -> None:
+    tokens = torch.tensor([1, 4, 5, 9, 20])
+    drafter = block_drafter("markov", rows=5)
+    drafter = BlockDrafter(drafter.head, HeadEnds(tokens=tokens))
+    target = HuggingFaceModel(tiny_model(vocab=VOCAB))
+    write_block(drafter, tmp_path / "head", target, dtype=torch.float32)
+    found = load_head(tmp_path / "head")
+    assert isinstance(found, BlockDrafter) and torch.equal(found.ends.get_buffer("tokens"), tokens)
+    text = polydraft.generate(
+        target.model, torch.tensor([[3, 1, 4]]), drafter=str(tmp_path / "head"), max_new_tokens=20
+    )
+    same_text = polydraft.generate(target.model, torch.tensor([[3, 1, 4]]), drafter="none", max_new_tokens=20)
+    assert torch.equal(text.sequences, same_text.sequences)
+
+
+def without(tensors: dict[str, Tensor], *parts: str) -> dict[str, Tensor]:
+    return {name: value for name, value in tensors.items() if not any(part in name for part in parts)}
+
+
+def test_dflash_of_z_lab_drafts_in_place_and_reads_what_layers_put_out(tmp_path: Path) -> None:
+    drafter, tensors = named("none", reads=(1, 2))
+    config = {**SIZES, "architectures": ["DFlashDraftModel"], "num_target_layers": 3, "dflash_config": INNER}
+    same(load_head(folder_of(tmp_path / "a", config, tensors)), drafter, shifted=False)
+    prefixed = {f"model.{name}": value for name, value in tensors.items()}
+    same(load_head(folder_of(tmp_path / "b", config, prefixed)), drafter, shifted=False)
+    causal = {**config, "dflash_config": {**INNER, "causal_head": True}}
+    same(load_head(folder_of(tmp_path / "c", causal, tensors)), drafter, shifted=False, causal=(True, True))
+    slides = {**config, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    found = load_head(folder_of(tmp_path / "d", slides, tensors))
+    same(found, drafter, shifted=False, causal=(True, False), windows=(8, None))
+    two_sided = load_head(folder_of(tmp_path / "e", {**slides, "is_causal": False}, tensors))
+    same(two_sided, drafter, shifted=False, windows=(8, None))
+
+
+@pytest.mark.parametrize("term", ["none", "markov", "gated", "recurrent"])
+def test_deepspec_shifts_its_dflash_too_and_holds_copies_of_the_targets_ends(term: str, tmp_path: Path) -> None:
+    drafter, tensors = named(term)
+    ends = {"embed_tokens.weight": torch.randn(VOCAB, WIDTH), "lm_head.weight": torch.randn(VOCAB, WIDTH)}
+    config = {**SIZES, **FLAT, "architectures": ["Qwen3DSparkModel"], "markov_rank": 6}
+    found = load_head(folder_of(tmp_path / "a", config, {**tensors, **ends}))
+    same(found, drafter)
+    assert isinstance(found, BlockDrafter) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+    assert torch.equal(found.ends.lm_head.weight, ends["lm_head.weight"])
+    assert torch.equal(found.ends.embed_tokens.weight, ends["embed_tokens.weight"])
+
+
+def test_specforge_and_model_optimizer_name_the_same_head_otherwise(tmp_path: Path) -> None:
+    drafter, tensors = named("gated", reads=(1, 2))
+    inner = {**INNER, "projector_type": "dspark", "markov_rank": 6}
+    config = {**SIZES, "architectures": ["DSparkDraftModel"], "num_target_layers": 3, "dflash_config": inner}
+    heads = {f"logit_head.{name}" if "_head." in name else name: value for name, value in tensors.items()}
+    same(load_head(folder_of(tmp_path / "a", config, heads)), drafter)
+    flat = {
+        name.replace("markov_head.", "").replace("confidence_head.proj", "confidence_proj"): value
+        for name, value in tensors.items()
+    }
+    same(load_head(folder_of(tmp_path / "b", {**config, "architectures": ["DFlashDraftModel"]}, flat)), drafter)
+    bare = without(flat, "confidence_proj.bias")
+    found = load_head(folder_of(tmp_path / "c", config, bare))
+    assert isinstance(found, BlockDrafter) and found.head.confidence is not None
+    assert float(found.head.confidence.bias.detach()) == 0
+
+
+def test_domino_and_dflash_2(tmp_path: Path) -> None:
+    drafter, tensors = named("domino", reads=(1, 2), confidence=False)
+    inner = {**INNER, "projector_type": "domino", "gru_hidden_dim": 10, "emb_dim": 6, "shift_label": True}
+    config = {**SIZES, "num_target_layers": 3, "dflash_config": inner}
+    same(load_head(folder_of(tmp_path / "a", config, tensors)), drafter)
+    drafter, tensors = named("selector", reads=(1, 2), confidence=False, taps=2, group=4)
+    inner = {**INNER, "conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
+    assert "candidate_selector.predecessor_codebook" in tensors
+    found = load_head(folder_of(tmp_path / "b", {**config, "is_causal": False, "dflash_config": inner}, tensors))
+    same(found, drafter, shifted=False)
+
+
+@pytest.mark.parametrize("term", ["none", "markov"])
+def test_speculators_count_layers_from_one(term: str, tmp_path: Path) -> None:
+    drafter = block_drafter(term, reads=(0, 1, 2))
+    target = HuggingFaceModel(tiny_model(vocab=VOCAB))
+    write_block(drafter, tmp_path / "head", target, speculators=True, dtype=torch.float32)
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["aux_hidden_state_layer_ids"] == [0, 1, 2] and config["speculators_model_type"].startswith("d")
+    found = load_head(tmp_path / "head")
+    same(found, drafter)
+    assert isinstance(found, BlockDrafter) and found.ends.embed_tokens is not None
+    del config["sample_from_anchor"], config["aux_hidden_state_layer_ids"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    other = load_head(tmp_path / "head", target_layers=5)
+    same(other, drafter, shifted=term == "markov", reads=(2, 2, 2))
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return print, ("code was run",)
+
+
+def ruined(tensors: dict[str, Tensor], name: str, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {**tensors, name: change(tensors[name])}
+
+
+BAD: list[tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dict[str, Any], str]] = [
+    (lambda one: without(one, "hidden_norm"), {}, "hidden_norm.weight is missing"),
+    (lambda one: without(one, "markov_w2"), {}, "markov_head.markov_w2.weight is missing"),
+    (lambda one: {**one, "midlayer.x.weight": torch.zeros(1)}, {}, "holds midlayer.x.weight, which"),
+    (lambda one: {**one, "a": torch.zeros(1), "b": torch.zeros(1)}, {}, "holds a and 1 more, which"),
+    (lambda one: ruined(one, "norm.weight", lambda old: old * torch.nan), {}, "norm.weight holds values that are no"),
+    (lambda one: ruined(one, "norm.weight", lambda old: old[:-1]), {}, r"norm.weight has shape \[15\]"),
+    (lambda one: one, {"block_size": 0}, "says that block_size is 0"),
+    (lambda one: one, {"hidden_size": None}, "says that hidden_size is None"),
+    (lambda one: one, {"mask_token_id": None}, "names no mask_token_id"),
+    (lambda one: one, {"rope_scaling": {"rope_type": "yarn"}}, "rotary positions of kind 'yarn'"),
+    (lambda one: one, {"target_layer_ids": [0, 1, 2, 3, 4]}, "fc.weight is 48 wide, which 5 layers cannot fill"),
+    (lambda one: one, {"hidden_act": "gelu"}, "asks for the activation 'gelu'"),
+    (lambda one: {**one, "d2t": torch.tensor([0, -1])}, {}, "d2t names a token twice"),
+    (lambda one: {**one, "layers.0.pre_feedforward_layernorm.weight": torch.zeros(1)}, {}, "has Gemma's layers"),
+]
+
+
+@pytest.mark.parametrize(("change", "changed", "said"), BAD, ids=[said for *_, said in BAD])
+def test_what_is_wrong_is_said_in_a_sentence(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    _, tensors = named("markov")
+    config = {**SIZES, **FLAT, "architectures": ["Qwen3DSparkModel"], **changed}
+    folder = folder_of(tmp_path / "bad", config, change(tensors))
+    with pytest.raises(CheckpointError, match=said) as found:
+        load_head(folder)
+    assert "\n" not in str(found.value)
+
+
+def test_half_a_download_and_a_pickle_that_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, tensors = named("markov")
+    folder = folder_of(tmp_path / "half", {**SIZES, **FLAT}, tensors)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
+        load_head(folder)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"holds no model.safetensors"):
+        load_head(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Trap()}))
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin is damaged"):
+        load_head(folder)
+    torch.save({**tensors, "trap": Trap()}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds more than numbers"):
+        load_head(folder)
+    assert "code was run" not in capsys.readouterr().out
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert isinstance(load_head(folder), BlockDrafter)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"reads": (0, 1, 9)}, TargetMismatch, "output of 9 layers and the target has 2"),
+        ({"target_width": 32}, TargetMismatch, "32 wide and the target's are 16"),
+        ({"mask_id": 99}, VocabularyMismatch, "mask is token 99"),
+    ],
+)
+def test_a_head_for_another_target_is_refused_before_generation(
+    changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    target = tiny_model(vocab=VOCAB)
+    drafter = block_drafter("markov", **changes)
+    with pytest.raises(error, match=said):
+        polydraft.generate(target, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=4)
+    write_block(drafter, tmp_path / "head", HuggingFaceModel(target), target_layers=12)
+    with pytest.raises(error, match=said):
+        polydraft.generate(target, torch.tensor([[1, 2]]), drafter=str(tmp_path / "head"), max_new_tokens=4)
+    assert load_file(str(tmp_path / "head" / "model.safetensors"))
