@@ -1,7 +1,7 @@
 """Small stand-ins for real models: random weights made from configurations, and a tokenizer built in memory."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -32,7 +32,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-from polydraft.models import LanguageModel
+from polydraft.models import LanguageModel, Layer
 from polydraft.reading import Scored, Step, Text
 from polydraft.trees import Draft, Verdict, Widths, causal_mask, topology, tree_mask
 
@@ -156,7 +156,19 @@ def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
     return found
 
 
-def step_of(text: Text, draft: Draft, verdict: Verdict, vocab_size: int = 1) -> Step:
-    """Return the step of a draft for drafters that read nothing of what was scored."""
-    rows = torch.zeros(*draft.tree.tokens.shape, vocab_size)
-    return Step(text, draft.tree, Scored(rows, None, {}, {}), rows, verdict)
+def step_of(
+    text: Text, draft: Draft, verdict: Verdict, vocab_size: int = 1, hidden: Mapping[Layer, int] | None = None
+) -> Step:
+    """Return the step of a draft for drafters that read of what was scored hidden states alone, which are random.
+
+    Args:
+        text: the committed text.
+        draft: what was drafted.
+        verdict: what was kept of it.
+        vocab_size: width of the rows, which are zero.
+        hidden: widths of the hidden states by layer; None for no states.
+    """
+    size = draft.tree.tokens.shape
+    rows, drawn = torch.zeros(*size, vocab_size), torch.Generator().manual_seed(9)
+    states = {layer: torch.randn(*size, width, generator=drawn).double() for layer, width in (hidden or {}).items()}
+    return Step(text, draft.tree, Scored(rows, None, states, {}), rows, verdict)

@@ -1,13 +1,17 @@
-"""Small block heads with random weights, and what their path terms come to."""
+"""Small draft heads with random weights."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from polydraft.drafters import Drafter
+from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.block import BlockHead, BlockShape
+from polydraft.drafters.heads.eagle import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.layers import Anatomy, Rotation
+from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -18,6 +22,7 @@ from polydraft.drafters.heads.paths import (
     Selector,
 )
 
+Network = TypeVar("Network", bound=torch.nn.Module)
 WIDTH, VOCAB = 16, 24
 TERMS = ("none", "markov", "gated", "recurrent", "domino", "mixing", "selector")
 
@@ -67,3 +72,28 @@ def block_head(
 def block_drafter(term: str = "mixing", **changes: Any) -> BlockDrafter:
     """Return a drafter with random weights in double precision, whose ends are the target's."""
     return BlockDrafter(block_head(term, **changes), HeadEnds())
+
+
+def eagle_drafter(width: int = WIDTH, spread: float = 0.4) -> EagleDrafter:
+    """Return EAGLE-3's head with random weights, whose ends are the target's."""
+    anatomy = Anatomy(width=width, inner=24, heads=4, groups=2, channels=4, rotation=Rotation(100.0))
+    head = Eagle3Head(anatomy, (2, 1, 0), width, norms=Eagle3Norms())
+    return EagleDrafter(_random(head, spread), HeadEnds())
+
+
+def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> MedusaDrafter:
+    """Return three of Medusa's heads with random weights, whose output rows are the target's."""
+    return MedusaDrafter(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
+
+
+def every_head() -> dict[str, Drafter]:
+    """Return a drafter of every kind of head."""
+    return {"a block head": block_drafter(), "an EAGLE head": eagle_drafter(), "Medusa heads": medusa_drafter()}
+
+
+def _random(network: Network, spread: float) -> Network:
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.add_(spread * torch.randn(weights.shape, dtype=weights.dtype))
+    return network.double().eval().requires_grad_(False)

@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from doubles import step_of, tiny_model
+from heads import WIDTH, every_head
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
 from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Text
+from polydraft.reading import Reader, Text
 from polydraft.schemes import Coupled, Scheme, SpecHub, TopThenIID
 from polydraft.trees import (
     EAGLE_25,
@@ -53,7 +55,16 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
     **{line.word: partial(member, line) for line in tables.DRAFTERS},
     "lookup first, of one token": lambda: LookupFirst(model_drafter(), 1),
     "padded model": lambda: ModelDrafter(HuggingFaceModel(tiny_model("qwen2", VOCAB + 6))),
+    **{name: partial(lambda own: every_head()[own], name) for name in every_head()},
 }
+
+
+def begun(drafter: Drafter, text: Text, temperature: float, room: int) -> Any:
+    """Return the state of a drafter that has read the text, with the target's hidden states if it reads any."""
+    target = HuggingFaceModel(tiny_model("llama", VOCAB))
+    reader = Reader.new(target, len(text.lengths), room, drafter.reads) if drafter.reads else None
+    state = drafter.start(text, Session(SamplingParams(temperature=temperature), room, VOCAB, reader))
+    return drafter.read(state, text, None if reader is None else reader.catch_up(text)[1])
 
 
 def takes(name: str, scheme: Scheme) -> bool:
@@ -131,8 +142,7 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
     drafter.check(scheme)
     rows = [list(row) for row in ROWS]
     text, noise = text_of(rows), Noise.from_seed(0, len(rows))
-    state = drafter.start(text, Session(SamplingParams(temperature=temperature), 48 + policy.shape.size, VOCAB))
-    state = drafter.read(state, text, None)
+    state = begun(drafter, text, temperature, 48 + policy.shape.size)
     for step in range(3):
         draft, state = drafter.draft(state, text, scheme, policy, noise)
         check_draft(draft, text, scheme, policy)
@@ -145,7 +155,8 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
             rows[row] += [*tree.tokens[row, kept].tolist(), (3 * row + step) % VOCAB]
         next_token = torch.tensor([row[-1] for row in rows])
         verdict = Verdict(path, (path >= 0).sum(dim=-1), next_token)
-        state = drafter.commit(state, step_of(text, replace(in_pieces(draft)[0].draft, tree=tree), verdict))
+        whole = replace(in_pieces(draft)[0].draft, tree=tree)
+        state = drafter.commit(state, step_of(text, whole, verdict, hidden={layer: WIDTH for layer in drafter.reads}))
         text = text_of(rows)
 
 
@@ -160,7 +171,7 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     drafter = MEMBERS[member]()
     assert isinstance(drafter, Drafter)
     assert drafter.name
-    assert drafter.reads == () and drafter.riders == 0
+    assert bool(drafter.reads) == (member in every_head()) and drafter.riders == 0
 
 
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
@@ -168,7 +179,7 @@ def test_the_same_noise_gives_the_same_draft(member: str, scheme: Scheme) -> Non
     drafter, text, policy = MEMBERS[member](), text_of(ROWS), Fixed(EAGLE_25)
     drafts = []
     for _ in range(2):
-        state = drafter.start(text, Session(SamplingParams(), 80, VOCAB))
+        state = begun(drafter, text, 1.0, 80)
         drafts.append(tree_of(drafter.draft(state, text, scheme, policy, Noise.from_seed(4, len(ROWS)))[0]))
     assert torch.equal(drafts[0].tokens, drafts[1].tokens)
     assert torch.equal(drafts[0].valid, drafts[1].valid)

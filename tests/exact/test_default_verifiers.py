@@ -7,6 +7,7 @@ import pytest
 import torch
 from doubles import tiny_model
 from growing import DeepWorld, Silence, every_growth, written_alone
+from heads import every_head
 from torch import Tensor
 
 import polydraft.drafters as drafters
@@ -176,6 +177,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         ModelDrafter(model),
         EnsembleDrafter(((model, None),)),
         LookupFirst(ModelDrafter(model)),
+        *every_head().values(),
     ]
     assert exported(drafters, "draft", "commit", "check") == {type(one) for one in every}
     found = [default_verifier(one, SamplingParams(temperature=warmth)) for one in every for warmth in (0.0, 0.7, 1.0)]

@@ -13,12 +13,14 @@ from torch import Tensor
 
 import polydraft
 from polydraft import (
+    EAGLE_25,
     BestFirst,
     BlockVerification,
     BottomUp,
     Chain,
     Confident,
     Eagle2,
+    Fixed,
     NaiveMatch,
     Optimal,
     TopDown,
@@ -199,7 +201,9 @@ def reference_logits(head: BlockHead, target: HuggingFaceModel, slots: Tensor, p
     return base + second @ torch.tanh(out)
 
 
-@pytest.mark.parametrize("policy", [Widths((3, 2, 1)), BestFirst(12)], ids=["widths", "best first"])
+@pytest.mark.parametrize(
+    "policy", [Widths((3, 2, 1)), Fixed(EAGLE_25), BestFirst(12)], ids=["widths", "leaves", "best first"]
+)
 @pytest.mark.parametrize("term", TERMS)
 def test_the_row_of_every_node_is_that_of_its_path(term: str, policy: Any) -> None:
     """The draft row of a node is the formula's for the tokens above it, at every node, whatever the tree's shape."""

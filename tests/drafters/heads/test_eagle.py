@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft import BestFirst, Chain, Eagle2, Widths
+from polydraft import EAGLE_25, BestFirst, Chain, Eagle2, Fixed, Widths
 from polydraft.catalogue import every_scheme
 from polydraft.conformance import check
 from polydraft.drafters import Session
@@ -273,7 +273,9 @@ def stepped(
     return state
 
 
-@pytest.mark.parametrize("policy", [Widths((3, 2, 1)), BestFirst(9)], ids=["widths", "best first"])
+@pytest.mark.parametrize(
+    "policy", [Widths((3, 2, 1)), Fixed(EAGLE_25), BestFirst(9)], ids=["widths", "leaves", "best first"]
+)
 @pytest.mark.parametrize("name", MAIN)
 def test_steps_leave_what_a_fresh_start_makes(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
     drafter, rows = drafter_of(name), [list(row) for row in PROMPTS]
@@ -307,7 +309,9 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize(
-    "policy", [Widths((3, 2, 1)), BestFirst(12), Eagle2(3, 4, 13)], ids=["widths", "best", "eagle 2"]
+    "policy",
+    [Widths((3, 2, 1)), Fixed(EAGLE_25), BestFirst(12), Eagle2(3, 4, 13)],
+    ids=["widths", "leaves", "best", "eagle 2"],
 )
 def test_greedy_text_is_the_models(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
     drafter, options = drafter_of(name), {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.drafters.heads.ancestry import parents_of, with_nodes
 from polydraft.drafters.heads.cache import HeadCache
 from polydraft.drafters.heads.eagle import EagleHead
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
@@ -251,16 +252,13 @@ class _Growing:
         head = self.state.head
         if frontier.depth:
             made = self._passed(frontier)
-            self.made = torch.cat([self.made[:, : frontier.nodes.start], made], dim=1)
+            self.made = with_nodes(self.made, frontier, made)
         logits = self.state.ends.output(head.before_output(self.made[:, frontier.nodes.start :]))
         return draft_rows(logits[..., : self.state.vocab_size], self.state.params, size, scheme)
 
     def _passed(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
         """Run the head over the nodes, each beside what it made of the node above."""
-        earlier = frontier.ancestors[..., : frontier.nodes.start]
-        order = torch.arange(1, earlier.shape[-1] + 1, device=earlier.device)
-        parents = ((earlier * order).amax(-1) - 1).clamp_min(0).unsqueeze(-1)
-        above = self.made.gather(1, parents.expand(-1, -1, self.made.shape[-1]))
+        above = self.made.gather(1, parents_of(frontier).expand(-1, -1, self.made.shape[-1]))
         roots, stop = self.text.lengths - 1, max(self.text.counts) - 1 + frontier.nodes.stop
         nodes = torch.arange(frontier.nodes.start, frontier.nodes.stop, device=roots.device)
         slots = roots.unsqueeze(-1) + nodes

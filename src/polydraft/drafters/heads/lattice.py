@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.drafters.heads.ancestry import parents_of, with_nodes
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.cache import HeadCache
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
@@ -178,7 +179,7 @@ class _Growing:
         hidden = self.slots[:, slot : slot + 1].expand(-1, wide, -1)
         embedded = ends.embed(frontier.tokens).to(hidden) if path.embeds else None
         states = path.read(self._above(frontier), frontier.tokens, embedded, hidden)
-        self.paths = torch.cat([self.paths[:, : frontier.nodes.start], states], dim=1)
+        self.paths = with_nodes(self.paths, frontier, states)
         if self.base is None:
             logits = ends.output(path.mixed(states, hidden))
         else:
@@ -188,8 +189,6 @@ class _Growing:
 
     def _above(self, frontier: Frontier) -> Float[Tensor, "b f s"]:
         """Return the states of the nodes' parents; before the root's token the first state."""
-        earlier = frontier.ancestors[..., : frontier.nodes.start]
         if not frontier.nodes.start:
             return self.state.head.path.begin(self.slots)
-        parents = (earlier * torch.arange(1, earlier.shape[-1] + 1, device=earlier.device)).amax(-1) - 1
-        return self.paths.gather(1, parents.clamp_min(0).unsqueeze(-1).expand(-1, -1, self.paths.shape[-1]))
+        return self.paths.gather(1, parents_of(frontier).expand(-1, -1, self.paths.shape[-1]))

@@ -71,7 +71,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
-    only_a_model = given is not None and not isinstance(given, Drafter) and not _is_word(given)
+    named = given is not None and not isinstance(given, Drafter) and not _is_word(given)
+    only_a_model = named and not drafter.networks()  # a head drafts alone, as the one that `load` returns does
     if only_a_model:
         fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)

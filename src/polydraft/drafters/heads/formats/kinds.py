@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.formats.blocks import is_block, read_block
 from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
 from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa
+from polydraft.drafters.heads.lattice import BlockDrafter
+from polydraft.drafters.heads.medusa import MedusaDrafter
 from polydraft.drafters.protocol import Drafter
 from polydraft.errors import CheckpointError
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, read_plain
@@ -20,19 +23,21 @@ class HeadKind:
 
     Args:
         name: what it is called.
+        drafter: the class of its drafter.
         told: tells by a configuration whether a folder holds one.
         read: builds the drafter of what was read; its second argument is the target's number of layers, if known.
     """
 
     name: str
+    drafter: type[Drafter]
     told: Callable[[Mapping[str, Any]], bool]
     read: Callable[[PlainFolder, int | None], Drafter]
 
 
 KINDS: tuple[HeadKind, ...] = (
-    HeadKind("block", is_block, read_block),
-    HeadKind("EAGLE", is_eagle, read_eagle),
-    HeadKind("Medusa", is_medusa, read_medusa),
+    HeadKind("block", BlockDrafter, is_block, read_block),
+    HeadKind("EAGLE", EagleDrafter, is_eagle, read_eagle),
+    HeadKind("Medusa", MedusaDrafter, is_medusa, read_medusa),
 )
 
 
