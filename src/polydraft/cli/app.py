@@ -75,6 +75,21 @@ from polydraft.cli.arguments.options import (
     TreeOption,
     VerifierOption,
 )
+from polydraft.cli.arguments.training import (
+    HeadDraftsOption,
+    HeadFolderOption,
+    HeadFormOption,
+    HeadKindArgument,
+    HeadLayersOption,
+    HeadLengthOption,
+    HeadLimitOption,
+    HeadLossOption,
+    HeadRowsOption,
+    HeadStepsOption,
+    HeadTokensOption,
+    HeadWorkOption,
+    PastEndOption,
+)
 from polydraft.cli.benchmark import bench_app
 from polydraft.cli.process import exit_code_of, importing
 
@@ -393,3 +408,42 @@ def pair(
         from polydraft.cli.train import run_train_pair
 
     raise typer.Exit(run_train_pair(work, out))
+
+
+@train_app.command()
+def head(
+    kind: HeadKindArgument,
+    prompts: PromptsOption = None,
+    out: HeadFolderOption = Path("head"),
+    work: HeadWorkOption = Path("head-work"),
+    target: TargetOption = None,
+    limit: HeadLimitOption = 100_000,
+    tokens: HeadTokensOption = 500_000,
+    length: HeadLengthOption = 384,
+    past_end: PastEndOption = False,
+    steps: HeadStepsOption = 2000,
+    loss: HeadLossOption = "published",
+    layers: HeadLayersOption = None,
+    drafts: HeadDraftsOption = 6,
+    rows: HeadRowsOption = None,
+    form: HeadFormOption = "official",
+    seed: FixedSeedOption = 1,
+    chat_template: TemplateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a draft head for a target: the target writes text behind prompts, and the head learns from it."""
+    with importing():
+        from polydraft.cli.train import HeadRequest, run_train_head
+        from polydraft.training import HeadPlan, HeadRecipe, HeadSize, Writing
+
+    plan = HeadPlan(
+        kind,
+        HeadSize(layers=layers, drafts=drafts, loss=loss),
+        Writing(tokens=tokens, length=length, past_end=past_end, seed=seed),
+        HeadRecipe(steps=steps, seed=seed),
+        rows,
+        form,
+        target or "the embedded target",
+    )
+    request = HeadRequest(target, tuple(prompts or ()), limit, chat_template, work, out, plan)
+    raise typer.Exit(run_train_head(request, as_json=as_json))

@@ -1,19 +1,32 @@
-"""Training: the embedded pair's corpus, recipe, losses, measurements and export."""
+"""Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
 from polydraft.training.export import export_pair
+from polydraft.training.heads.kinds import LOSSES, MAKERS, HeadSize
+from polydraft.training.heads.loop import Drafting, HeadRecipe
+from polydraft.training.heads.making import HeadPlan, MadeHead, make_head
+from polydraft.training.heads.writing import Writing
 from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
 from polydraft.training.measure import Quality, measure_quality
 from polydraft.training.own_text import OwnText, write_own_text
 from polydraft.training.pair import PairRecipe, Shape, Stage, train_pair
 
 __all__ = [
+    "LOSSES",
+    "MAKERS",
+    "Drafting",
+    "HeadPlan",
+    "HeadRecipe",
+    "HeadSize",
+    "MadeHead",
     "OwnText",
     "PairRecipe",
     "Quality",
     "Shape",
     "Stage",
+    "Writing",
     "distillation_loss",
     "export_pair",
+    "make_head",
     "measure_quality",
     "next_token_loss",
     "overlap_loss",

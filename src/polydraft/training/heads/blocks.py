@@ -85,7 +85,9 @@ class BlockTraining(nn.Module):
             weights = decaying(depth, own.decay, overlap) * there
         loss = own.entropy * weighted(entropy, weights) + own.variation * weighted(1 - overlap, weights)
         if sure is not None and own.confidence:
-            missed = nn.functional.binary_cross_entropy(sure.clamp(1e-6, 1 - 1e-6), overlap.detach(), reduction="none")
+            missed = nn.functional.binary_cross_entropy(
+                sure.clamp(1e-6, 1 - 1e-6), overlap.detach().clamp(0, 1), reduction="none"
+            )
             loss = loss + own.confidence * weighted(missed, weights)
         count = there.flatten(0, 1).sum(0)
         mean = (overlap * there).flatten(0, 1).sum(0) / count.clamp_min(1)

@@ -34,6 +34,11 @@ def total_variation(logits: Rows, target: Rows) -> Values:
     return 1 - agreement(logits, target)
 
 
+def accepted_loss(logits: Rows, target: Rows) -> Values:
+    """Return 0.1 of the soft cross entropy and 1.8 of the total variation: DSpark's loss, without the text's tokens."""
+    return 0.1 * soft_cross_entropy(logits, target) + 1.8 * total_variation(logits, target)
+
+
 def lk_alpha(logits: Rows, target: Rows) -> Values:
     """Return -log alpha (LK loss, SpecForge): its gradient lives where the overlap is small."""
     return -agreement(logits, target).clamp_min(1e-5).log()

@@ -56,7 +56,10 @@ class TargetEnds:
             total: log of the sum of exp of all its logits; used where the head has fewer tokens.
         """
         logits = self.output(final)
-        return logits.softmax(-1) if self.tokens is None else torch.exp(logits - total.unsqueeze(-1))
+        if self.tokens is None:
+            return logits.softmax(-1)
+        whole = torch.maximum(total, logits.logsumexp(-1))  # states are kept rounded, and a law may not exceed 1
+        return torch.exp(logits - whole.unsqueeze(-1))
 
     def place_of(self, ids: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
         """Return the head's places of tokens; -1 where it has none."""

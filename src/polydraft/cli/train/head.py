@@ -1,0 +1,103 @@
+"""`polydraft train head`: a draft head for any target, learnt from text that the target writes."""
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from polydraft.bench import read_prompt_sets
+from polydraft.bench.encoding import encode
+from polydraft.cli.arguments import idle_template, refuse_clashes
+from polydraft.cli.printing import console
+from polydraft.cli.process import INTERRUPTED
+from polydraft.errors import InvalidParameter, MissingExtra, ResultsError
+from polydraft.models import Pair, load, load_pair
+from polydraft.training import HeadPlan, MadeHead, make_head
+
+EXCERPT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class HeadRequest:
+    """One call of `polydraft train head`.
+
+    Args:
+        target: folder or name of the target; None for the embedded one.
+        prompts: files of prompts, or their names.
+        limit: prompts of each task; None for all.
+        chat_template: as for all commands.
+        work: the target's text and checkpoints.
+        out: the head's folder.
+        plan: what is trained, and how.
+    """
+
+    target: str | None
+    prompts: tuple[str, ...]
+    limit: int
+    chat_template: bool | None
+    work: Path
+    out: Path
+    plan: HeadPlan
+
+
+def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
+    """Write, train, export and report; return the exit code: 0, or 130 after Ctrl-C, after which the same call goes on.
+
+    Raises:
+        InvalidParameter: options that do not go together.
+        MissingExtra: accelerate is not installed.
+        ResultsError: the work folder holds something else, or a folder cannot be read or written.
+    """
+    notes = console(errors=True)
+    check_head_request(request)
+    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
+    refuse_clashes(idle_template(prompts, request.chat_template))
+    try:
+        with notes.status("Loading the target ..."):
+            pair = _loaded(request.target)
+        encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
+        made = make_head(pair.target, encoded, request.work, request.out, request.plan)
+    except KeyboardInterrupt:
+        notes.print(f"Interrupted; the same command goes on from where it was, in {request.work}.", soft_wrap=True)
+        return INTERRUPTED
+    except OSError as error:
+        where = f"{request.work} and {request.out}"
+        raise ResultsError(f"The training cannot go on in {where}: {error.strerror or error}.") from error
+    if as_json:
+        sys.stdout.write(json.dumps(made.as_dict()) + "\n")
+    else:
+        console().print(in_words(made), soft_wrap=True)
+    return 0
+
+
+def check_head_request(request: HeadRequest) -> None:
+    """Check what can be checked before hours of work.
+
+    Raises:
+        InvalidParameter: no prompts, one folder for both, or a folder of something else.
+        MissingExtra: accelerate is not installed.
+    """
+    same = request.work.resolve() == request.out.resolve()
+    refuse_clashes(
+        (not request.prompts, "--prompts is missing: the target writes the head's text behind prompts."),
+        (same, "--out and --work are the same folder: the head belongs into one of its own."),
+    )
+    if request.out.is_dir() and any(request.out.iterdir()):
+        raise InvalidParameter(f"--out {request.out} is not empty; name a new folder.")
+    if find_spec("accelerate") is None:
+        raise MissingExtra('Training needs accelerate, which is not installed: pip install "polydraft[train]".')
+
+
+def in_words(made: MadeHead) -> str:
+    """Return what was made, for people."""
+    overlaps = " ".join(f"{one:.3f}" for one in made.drafting.overlap)
+    return (
+        f"Written to {made.folder}: {made.parameters / 1e6:.2f} M parameters, learnt from {made.tokens} tokens. "
+        f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
+        f"{made.drafting.efficiency:.2f} tokens per target call as a chain."
+    )
+
+
+def _loaded(target: str | None) -> Pair:
+    return load_pair() if target is None else load(target)

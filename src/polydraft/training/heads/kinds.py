@@ -1,0 +1,201 @@
+"""The kinds of heads that are trained from nothing: what each is made of, its losses, and its drafter."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from polydraft.drafters import (
+    BlockDrafter,
+    Drafter,
+    EagleDrafter,
+    MedusaDrafter,
+    write_block,
+    write_eagle,
+    write_medusa,
+)
+from polydraft.drafters.heads.block import BlockHead, BlockShape
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.layers import Anatomy, Rotation
+from polydraft.drafters.heads.paths import Markov, Mixing
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.training.heads.blocks import BlockLoss, BlockTraining
+from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss
+from polydraft.training.heads.losses import accepted_loss, soft_cross_entropy
+from polydraft.training.heads.medusas import MedusaTraining, new_heads
+from polydraft.training.heads.targets import TargetEnds
+
+ANCHORS = 48
+"""Blocks per text that a block head learns at a step."""
+PLACES = 192
+"""Places per text that Medusa's heads learn at a step."""
+OFFICIAL = "official"
+"""The form of folders of a family's authors."""
+LOSSES = ("published", "entropy", "acceptance")
+"""What heads may learn by: their authors' losses, cross entropy alone, or 0.1 of cross entropy and 1.8 of the total
+variation, which is what is rejected; the last is what DSpark's authors take."""
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """What a new head is made of.
+
+    Args:
+        layers: how many; None for the kind's usual number: 1, and 2 of a block head.
+        drafts: how many tokens deep it learns to draft.
+        inner: width inside the gated layers; None for twice the hidden width.
+        rank: of DSpark's term.
+        loss: one of `LOSSES`.
+
+    Raises:
+        InvalidParameter: a number below 1, or another loss.
+    """
+
+    layers: int | None = None
+    drafts: int = 6
+    inner: int | None = None
+    rank: int = 64
+    loss: str = "published"
+
+    def __post_init__(self) -> None:
+        numbers = {"layers": self.layers, "drafts": self.drafts, "inner": self.inner, "rank": self.rank}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise InvalidParameter(f"A head's {name} must be at least 1, but is {value}.")
+        if self.loss not in LOSSES:
+            raise InvalidParameter(f"A head learns by the loss {', '.join(LOSSES)}, not {self.loss!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class NewHead:
+    """A head to train.
+
+    Args:
+        training: the head with its losses.
+        drafter: with the same weights.
+        write: writes the drafter as a folder: where to, for which target, whether in the family's other form, and the
+            text of its card.
+    """
+
+    training: nn.Module
+    drafter: Drafter
+    write: Callable[[Path, HuggingFaceModel, bool, str], None]
+
+
+@dataclass(frozen=True)
+class HeadMaker:
+    """One kind of head.
+
+    Args:
+        make: makes one for a target, with the ends that it shares and the layers that it reads.
+        other_form: the form of folders that its family has beside the official one; None if it has none.
+        fewer: the forms that hold heads of fewer tokens than their target.
+    """
+
+    make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize], NewHead]
+    other_form: str | None = "speculators"
+    fewer: tuple[str, ...] = (OFFICIAL, "speculators")
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """All forms of folders."""
+        return (OFFICIAL,) if self.other_form is None else (OFFICIAL, self.other_form)
+
+
+def usual_reads(layers: int) -> tuple[int, ...]:
+    """Return the outputs that EAGLE-3 reads: behind the second layer, the middle, and the third from the end."""
+    return tuple(sorted({min(2, layers), max(layers // 2, 1), max(layers - 3, 1)}))
+
+
+def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False) -> Anatomy:
+    """Return layers as wide as a target, with heads of 64 channels where that goes, four to a key head."""
+    config = target.config.get_text_config()
+    width = config.hidden_size
+    channels = next((one for one in (64, 32, 16, 8, 4) if width % one == 0), 2)
+    heads = width // channels
+    turned = getattr(config, "rope_parameters", None) or {}
+    theta = turned.get("rope_theta", 10_000.0) if isinstance(turned, dict) else 10_000.0
+    return Anatomy(
+        width=width,
+        inner=size.inner or 2 * width,
+        heads=heads,
+        groups=heads // 4 if heads % 4 == 0 else 1,
+        channels=channels,
+        normed=normed,
+        rotation=Rotation(float(theta)),
+    )
+
+
+def _medusa(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+    heads = new_heads(ends, size.drafts, size.layers or 1)
+    drafter = MedusaDrafter(heads)
+
+    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
+        write_medusa(drafter, folder, model, vllm=other, card=card)
+
+    row_loss = {"published": None, "entropy": soft_cross_entropy, "acceptance": accepted_loss}[size.loss]
+    return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
+
+
+def _eagle_1(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+    if size.loss != "published":
+        raise InvalidParameter(f"EAGLE-1's head learns its features too; it has no loss {size.loss!r}.")
+    head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
+    own = HeadEnds(tokens=ends.tokens)
+    drafter = EagleDrafter(head, own)
+    return NewHead(Eagle1Training(head, ends, size.drafts, ends=own), drafter, _writes_eagle(drafter))
+
+
+def _eagle_3(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+    head = Eagle3Head(anatomy_for(target, size), reads, ends.embedding.shape[1], layers=size.layers or 1)
+    own, weights = HeadEnds(tokens=ends.tokens), EagleLoss("mixed" if size.loss == "acceptance" else "soft")
+    drafter = EagleDrafter(head, own)
+    return NewHead(Eagle3Training(head, ends, size.drafts, weights, own), drafter, _writes_eagle(drafter))
+
+
+def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, bool, str], None]:
+    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
+        write_eagle(drafter, folder, model, speculators=other, card=card)
+
+    return write
+
+
+def _block(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, *, mixes: bool
+) -> NewHead:
+    anatomy = anatomy_for(target, size, normed=True)
+    vocab, width = ends.embedding.shape
+    end = target.config.get_text_config().eos_token_id
+    filled = end[0] if isinstance(end, list) else end or 0
+    shape = BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, None if mixes else filled, shifted=True)
+    path = Mixing(width, width, 3 * width // 2) if mixes else Markov(vocab, len(ends.rows), size.rank)
+    weights = BlockLoss(1.0, 0.0) if size.loss == "entropy" else BlockLoss()
+    head = BlockHead(shape, path, path.size)
+    drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
+
+    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
+        write_block(drafter, folder, model, speculators=other, target_layers=model.layers, card=card)
+
+    return NewHead(BlockTraining(head, ends, ANCHORS, weights), drafter, write)
+
+
+def _dspark(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+    return _block(target, ends, reads, size, mixes=False)
+
+
+def _mixing(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+    return _block(target, ends, reads, size, mixes=True)
+
+
+MAKERS: Mapping[str, HeadMaker] = {
+    "medusa": HeadMaker(_medusa, "vllm", fewer=("vllm",)),
+    "eagle": HeadMaker(_eagle_1, fewer=()),
+    "eagle-3": HeadMaker(_eagle_3),
+    "dspark": HeadMaker(_dspark),
+    "mixing": HeadMaker(_mixing, None),
+}
+"""Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""

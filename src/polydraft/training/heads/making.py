@@ -1,0 +1,162 @@
+"""From a target and prompts to a head's folder: the target writes, the head learns, and is written with its card."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.training.heads.kinds import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
+from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
+from polydraft.training.heads.shards import Shards, own_counts
+from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.writing import Writing, check_size, write_shards
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """Everything that a head is made by.
+
+    Args:
+        kind: one of `MAKERS`.
+        size: what it is made of.
+        writing: the target's text.
+        recipe: the training run.
+        rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
+        form: of the folder: official, or the other one that the family has: speculators, and vllm of Medusa.
+        name: what the target is called on the card.
+
+    Raises:
+        InvalidParameter: there is no such kind, or it would draft no token.
+    """
+
+    kind: str
+    size: HeadSize = field(default_factory=HeadSize)
+    writing: Writing = field(default_factory=Writing)
+    recipe: HeadRecipe = field(default_factory=HeadRecipe)
+    rows: int | None = None
+    form: str = OFFICIAL
+    name: str = "its target"
+
+    def __post_init__(self) -> None:
+        if self.kind not in MAKERS:
+            raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {self.kind!r}.")
+        maker = MAKERS[self.kind]
+        if self.form not in maker.forms:
+            raise InvalidParameter(f"The form of {self.kind} heads is {' or '.join(maker.forms)}, not {self.form!r}.")
+        if self.rows is not None and self.rows < 1:
+            raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
+        if self.rows is not None and self.form not in maker.fewer:
+            found = f"take {' or '.join(maker.fewer)}, or leave rows out" if maker.fewer else "leave rows out"
+            raise InvalidParameter(f"The {self.form} form of {self.kind} heads has all of a target's tokens; {found}.")
+
+
+@dataclass(frozen=True)
+class MadeHead:
+    """A head that was trained and written.
+
+    Args:
+        folder: where it is.
+        drafting: what it drafts like on held-out text.
+        parameters: how many numbers it has.
+        tokens: how many tokens of the target's text it learnt from.
+    """
+
+    folder: Path
+    drafting: Drafting
+    parameters: int
+    tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by name, for JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def make_head(
+    target: PreTrainedModel, prompts: Sequence[Int[Tensor, " n"]], work: Path, out: Path, plan: HeadPlan
+) -> MadeHead:
+    """Write the target's text, train a head on it, and write the head; every part goes on where it was interrupted.
+
+    Args:
+        target: the model that it drafts for.
+        prompts: how the target's texts begin.
+        work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each kind.
+        out: the head's folder.
+        plan: everything else.
+
+    Raises:
+        InvalidParameter: the prompts are too few or too long, or the text would be too large.
+        ResultsError: the work folder holds something else.
+        UnsupportedModel: the target's ends are no tables.
+    """
+    model = HuggingFaceModel(target)
+    reads = usual_reads(model.layers)
+    TargetEnds.of(target)  # says before hours of work what cannot be trained
+    check_size(model, reads, plan.writing)
+    text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
+    ends = TargetEnds.of(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device))
+    torch.manual_seed(plan.recipe.seed)
+    head = MAKERS[plan.kind].make(target, ends, reads, plan.size)
+    checkpoints = work / f"{plan.kind}-{plan.size.loss}"
+    learnt = Shards(text.learnt)
+    found = train_head(head.training, learnt, Shards(text.held_out), checkpoints, plan.recipe)
+    return _written(head, model, out, plan, found, len(learnt))
+
+
+def most_written(
+    files: Sequence[Path], vocab_size: int, rows: int | None, device: torch.device
+) -> Int[Tensor, " v"] | None:
+    """Return the tokens that the target wrote most often, rising; None for all of them."""
+    if rows is None or rows >= vocab_size:
+        return None
+    return own_counts([*files], vocab_size).topk(rows).indices.sort().values.to(device)
+
+
+def end_ids_of(target: PreTrainedModel) -> list[int]:
+    """Return the tokens that end a target's text."""
+    end = target.generation_config.eos_token_id if target.generation_config else None
+    return [] if end is None else [end] if isinstance(end, int) else [*end]
+
+
+def _written(
+    head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: Drafting, texts: int
+) -> MadeHead:
+    for network in head.drafter.networks():
+        network.eval().requires_grad_(False)
+    parameters = sum(one.numel() for network in head.drafter.networks() for one in network.parameters())
+    made = MadeHead(out, found, parameters, texts * plan.writing.length)
+    head.write(out, model, plan.form != OFFICIAL, card_of(made, plan, model))
+    return made
+
+
+def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
+    """Return the text of a head's README.md."""
+    recipe, overlaps = plan.recipe, " ".join(f"{one:.3f}" for one in made.drafting.overlap)
+    rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
+    form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
+    return f"""# {plan.kind} head for {plan.name}
+
+A draft head of {made.parameters / 1e6:.2f} M parameters{form}.
+Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
+
+    polydraft generate --target {plan.name} --draft THIS_FOLDER "..."
+
+## Measured on held-out text
+
+Mean overlap sum_x min(target, head) at temperature 1, by draft, given the text's own tokens above it: {overlaps}.
+If these were independent, a chain would have {made.drafting.efficiency:.2f} tokens per target call. The weights were
+measured before they were rounded to bfloat16.
+
+## Data and recipe
+
+`polydraft train head {plan.kind}`: {made.tokens} tokens in texts of {plan.writing.length}.
+The target wrote them behind given prompts, at temperatures 0, 0.7 and 1.
+{recipe.steps} steps of {recipe.texts} texts; Muon at {recipe.matrix_rate:g}, and AdamW at {recipe.other_rate:g} for
+tables, norms and biases, cosine schedule; loss: {plan.size.loss}; seed {recipe.seed}.
+"""

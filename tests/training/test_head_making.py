@@ -1,0 +1,192 @@
+"""Making heads: what the target writes, runs that go on where they were interrupted, and folders that draft."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import plain_logits, tiny_model
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+import polydraft
+from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import Noise
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
+from polydraft.training.heads.kinds import usual_reads
+from polydraft.training.heads.making import most_written
+from polydraft.training.heads.writing import continued, write_shards
+
+VOCAB, LENGTH = 24, 32
+WRITING = Writing(tokens=200, length=LENGTH, rows=4)
+PROMPTS = [torch.tensor(one) for one in ([3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [9, 3, 2], [3, 8])]
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("llama", VOCAB, dtype=torch.float32)
+
+
+def write(folder: Path, writing: Writing = WRITING, **changes: Any) -> list[Path]:
+    given = {"prompts": PROMPTS, "reads": (1, 2), "end_ids": (), **changes}
+    found = write_shards(HuggingFaceModel(target()), folder=folder, writing=writing, **given)
+    return [*found.held_out, *found.learnt]
+
+
+# What the target writes.
+
+
+def test_texts_are_what_the_target_would_write_and_states_are_those_of_a_plain_pass() -> None:
+    heats = torch.tensor([0.0, 1.0, 0.0])
+    (random,) = Noise.from_seed(3, 1).generators
+    found = continued(HuggingFaceModel(target()), PROMPTS[:3], heats, LENGTH, (0, 2), random)
+    with torch.no_grad():
+        plain = target()(found["ids"].long(), output_hidden_states=True)
+    for row, prompt in enumerate(PROMPTS[:3]):
+        count = len(prompt)
+        assert found["ids"][row, :count].tolist() == prompt.tolist()
+        assert found["valid"][row].tolist() == [0] * count + [1] * (LENGTH - count)
+        if not heats[row]:
+            for place in range(count, LENGTH):
+                assert found["ids"][row, place] == plain_logits(target(), found["ids"][row, :place].tolist()).argmax()
+    states = torch.cat([plain.hidden_states[0], plain.hidden_states[2]], -1)
+    torch.testing.assert_close(found["final"].float(), plain.hidden_states[-1], atol=0.05, rtol=0.02)
+    first = states.shape[-1] // 2  # the last layer's output is behind the norm there
+    torch.testing.assert_close(found["features"][..., :first].float(), states[..., :first], atol=0.05, rtol=0.02)
+    behind = slice(max(map(len, PROMPTS[:3])), LENGTH)  # no sum is asked for before the last token of a prompt
+    wanted = plain.logits.logsumexp(-1)
+    torch.testing.assert_close(found["lse"][:, behind], wanted[:, behind], atol=1e-4, rtol=1e-4)
+    for row, prompt in enumerate(PROMPTS[:3]):
+        torch.testing.assert_close(found["lse"][row, len(prompt) - 1 :], wanted[row, len(prompt) - 1 :])
+
+
+def test_what_follows_an_end_is_not_learnt_unless_asked(tmp_path: Path) -> None:
+    ends = (2, 5, 11)
+    cut, whole = (
+        load_file(write(tmp_path / str(past), replace(WRITING, past_end=past), end_ids=ends)[1])
+        for past in (False, True)
+    )
+    assert torch.equal(cut["ids"], whole["ids"]) and bool((cut["valid"] < whole["valid"]).any())
+    for ids, valid, written in zip(cut["ids"], cut["valid"], whole["valid"], strict=True):
+        seen = False
+        for token, one, own in zip(ids.tolist(), valid.tolist(), written.tolist(), strict=True):
+            assert one == int(own and not seen)
+            seen = seen or bool(own and token in ends)
+
+
+def test_writing_goes_on_with_the_shard_that_is_missing(tmp_path: Path) -> None:
+    files = write(tmp_path)
+    assert [one.name for one in files] == [
+        "held-00000.safetensors",
+        "shard-00000.safetensors",
+        "shard-00001.safetensors",
+    ]
+    before = [load_file(one) for one in files]
+    files[1].unlink()
+    times = [one.stat().st_mtime_ns for one in (files[0], files[2])]
+    after = [load_file(one) for one in write(tmp_path)]
+    assert times == [one.stat().st_mtime_ns for one in (files[0], files[2])]
+    for one, other in zip(before, after, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(write(tmp_path, replace(WRITING, tokens=400))) == 5  # more of the same text may follow
+    first, held = load_file(files[1]), load_file(files[0])
+    starts = {tuple(row[:2].tolist()) for row in first["ids"]}
+    assert not starts & {tuple(row[:2].tolist()) for row in held["ids"]}
+
+
+def test_text_that_was_written_otherwise_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(ResultsError, match="holds text with another seed"):
+        write(tmp_path, replace(WRITING, seed=2))
+    with pytest.raises(ResultsError, match="another prompts"):
+        write(tmp_path, prompts=PROMPTS[:3])
+    (tmp_path / "writing.json").write_text("{")
+    with pytest.raises(ResultsError, match="damaged"):
+        write(tmp_path)
+
+
+def test_too_few_prompts_and_too_much_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="two prompts or more of at most 24 tokens, and 1 of 2 are"):
+        write(tmp_path, prompts=[torch.arange(20), torch.zeros(30, dtype=torch.int64)])
+    with pytest.raises(InvalidParameter, match=r"take .* GB, and at most"):
+        write(tmp_path, Writing(tokens=10**9, length=LENGTH, most_bytes=10**6))
+    with pytest.raises(InvalidParameter, match="at least 16 tokens"):
+        Writing(length=8)
+
+
+def test_the_tokens_of_a_smaller_head_are_the_most_written(tmp_path: Path) -> None:
+    files = write(tmp_path)[1:]
+    written = torch.cat([load_file(one)["ids"][load_file(one)["valid"].bool()].long() for one in files])
+    counts = torch.bincount(written, minlength=VOCAB)
+    kept = most_written(files, VOCAB, 6, torch.device("cpu"))
+    assert kept is not None and kept.tolist() == sorted(kept.tolist())
+    assert counts[kept].min() >= counts[[one for one in range(VOCAB) if one not in kept.tolist()]].max()
+    assert most_written(files, VOCAB, VOCAB, torch.device("cpu")) is None
+
+
+# Heads.
+
+
+def plan(kind: str, **changes: Any) -> HeadPlan:
+    recipe = HeadRecipe(steps=3, texts=4, measure_every=2, save_every=2)
+    return HeadPlan(kind, HeadSize(drafts=3, rank=4, **changes.pop("size", {})), WRITING, recipe, **changes)
+
+
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, one in MAKERS.items() for form in one.forms])
+def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str, tmp_path: Path) -> None:
+    asked = plan(kind, form=form, rows=16 if form in MAKERS[kind].fewer else None)
+    made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
+    assert len(made.drafting.overlap) == 3 and 1 < made.drafting.efficiency < 4
+    drafter = polydraft.load_head(tmp_path / "head", 2)
+    assert sum(one.numel() for net in drafter.networks() for one in net.parameters()) >= made.parameters
+    wanted: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    alone = polydraft.generate(target(), [PROMPTS[0].tolist()], drafter="none", **wanted)
+    found = polydraft.generate(target(), [PROMPTS[0].tolist()], drafter=drafter, **wanted)
+    assert torch.equal(found.sequences, alone.sequences)
+    assert not found.statistics.fallback and found.statistics.drafted > 0
+    assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
+
+
+def test_an_interrupted_run_goes_on_and_comes_to_the_same_head(tmp_path: Path) -> None:
+    asked = plan("eagle-3")
+    whole = make_head(target(), PROMPTS, tmp_path / "whole", tmp_path / "one", asked)
+    short = replace(asked, recipe=replace(asked.recipe, save_every=2))
+    make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "never", short)
+    last = tmp_path / "cut" / "eagle-3-published" / "checkpoint-3"
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    again = make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "two", short)
+    assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
+
+
+def test_what_cannot_be_made_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParameter, match="kind medusa, eagle, eagle-3, dspark, mixing, not 'hydra'"):
+        HeadPlan("hydra")
+    with pytest.raises(InvalidParameter, match="official or vllm, not 'speculators'"):
+        HeadPlan("medusa", form="speculators")
+    with pytest.raises(InvalidParameter, match="at least 1 token of its target's, not 0"):
+        HeadPlan("eagle-3", rows=0)
+    with pytest.raises(InvalidParameter, match="all of a target's tokens; take vllm, or leave rows out"):
+        HeadPlan("medusa", rows=8)
+    with pytest.raises(
+        InvalidParameter, match="official form of eagle heads has all of a target's tokens; leave rows out"
+    ):
+        HeadPlan("eagle", rows=8)
+    with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
+        HeadSize(drafts=0)
+    with pytest.raises(InvalidParameter, match="published, entropy, acceptance, not 'best'"):
+        HeadSize(loss="best")
+
+
+def test_a_loss_that_eagle_has_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="has no loss 'acceptance'"):
+        make_head(target(), PROMPTS, tmp_path / "w", tmp_path / "h", plan("eagle", size={"loss": "acceptance"}))
+
+
+@pytest.mark.parametrize(("layers", "reads"), [(30, (2, 15, 27)), (14, (2, 7, 11)), (2, (1, 2)), (1, (1,))])
+def test_the_layers_that_heads_read(layers: int, reads: tuple[int, ...]) -> None:
+    assert usual_reads(layers) == reads
