@@ -194,6 +194,10 @@ STARTS: dict[Call, tuple[tuple[str, ...], ...]] = {
     ("bench", "planner"): (("--target", "target", "--draft", "draft", "--prompts", "odd.jsonl"), ("--fresh",)),
     ("report",): (("bad_runs.jsonl",), ("runs.jsonl",), ("bad_runs.jsonl", "--out", "page")),
     ("train", "pair"): (("--out", "new", "--work", "work"), ("--out", "new", "--work", "half_work")),
+    ("train", "head"): (
+        ("eagle-3", "--target", "target", "--prompts", "prompts.jsonl", "--out", "new"),
+        ("mixing", "--prompts", "odd.jsonl", "--out", "new", "--work", "work"),
+    ),
 }
 """Beginnings from which a call gets further than to its first mistake."""
 

@@ -18,7 +18,7 @@ import pytest
 from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
-from polydraft.cli import demo, limits, main, train, tune
+from polydraft.cli import demo, limits, main, tune
 from polydraft.cli import generate as generating
 from polydraft.cli.benchmark import bench, subjects
 from polydraft.cli.generation import batch
@@ -172,7 +172,9 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(members, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
-    monkeypatch.setattr(train, "train_pair", interrupted)
+    monkeypatch.setattr("polydraft.cli.train.pair.train_pair", interrupted)
+    monkeypatch.setattr("polydraft.training.heads.making.write_shards", interrupted)
+    monkeypatch.setattr("polydraft.cli.train.head.load_pair", load_pair)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)

@@ -81,6 +81,13 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a draft model for no arm": (("bench", *MODELS, "--arm", "drafter=ngram"), "None of the arms uses a draft model"),
     "one temperature twice": (("tune", "--temperature", "0", "--temperature", "0"), "A temperature is given twice"),
+    "one folder twice for a head": (
+        ("train", "head", "eagle", "--prompts", "rows.jsonl", "--out", "a", "--work", "./a"),
+        "--out and --work are the same folder",
+    ),
+    "a head without prompts": (("train", "head", "eagle"), "--prompts is missing"),
+    "a head of no kind": (("train", "head", "hydra", "--prompts", "rows.jsonl"), "not 'hydra'"),
+    "a form that a head has not": (("train", "head", "medusa", "--form", "speculators"), "official or vllm"),
     "one folder twice": (("train", "pair", "--out", "a", "--work", "./a"), "--out and --work are the same folder"),
 }
 

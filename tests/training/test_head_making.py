@@ -172,9 +172,7 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("eagle-3", rows=0)
     with pytest.raises(InvalidParameter, match="all of a target's tokens; take vllm, or leave rows out"):
         HeadPlan("medusa", rows=8)
-    with pytest.raises(
-        InvalidParameter, match="official form of eagle heads has all of a target's tokens; leave rows out"
-    ):
+    with pytest.raises(InvalidParameter, match="form of eagle heads has all of a target's tokens; leave rows out"):
         HeadPlan("eagle", rows=8)
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
