@@ -1,4 +1,4 @@
-"""`polydraft bench passes`, `rules` and `planner`: tables, JSON lines, Ctrl-C, and what is refused."""
+"""`polydraft bench passes`, `rules`, `planner` and `lattice`: tables, JSON lines, Ctrl-C, and what is refused."""
 
 import json
 import re
@@ -127,6 +127,28 @@ def test_the_planner_is_beside_plain_decoding_and_trees(call: Call, capsys: pyte
     head, rows = lines_of(capsys.readouterr().out)
     assert (head["fresh"], head["max_new_tokens"], head["prompts"]) == (False, 2, 1)
     assert [(row["arm"], len(row["against_plain"])) for row in rows] == [("plain decoding", 1), ("planner", 1)]
+
+
+LATTICE = ("lattice", "--prompts", "one.jsonl", "--limit", "1", "--max-new-tokens", "4", "--drafts", "4")
+
+
+def test_rules_of_one_head_are_compared_on_its_own_trees(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*LATTICE, "--temperature", "1", "--json", models=False) == 0
+    head, rows = lines_of(capsys.readouterr().out)
+    assert (head["head"], head["drafts"], head["prompts"]) == ("embedded", [4], 1)
+    by_rule = {(row["trees"], row["rule"]): row for row in rows}
+    assert by_rule["chain", "block"]["share"] == 1.0 and by_rule["chain", "speculative"]["nodes"] == 4
+    assert all(row["nodes"] <= 4 and row["speed"] > 0 and 1 <= row["tokens_per_call"] <= 5 for row in rows)
+    assert call(*LATTICE, "--temperature", "0.8", "--repeats", "0", "--quiet", models=False) == 0
+    shown = capsys.readouterr().out
+    assert "T = 0.8, at most 4 drafts" in shown and "branches, without replacement (4.0 drafts)" in shown
+
+
+def test_a_lattice_is_sampled_from_a_head(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*LATTICE, "--temperature", "0", models=False) == 2
+    assert "Sampled trees need temperatures above 0" in capsys.readouterr().err
+    assert call(*LATTICE, "--target", "target", models=False) == 2
+    assert "--target and --draft go together here" in capsys.readouterr().err
 
 
 WORK = {"passes": (passes, "time_passes"), "rules": (rules, "measure_shares"), "planner": (planner, "measure_planner")}

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft.models import packing
-from polydraft.models.packing import PackedLinear, pack_linear_layers
+from polydraft.models.packing import PackedLinear, linear_of, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -109,3 +109,13 @@ def test_packed_layers_are_in_the_mode_of_those_that_they_replace() -> None:
         plain = nn.Sequential(nn.Linear(512, 512)).train(training)
         assert type(pack_linear_layers(plain)[0]) is PackedLinear
         assert all(one.training is training for one in plain.modules())
+
+
+def test_rows_that_were_taken_in_inference_mode_are_packed_too() -> None:
+    table = torch.randn(packing.SMALL // 64 + 2, 64)
+    with torch.inference_mode():
+        rows = linear_of(table[torch.arange(len(table))])
+        given = torch.randn(3, 64)
+        found = rows(given)
+    assert isinstance(rows, PackedLinear)
+    torch.testing.assert_close(found, given @ table.mT, rtol=1e-4, atol=1e-4)

@@ -32,7 +32,16 @@ from polydraft.models.generation import (
     warn_of_serial,
 )
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
-from polydraft.models.loading import Pair, check_same_size, check_same_source, load, load_draft, load_pair, save
+from polydraft.models.loading import (
+    Pair,
+    check_same_size,
+    check_same_source,
+    embedded_head,
+    load,
+    load_draft,
+    load_pair,
+    save,
+)
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_encode, does_remember
@@ -89,6 +98,7 @@ __all__ = [
     "does_remember",
     "draft_model",
     "drafting_asked_for",
+    "embedded_head",
     "first_sentence",
     "fork_all",
     "inputs_beside",

@@ -24,7 +24,8 @@ def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer,
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
     found: dict[Layer, Tensor] = {}
-    hooks = [_hook(model, layer, found) for layer in layers]
+    listed = layers_of(model) if any(layer != HEAD for layer in layers) else nn.ModuleList()
+    hooks = [_hook(model, layer, listed, found) for layer in layers]
     try:
         yield found
     finally:
@@ -45,14 +46,13 @@ def layers_of(model: Any) -> nn.ModuleList:
     return lists[0]
 
 
-def _hook(model: Any, layer: Layer, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
+def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
     if layer == HEAD:
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Module):
             raise UnsupportedModel(f"{type(model).__name__} has no output head whose input could be read.")
         body = model.base_model
         return body.register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
-    listed = layers_of(model)
     if not isinstance(layer, int) or not 0 <= layer <= len(listed):
         raise InvalidParameter(f"Hidden states are those of 0 to {len(listed)} layers or {HEAD!r}, not {layer!r}.")
     if layer == len(listed):

@@ -48,6 +48,10 @@ FOREIGN_CODE = "contains custom code"
 """What transformers says when a folder's code would have to be run."""
 
 
+EMBEDDED = Path(str(files("polydraft") / "data" / "pair"))
+"""Folders of the models that ship with the package."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pair:
     """A target, what drafts for it, and their tokenizer.
@@ -107,8 +111,12 @@ def load(
 
 def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pair:
     """Load the model pair that ships with the package: small Python-code models for demos, tests and first steps."""
-    folder = Path(str(files("polydraft") / "data" / "pair"))
-    return load(folder / "target", folder / "draft", dtype=dtype, device=device)
+    return load(EMBEDDED / "target", EMBEDDED / "draft", dtype=dtype, device=device)
+
+
+def embedded_head() -> Path:
+    """Return the folder of the draft head that ships with the package, for the embedded pair's target."""
+    return EMBEDDED / "head"
 
 
 def save(pair: Pair, folder: Path) -> None:

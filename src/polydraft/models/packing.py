@@ -85,6 +85,9 @@ def packed_product(
 
 def linear_of(weight: Float[Tensor, "o i"]) -> nn.Linear:
     """Return a frozen linear layer without a bias over these rows, packed where that helps."""
+    if weight.is_inference():  # a packed layer asks for its matrix's version, which only ordinary tensors have
+        with torch.inference_mode(False):
+            weight = weight.clone()
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
     return PackedLinear(plain) if can_pack(weight) and weight.numel() > SMALL else plain

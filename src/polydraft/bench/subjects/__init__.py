@@ -1,6 +1,7 @@
-"""Subjects of `polydraft bench` beside arms: what passes cost, what rules cost and accept, and the planner."""
+"""Subjects of `polydraft bench` beside arms: passes, rules, the trees of heads, and the planner."""
 
 from polydraft.bench.subjects.clock import Progress
+from polydraft.bench.subjects.lattice import LatticeOptions, LatticeResult, measure_lattice
 from polydraft.bench.subjects.laws import RuleLaw, measure_laws
 from polydraft.bench.subjects.optima import OptimumTime, measure_optima
 from polydraft.bench.subjects.passes import PassSettings, PassTime, check_room, time_passes
@@ -17,6 +18,8 @@ from polydraft.bench.subjects.shares import RuleShare, measure_shares
 
 __all__ = [
     "DEFAULT",
+    "LatticeOptions",
+    "LatticeResult",
     "OptimumTime",
     "PassSettings",
     "PassTime",
@@ -29,6 +32,7 @@ __all__ = [
     "RuleShare",
     "RulesSettings",
     "check_room",
+    "measure_lattice",
     "measure_laws",
     "measure_optima",
     "measure_planner",

@@ -164,3 +164,26 @@ LaneTokensOption = Annotated[
     int,
     typer.Option(min=1, callback=count, help="Tokens of every text.", rich_help_panel=MEASURING),
 ]
+LatticeHeatsOption = Annotated[
+    list[float] | None,
+    typer.Option(help="Of target and head, above 0; may be repeated. Default: 0.6, 0.8, 1.", rich_help_panel=SAMPLING),
+]
+LatticeDraftsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--drafts",
+        min=1,
+        max=256,
+        help="Most drafts of a tree; may be repeated. Default: 6, 16.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+LatticeRepeatsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        callback=count,
+        help="How often every text is written against the clock; 0 takes no time.",
+        rich_help_panel=MEASURING,
+    ),
+]

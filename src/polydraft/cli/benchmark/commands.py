@@ -33,6 +33,9 @@ from polydraft.cli.arguments.subjects import (
     FreshOption,
     KnownOption,
     LaneTokensOption,
+    LatticeDraftsOption,
+    LatticeHeatsOption,
+    LatticeRepeatsOption,
     PartsOption,
     PassDraftsOption,
     PassRepeatsOption,
@@ -200,3 +203,30 @@ def planner(
     chosen = tuple(prompts) if prompts else PlannerRequest.prompts
     request = PlannerRequest(options, tuple(setting or ()), target, draft, chosen, limit, dtype, device)
     raise typer.Exit(run_planner(request, as_json=as_json, quiet=quiet))
+
+
+@bench_app.command(rich_help_panel="Subjects")
+def lattice(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    limit: LimitOption = 8,
+    temperature: LatticeHeatsOption = None,
+    drafts: LatticeDraftsOption = None,
+    repeats: LatticeRepeatsOption = 1,
+    max_new_tokens: LaneTokensOption = 96,
+    seed: FixedSeedOption = 7,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonLinesOption = False,
+    quiet: BenchQuietOption = False,
+) -> None:
+    """Compare chains and trees of one draft head under many rules, at equal numbers of drafts."""
+    with importing():
+        from polydraft.cli.benchmark.lattice import LatticeOptions, LatticeRequest, run_lattice
+
+    heats, sizes = tuple(temperature or LatticeOptions.temperatures), tuple(drafts or LatticeOptions.drafts)
+    options = LatticeOptions(heats, sizes, max_new_tokens, repeats, seed)
+    chosen = tuple(prompts) if prompts else LatticeRequest.prompts
+    request = LatticeRequest(options, target, draft, chosen, limit, dtype, device)
+    raise typer.Exit(run_lattice(request, as_json=as_json, quiet=quiet))

@@ -13,7 +13,7 @@ from polydraft.bench import Table, read_prompt_sets
 from polydraft.bench.encoding import encode
 from polydraft.bench.environment import described, load, machine, versions
 from polydraft.bench.speed import SpeedSettings, prompts_that_fit
-from polydraft.bench.subjects import OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
+from polydraft.bench.subjects import LatticeResult, OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.limits import as_rich
@@ -29,6 +29,7 @@ KINDS = {
     RuleShare: "share",
     OptimumTime: "optimum",
     PlannerSpeed: "planner",
+    LatticeResult: "lattice",
 }
 """What a result is called in JSON lines."""
 BUSY = 1.5

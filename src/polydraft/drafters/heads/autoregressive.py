@@ -136,7 +136,8 @@ class EagleDrafter(Drafter):
         root, state = _caught_up(state, text)
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         propose = partial(_Growing(state, text, root).propose, size=size, scheme=scheme)
-        return grow(text.last(), policy, scheme, state.ends.named(propose), noise), state
+        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise)
+        return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()
     def commit(self, state: EagleState, step: Step) -> EagleState:

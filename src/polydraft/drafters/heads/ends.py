@@ -1,7 +1,7 @@
 """The two ends of a head, its own or the target's: the embeddings that it reads and the rows that it drafts from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
 from polydraft.models import LanguageModel, linear_of
-from polydraft.trees import Propose
+from polydraft.trees import Draft, Propose
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,17 @@ class BoundEnds:
             return tokens[places], probs
 
         return renamed
+
+    def marked(self, draft: Draft, size: int | None, vocab_size: int) -> Draft:
+        """Return the draft, marked as drawn from whole rows if it was, which spares its verifier a search.
+
+        Args:
+            draft: what was grown.
+            size: how many tokens of each row were listed; None for all.
+            vocab_size: the target's number of tokens.
+        """
+        whole = size is None and self.tokens is None and draft.shortlist.shape[-1] == vocab_size
+        return replace(draft, whole=True) if whole else draft
 
 
 class HeadEnds(nn.Module):

@@ -119,7 +119,8 @@ class BlockDrafter(Drafter):
         growing = _Growing.of(state, self._slots(state, text))
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         propose = state.ends.named(partial(growing.propose, size=size, scheme=scheme))
-        return grow(text.last(), policy, scheme, propose, noise), state
+        draft = grow(text.last(), policy, scheme, propose, noise)
+        return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()
     def commit(self, state: BlockState, step: Step) -> BlockState:

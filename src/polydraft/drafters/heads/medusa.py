@@ -252,7 +252,8 @@ class MedusaDrafter(Drafter):
             wide = frontier.tokens.shape[1]
             return tokens.expand(-1, wide, -1), probs.expand(-1, wide, *probs.shape[2:])
 
-        return grow(text.last(), policy, scheme, state.ends.named(propose), noise), state
+        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise)
+        return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()
     def commit(self, state: MedusaState, step: Step) -> MedusaState:

@@ -1,0 +1,90 @@
+"""`polydraft bench lattice`: one draft head under many rules, at equal numbers of scored nodes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from polydraft.bench import Table
+from polydraft.bench.subjects import LatticeOptions, LatticeResult, measure_lattice
+from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.benchmark.subjects import (
+    conditions_of,
+    gathered,
+    loaded,
+    print_end,
+    print_lines,
+    print_tables,
+    prompts_of,
+)
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.process import INTERRUPTED
+from polydraft.engine import head_for
+from polydraft.models import embedded_head
+
+
+@dataclass(frozen=True)
+class LatticeRequest:
+    """One call of `polydraft bench lattice`: the options as given; without models the embedded target and its head."""
+
+    options: LatticeOptions
+    target: str | None = None
+    draft: str | None = None
+    prompts: tuple[str, ...] = ("python",)
+    limit: int = 8
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+def run_lattice(request: LatticeRequest, *, as_json: bool, quiet: bool) -> int:
+    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
+    refuse_clashes(
+        both_outputs(as_json, quiet),
+        (
+            bool(request.target) != bool(request.draft),
+            "--target and --draft go together here: a draft head belongs to one target.",
+        ),
+    )
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    pair = loaded(request.target, None, request.dtype, request.device, notes)
+    head = head_for(request.draft or embedded_head(), pair.target)
+    prompts = prompts_of(pair, request.prompts, request.limit, request.options.max_new_tokens, notes)
+    results, interrupted = gathered(partial(measure_lattice, pair, head, prompts, request.options), notes)
+    settings = {**asdict(request.options), "head": request.draft or "embedded", "prompts": len(prompts)}
+    conditions = conditions_of("lattice", pair, settings)
+    if as_json:
+        print_lines(conditions, results, interrupted=interrupted)
+    else:
+        console = new_console()
+        print_tables(console, tables_of(results))
+        print_end(console, conditions, notes_on(request.options), interrupted=interrupted)
+    return INTERRUPTED if interrupted else 0
+
+
+def tables_of(results: Sequence[LatticeResult]) -> list[Table]:
+    """Return a table for every temperature and number of drafts."""
+    return [
+        _table(heat, drafts, [one for one in results if (one.temperature, one.drafts) == (heat, drafts)])
+        for heat, drafts in dict.fromkeys((one.temperature, one.drafts) for one in results)
+    ]
+
+
+def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
+    rows = list[tuple[str, ...]]()
+    for trees in dict.fromkeys(one.trees for one in results):
+        group = [one for one in results if one.trees == trees]
+        rows += [(), (f"{trees} ({group[0].nodes:.1f} drafts)", *[""] * 4)]
+        for one in group:
+            low, high = one.interval
+            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{100 * one.share:.1f} %")
+            rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
+    head = ("rule", "tokens/call", "95 % interval", "of the best", "over plain")
+    return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
+
+
+def notes_on(options: LatticeOptions) -> list[str]:
+    """Return what the tables do not say by themselves."""
+    return [
+        f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
+        "tree see the same trees. Of the best: accepted drafts beside those of the last rule of the same trees. Over "
+        "plain: median over texts that all arms wrote side by side."
+    ]
