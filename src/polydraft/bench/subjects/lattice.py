@@ -52,7 +52,7 @@ class LatticeGroup:
     Args:
         name: what the trees are.
         policy: makes the trees of so many drafts.
-        rules: from names to rules of one scheme, the one that no other beats last.
+        rules: from names to rules of one scheme; the last decides while all are asked, and others are compared with it.
     """
 
     name: str
@@ -137,7 +137,7 @@ class LatticeResult:
         rule: the rule's name.
         tokens_per_call: expected, the mean over all steps.
         interval: of it, 95 %, by a bootstrap over texts.
-        share: of the drafts that the last rule of the group accepts of the same trees on average.
+        share: its accepted drafts over those of the group's last rule, of the same trees; above 1 if it accepts more.
         nodes: mean number of drafts of a tree.
         speed: median over texts of the speed over plain decoding's; None if no time was taken.
     """
@@ -185,12 +185,12 @@ class Watching:
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Ask all rules, and decide by the one."""
         self.accepted.append([float(expected_accepted(rule, draft, target_probs).sum()) for rule in self.rules])
-        self.sizes.append(int((draft.tree.depth > 0).sum()))
+        self.sizes.append(int(draft.tree.valid[:, 1:].sum()))
         return self.rule.verify(draft, target_probs, noise)
 
 
 def measure_lattice(
-    target: Pair,
+    pair: Pair,
     head: Drafter,
     prompts: Sequence[Int[Tensor, "1 _"]],
     options: LatticeOptions,
@@ -199,96 +199,85 @@ def measure_lattice(
     """Yield every rule's tokens per call and speed, temperature by temperature.
 
     Args:
-        target: whose target writes.
+        pair: whose target writes.
         head: who drafts in all arms.
         prompts: what is continued.
         options: temperatures, sizes, lengths.
         on_progress: told of every text.
     """
-    texts = batches(prompts, 1)
+    bench = _Bench(pair, head, batches(prompts, 1), options, on_progress)
     for temperature in options.temperatures:
-        speeds = _speeds(target, head, texts, temperature, options, on_progress) if options.repeats else {}
+        speeds = bench.speeds(temperature) if options.repeats else {}
         for drafts in options.drafts:
             for group in GROUPS:
-                what = f"T = {temperature:g}, {drafts} drafts, {group.name}"
-                yield from _accepted(
-                    target, head, texts, temperature, drafts, group, options, what, on_progress, speeds
-                )
+                yield from bench.accepted(temperature, drafts, group, speeds)
 
 
-def _accepted(
-    pair: Pair,
-    head: Drafter,
-    texts: Sequence[Batch],
-    temperature: float,
-    drafts: int,
-    group: LatticeGroup,
-    options: LatticeOptions,
-    what: str,
-    on_progress: Progress,
-    speeds: dict[tuple[int, str, str], list[float]],
-) -> Iterator[LatticeResult]:
-    rules = [*group.rules.values()]
-    sums, calls, nodes = list[Tensor](), list[int](), 0
-    for number, text in enumerate(texts):
-        watching = Watching(rules[-1], rules)
-        own = _options(temperature, options, number) | {"policy": group.policy(drafts), "verifier": watching}
-        stream(pair.target, text.input_ids, drafter=head, **own).exhaust()
-        sums.append(torch.tensor(watching.accepted, dtype=torch.float64).sum(0))
-        calls.append(len(watching.accepted))
-        nodes += sum(watching.sizes)
-        on_progress(what, number + 1, len(texts))
-    every, steps = torch.stack(sums), torch.tensor(calls, dtype=torch.float64)
-    picked = torch.randint(len(texts), (2000, len(texts)), generator=Noise.from_seed(options.seed, 1).generators[0])
-    for place, name in enumerate(group.rules):
-        drawn = 1 + every[picked, place].sum(1) / steps[picked].sum(1)
-        low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        timed = speeds.get((drafts, group.name, name))
-        yield LatticeResult(
-            temperature,
-            drafts,
-            group.name,
-            name,
-            1 + float(every[:, place].sum() / steps.sum()),
-            (low, high),
-            float(every[:, place].sum() / every[:, -1].sum()) if float(every[:, -1].sum()) else 1.0,
-            nodes / sum(calls),
-            median(timed) if timed else None,
-        )
+Speeds = dict[tuple[int, str, str], list[float]]
+"""By number of drafts, trees and rule: the speed over plain decoding's, text by text."""
 
 
-def _speeds(
-    pair: Pair,
-    head: Drafter,
-    texts: Sequence[Batch],
-    temperature: float,
-    options: LatticeOptions,
-    on_progress: Progress,
-) -> dict[tuple[int, str, str], list[float]]:
-    """Return every arm's speed over plain decoding's, text by text."""
-    arms = {
-        (drafts, group.name, name): {"drafter": head, "policy": group.policy(drafts), "verifier": rule}
-        for drafts in options.drafts
-        for group in GROUPS
-        for name, rule in group.rules.items()
-    }
-    plain = {"drafter": NoDraft()}
-    for special in (plain, *arms.values()):
-        own = _options(temperature, options, 0) | {"max_new_tokens": WARM_UP}
-        side_by_side([Lane.begin(pair, texts[0], {**own, **special})])
-    found: dict[tuple[int, str, str], list[float]] = {key: [] for key in arms}
-    total = len(texts) * options.repeats
-    for number in range(total):
-        own, text = _options(temperature, options, number), texts[number % len(texts)]
-        specials = [plain, *arms.values()]
-        first = number % len(specials)
-        order = [*range(first, len(specials)), *range(first)]
-        speeds = side_by_side([Lane.begin(pair, text, {**own, **specials[place]}) for place in order])
-        by_place = dict(zip(order, speeds, strict=True))
-        for place, key in enumerate(arms):
-            found[key].append(by_place[place + 1] / by_place[0])
-        on_progress(f"T = {temperature:g}, speed", number + 1, total)
-    return found
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """Who writes, who drafts, what is continued, and how."""
+
+    pair: Pair
+    head: Drafter
+    texts: Sequence[Batch]
+    options: LatticeOptions
+    on_progress: Progress
+
+    def accepted(self, temperature: float, drafts: int, group: LatticeGroup, speeds: Speeds) -> Iterator[LatticeResult]:
+        """Write all texts with the group's last rule, and yield what each rule accepts of the trees on average."""
+        rules, what = [*group.rules.values()], f"T = {temperature:g}, {drafts} drafts, {group.name}"
+        seen = list[Watching]()
+        for number, text in enumerate(self.texts):
+            seen.append(Watching(rules[-1], rules))
+            own = _options(temperature, self.options, number) | {"policy": group.policy(drafts), "verifier": seen[-1]}
+            stream(self.pair.target, text.input_ids, drafter=self.head, **own).exhaust()
+            self.on_progress(what, number + 1, len(self.texts))
+        every = torch.stack([torch.tensor(one.accepted, dtype=torch.float64).sum(0) for one in seen])
+        steps = torch.tensor([len(one.accepted) for one in seen], dtype=torch.float64)
+        nodes, intervals = sum(sum(one.sizes) for one in seen) / float(steps.sum()), self._intervals(every, steps)
+        sums = every.sum(0).tolist()
+        for name, total, interval in zip(group.rules, sums, intervals, strict=True):
+            timed = speeds.get((drafts, group.name, name))
+            share = total / sums[-1] if sums[-1] else 1.0
+            mean, speed = 1 + total / float(steps.sum()), median(timed) if timed else None
+            yield LatticeResult(temperature, drafts, group.name, name, mean, interval, share, nodes, speed)
+
+    def _intervals(self, accepted: Float[Tensor, "t r"], steps: Float[Tensor, " t"]) -> list[tuple[float, float]]:
+        """Return every rule's interval of tokens per call, by a bootstrap over texts."""
+        random = Noise.from_seed(self.options.seed, 1).generators[0]
+        picked = torch.randint(len(steps), (2000, len(steps)), generator=random)
+        drawn = 1 + accepted[picked].sum(1) / steps[picked].sum(1, keepdim=True)
+        low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
+        return [*zip(low, high, strict=True)]
+
+    def speeds(self, temperature: float) -> Speeds:
+        """Let all arms and plain decoding write the texts side by side."""
+        arms = {
+            (drafts, group.name, name): {"drafter": self.head, "policy": group.policy(drafts), "verifier": rule}
+            for drafts in self.options.drafts
+            for group in GROUPS
+            for name, rule in group.rules.items()
+        }
+        specials = [{"drafter": NoDraft()}, *arms.values()]
+        for special in specials:
+            own = _options(temperature, self.options, 0) | {"max_new_tokens": WARM_UP}
+            side_by_side([Lane.begin(self.pair, self.texts[0], {**own, **special})])
+        found: Speeds = {key: [] for key in arms}
+        total = len(self.texts) * self.options.repeats
+        for number in range(total):
+            own, text = _options(temperature, self.options, number), self.texts[number % len(self.texts)]
+            first = number % len(specials)
+            order = [*range(first, len(specials)), *range(first)]
+            written = side_by_side([Lane.begin(self.pair, text, {**own, **specials[place]}) for place in order])
+            by_place = dict(zip(order, written, strict=True))
+            for place, key in enumerate(arms):
+                found[key].append(by_place[place + 1] / by_place[0])
+            self.on_progress(f"T = {temperature:g}, speed", number + 1, total)
+        return found
 
 
 def _options(temperature: float, options: LatticeOptions, number: int) -> dict[str, Any]:

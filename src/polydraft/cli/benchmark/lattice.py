@@ -77,7 +77,7 @@ def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
             low, high = one.interval
             cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{100 * one.share:.1f} %")
             rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
-    head = ("rule", "tokens/call", "95 % interval", "of the best", "over plain")
+    head = ("rule", "tokens/call", "95 % interval", "of the last", "over plain")
     return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
 
 
@@ -85,6 +85,6 @@ def notes_on(options: LatticeOptions) -> list[str]:
     """Return what the tables do not say by themselves."""
     return [
         f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
-        "tree see the same trees. Of the best: accepted drafts beside those of the last rule of the same trees. Over "
+        "tree see the same trees. Of the last: accepted drafts over those of the last rule of the same trees. Over "
         "plain: median over texts that all arms wrote side by side."
     ]
