@@ -124,6 +124,7 @@ def policies() -> list[Case]:
         Case(
             trees.BestFirst, {"drafts": 4095, "depth": 4095, "children": 4095, "beam": 4095}, {"drafts": [4095, 4094]}
         ),
+        numbers(trees.ExpectedAcceptance, {"drafts": 4}, "drafts", "depth", "children", "beam", "least", "later"),
         numbers(trees.Eagle2, {}, "width", "depth", "drafts"),
         Case(trees.Eagle2, {"width": 4095, "depth": 4095, "drafts": 4095}, {"drafts": [4095, 4094]}),
         Case(trees.Merged, {"widths": (1,)}, {"widths": LISTS, "members": NUMBERS}),

@@ -22,6 +22,7 @@ from polydraft.trees import (
     DynamicPolicy,
     Eagle2,
     EntropyBound,
+    ExpectedAcceptance,
     Merged,
     PathProbability,
     TreeShape,
@@ -49,6 +50,7 @@ SURE = Confident((2, 1, 1), 0.4)
 POLICIES: dict[str, DynamicPolicy] = {
     "best first": SHARED,
     "best first, narrow": BestFirst(drafts=5, depth=3, children=3, beam=1),
+    "expected": ExpectedAcceptance(drafts=6, depth=3, children=2, beam=3, least=0.05),
     "confident": SURE,
     "confident of the path": Confident((2, 2), 0.2, PathProbability()),
     "confident by entropy": Confident((2, 1, 1), 0.55, EntropyBound(0.2)),

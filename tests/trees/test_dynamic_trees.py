@@ -1,6 +1,7 @@
 """Trees that follow the draft: numbering, budgets, what is looked at and when, and what each policy does."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from polydraft.trees import (
     DynamicPolicy,
     Eagle2,
     EntropyBound,
+    ExpectedAcceptance,
     Frontier,
     Merged,
     PathProbability,
@@ -49,6 +51,7 @@ class Table:
 POLICIES: dict[str, DynamicPolicy] = {
     "best first": BestFirst(10, depth=4, children=3, beam=4),
     "best first, narrow": BestFirst(6, depth=6, children=2, beam=1),
+    "expected": ExpectedAcceptance(10, depth=4, children=3, beam=4),
     "confident": Confident((3, 2, 1), 0.3),
     "confident path": Confident((2, 2, 2), 0.15, PathProbability()),
     "confident entropy": Confident((3, 1, 1), 0.5, EntropyBound(0.2)),
@@ -158,6 +161,40 @@ def test_counts_do_not_depend_on_the_children_drawn(policy: DynamicPolicy, depth
 
 
 # --- Best first ------------------------------------------------------------------------------------------------------
+
+
+# --- Expected acceptance ---------------------------------------------------------------------------------------------
+
+
+def test_places_are_worth_what_they_are_expected_to_be_accepted_for():
+    """An overlap of 0.6 with a half for later drafts: 0.6, 0.4 * 0.3 and 0.4 * 0.7 * 0.3."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    opened = Opened(0, one > 0, one, one.unsqueeze(-1), torch.tensor([0]), None, torch.tensor([[0]]), 0.6 * one)
+    policy = ExpectedAcceptance(9, children=3, least=0.1, later=0.5)
+    assert policy.accepted(opened, 3)[0, 0].tolist() == pytest.approx([0.6, 0.12, 0.084])
+    assert policy.counts(opened).tolist() == [[2]], "0.084 is less than the least"
+
+
+def test_without_a_confidence_the_rows_entropy_speaks():
+    rows, one = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.ones(1, 2, dtype=torch.float64)
+    opened = Opened(0, one > 0, one, rows, torch.tensor([0]), None, torch.tensor([[0, 1]]))
+    found = ExpectedAcceptance(4).accepted(opened, 1)[0, :, 0].tolist()
+    assert found == pytest.approx([1 - (0.2 * 0.693147) ** 0.5, 1], abs=1e-6)
+
+
+def test_a_path_is_the_product_of_what_was_expected_at_its_nodes():
+    """Sure nodes get a chain and doubtful ones end it, whatever the tokens' own probabilities are."""
+    sizes = {}
+    for sure in (0.9, 0.1):
+        overlap = partial(_constant, sure)
+        policy = ExpectedAcceptance(8, depth=8, children=1, beam=1, least=0.05)
+        draft = grow(torch.arange(3), policy, IID(), Table(), Noise.from_seed(1, 3), overlap)
+        sizes[sure] = (draft.tree.valid.sum(-1) - 1).tolist()
+    assert sizes == {0.9: [8] * 3, 0.1: [1] * 3}, "0.1 ** 2 is less than the least, 0.9 ** 8 is not"
+
+
+def _constant(value: float, frontier: Frontier) -> Tensor:
+    return torch.full(frontier.tokens.shape, value)
 
 
 @pytest.mark.parametrize("sharp", [0.1, 2.0, 20.0])
@@ -295,6 +332,8 @@ def test_the_entropy_bound_is_that_of_the_row_above():
     [
         lambda: BestFirst(0),
         lambda: BestFirst(4, depth=0),
+        lambda: ExpectedAcceptance(4, later=1.5),
+        lambda: ExpectedAcceptance(4, least=-0.1),
         lambda: Eagle2(2, 2, 0),
         lambda: Merged((1, 0)),
         lambda: Merged((1,), 0),

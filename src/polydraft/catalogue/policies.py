@@ -2,7 +2,16 @@
 
 from collections.abc import Callable
 
-from polydraft.trees import AdaptiveThreshold, BestFirst, Chain, Confident, Eagle2, TreePolicy, TrunkThenBranch, Widths
+from polydraft.trees import (
+    AdaptiveThreshold,
+    BestFirst,
+    Chain,
+    Confident,
+    Eagle2,
+    TreePolicy,
+    TrunkThenBranch,
+    Widths,
+)
 from polydraft.trees.dynamic import EMBEDDED, Confidence
 
 Read = Callable[[str], TreePolicy]
@@ -35,10 +44,14 @@ def published(policy: TreePolicy) -> Read:
     return read
 
 
-def best_first(numbers: str) -> TreePolicy:
-    """Read drafts, depth and children: 16 or 16x4:3."""
-    size, *children = numbers.split(":")
-    return BestFirst(*(int(part) for part in size.split("x", 1)), **_named("children", children))
+def budget(policy: type[BestFirst]) -> Read:
+    """Return the reader of trees of so many drafts, with their depth and children: 16 or 16x4:3."""
+
+    def read(numbers: str) -> TreePolicy:
+        size, *children = numbers.split(":")
+        return policy(*(int(part) for part in size.split("x", 1)), **_named("children", children))
+
+    return read
 
 
 def eagle_2(numbers: str) -> TreePolicy:

@@ -8,7 +8,7 @@ Read a table as `tables.RULES` when you need it, and keep no copy.
 from polydraft.catalogue.lines import DrafterLine, Measured, PolicyLine, RuleLine, SchemeLine
 from polydraft.catalogue.policies import (
     adaptive,
-    best_first,
+    budget,
     chain,
     confident,
     disco,
@@ -30,7 +30,16 @@ from polydraft.schemes import (
     TopThenSample,
     WithoutReplacement,
 )
-from polydraft.trees import EAGLE_25, MEDUSA_63, EntropyBound, Fixed, PathProbability, TokenProbability
+from polydraft.trees import (
+    EAGLE_25,
+    MEDUSA_63,
+    BestFirst,
+    EntropyBound,
+    ExpectedAcceptance,
+    Fixed,
+    PathProbability,
+    TokenProbability,
+)
 from polydraft.verifiers import (
     BlockVerification,
     ByShape,
@@ -143,7 +152,8 @@ POLICIES: tuple[PolicyLine, ...] = (
     PolicyLine("trunk", trunk, ("trunk:2+3,2",)),
     PolicyLine("eagle", published(Fixed(EAGLE_25)), ("eagle",)),
     PolicyLine("medusa", published(Fixed(MEDUSA_63)), ("medusa",)),
-    PolicyLine("best-first", best_first, ("best-first:16", "best-first:16x4:3")),
+    PolicyLine("best-first", budget(BestFirst), ("best-first:16", "best-first:16x4:3")),
+    PolicyLine("expected", budget(ExpectedAcceptance), ("expected:8", "expected:12x5:2")),
     PolicyLine("eagle-2", eagle_2, ("eagle-2", "eagle-2:10x6:25")),
     PolicyLine("confident", confident(TokenProbability()), ("confident:8:0.4", "confident:3,2,1:0.4")),
     PolicyLine("confident-path", confident(PathProbability()), ("confident-path:8:0.1",)),

@@ -18,6 +18,7 @@ from polydraft.trees.dynamic import (
     DynamicPolicy,
     Eagle2,
     EntropyBound,
+    ExpectedAcceptance,
     Merged,
     PathProbability,
     TokenProbability,
@@ -28,7 +29,7 @@ from polydraft.trees.dynamic import (
     policy_after,
     policy_joined,
 )
-from polydraft.trees.frontier import MENDABLE, Frontier, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.grow import grow
 from polydraft.trees.mask import causal_mask, tree_mask
 from polydraft.trees.policies import (
@@ -64,9 +65,11 @@ __all__ = [
     "DynamicPolicy",
     "Eagle2",
     "EntropyBound",
+    "ExpectedAcceptance",
     "Fixed",
     "Frontier",
     "Merged",
+    "Overlap",
     "PathProbability",
     "Piece",
     "Pieces",

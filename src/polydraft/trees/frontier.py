@@ -30,5 +30,8 @@ class Frontier:
 Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]
 """Gives each frontier node its shortlist of K token ids and their draft probabilities; J rows each for `Product`."""
 
+Overlap = Callable[[Frontier], Float[Tensor, "b f"]]
+"""Estimates the overlap of the nodes' rows with the target's, for rows that were proposed just now."""
+
 MENDABLE = (UnpairedScheme, VocabularyMismatch, TargetMismatch)
 """Errors of pairing, which a user has to mend: they are raised wherever they occur."""

@@ -22,7 +22,7 @@ from polydraft.probs import Noise, sent
 from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
 from polydraft.trees.dynamic.growth import grow_dynamic
 from polydraft.trees.dynamic.policy import is_dynamic
-from polydraft.trees.frontier import MENDABLE, Frontier, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.policies import TreePolicy, stopping
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.sound import any_law, both, sound_nodes
@@ -32,7 +32,14 @@ ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
 """The schemes that use one uniform per draft; others have one per token."""
 
 
-def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
+def grow(
+    root: Int[Tensor, "b"],
+    policy: TreePolicy,
+    scheme: Scheme,
+    propose: Propose,
+    noise: Noise,
+    overlap: Overlap | None = None,
+) -> Draft:
     """Draw a token tree: at each depth ask for the draft rows, draw the children, go on with them.
 
     Args:
@@ -42,6 +49,7 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         scheme: the law by which the children of a node are drawn; the verifier's.
         propose: gives the draft rows of all nodes of a depth in one call; deepest nodes are never asked.
         noise: random numbers, one stream per row.
+        overlap: what the drafter thinks of the rows that it proposed, for policies that ask for it.
 
     Raises:
         Exception: whatever `propose` or the scheme raises before anything is drawn; later it is kept as the draft's
@@ -50,7 +58,12 @@ def grow(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Pr
         VocabularyMismatch: the drafter says so, at any depth.
     """
     if is_dynamic(policy):
-        return grow_dynamic(root, policy, scheme, propose, noise)
+        return grow_dynamic(root, policy, scheme, propose, noise, overlap)
+    return _grown(root, policy, scheme, propose, noise)
+
+
+def _grown(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
+    """Draw a tree of the policy's shape."""
     shape = policy.shape
     most_children, failure, sound, stopped = shape.max_children, None, None, False
     asked = stopping(policy)

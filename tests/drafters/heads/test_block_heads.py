@@ -20,6 +20,7 @@ from polydraft import (
     Chain,
     Confident,
     Eagle2,
+    ExpectedAcceptance,
     Fixed,
     NaiveMatch,
     Optimal,
@@ -254,7 +255,15 @@ def test_what_is_drafted_after_many_steps_is_what_a_fresh_start_drafts(term: str
         torch.testing.assert_close(drafter._slots(fresh, text)[going], slots[going], rtol=1e-8, atol=1e-8)
 
 
-POLICIES = (Chain(4), Chain(6), Widths((3, 2, 1)), BestFirst(9), Eagle2(3, 2, 8), Confident((2, 1, 1), 0.1))
+POLICIES = (
+    Chain(4),
+    Chain(6),
+    Widths((3, 2, 1)),
+    BestFirst(9),
+    ExpectedAcceptance(9),
+    Eagle2(3, 2, 8),
+    Confident((2, 1, 1), 0.1),
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -347,6 +356,8 @@ RULES = [
     (BottomUp(Optimal(IID())), Confident((2, 1), 0.5)),
     (BottomUp(Optimal(IID())), BestFirst(4)),
     (TopDown(RecursiveRejectionWithoutReplacement(WithoutReplacement())), BestFirst(4)),
+    (BottomUp(Optimal(IID())), ExpectedAcceptance(4)),
+    (TopDown(RecursiveRejectionWithoutReplacement(WithoutReplacement())), ExpectedAcceptance(4, least=0.2)),
     (TopDown(TopThenSampleRule(TopThenSample())), Widths((2, 1))),
 ]
 

@@ -24,7 +24,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import BestFirst, Chain, Draft, TreePolicy, Verdict, Widths
+from polydraft.trees import BestFirst, Chain, Draft, ExpectedAcceptance, TreePolicy, Verdict, Widths
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -64,6 +64,10 @@ def _wide(drafts: int) -> TreePolicy:
     return BestFirst(drafts, depth=min(drafts, 8), children=4, beam=16)
 
 
+def _expected(drafts: int) -> TreePolicy:
+    return ExpectedAcceptance(drafts, depth=min(drafts, 8), children=4, beam=16, least=0.0)
+
+
 def _branches(drafts: int) -> TreePolicy:
     """Return chains that begin at the root, as many as let them be five deep, but two at least."""
     count = min(max(2, round(drafts / 5)), drafts)
@@ -83,15 +87,16 @@ WITHOUT = TopDown(RecursiveRejectionWithoutReplacement())
 GROUPS = (
     LatticeGroup("chain", Chain, {"speculative": TopDown(SpeculativeSampling()), "block": BlockVerification()}),
     LatticeGroup("best first, top tokens", _wide, {"sample and match": TopDown(NaiveMatch(TopK()))}),
-    _sampled("best first", _wide, WithoutReplacement(), (RECURSIVE, WITHOUT)),
+    _sampled("expected acceptance", _expected, WithoutReplacement(), (RECURSIVE, WITHOUT)),
     _sampled(
         "branches", _branches, IID(), (RECURSIVE, TopDown(RecursiveRejection())), ("traversal", TraversalVerification())
     ),
     _sampled("branches", _branches, WithoutReplacement(), (RECURSIVE, WITHOUT)),
     _sampled("branches", _branches, TopThenSample(), ("top then sample", TopDown(TopThenSampleRule()))),
 )
-"""Chains; JetSpec's way: the likeliest paths, kept where a sample of the target's meets them; and drawn trees: best
-first, whose counts the draft rows decide before a node's children are drawn, and chains side by side."""
+"""Chains; JetSpec's way: the likeliest paths, kept where a sample of the target's meets them; and drawn trees: where
+most is expected to be accepted, as the confidence head says before a node's children are drawn, and chains side by
+side."""
 
 
 @dataclass(frozen=True)

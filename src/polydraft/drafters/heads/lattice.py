@@ -119,7 +119,8 @@ class BlockDrafter(Drafter):
         growing = _Growing.of(state, self._slots(state, text))
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         propose = state.ends.named(partial(growing.propose, size=size, scheme=scheme))
-        draft = grow(text.last(), policy, scheme, propose, noise)
+        overlap = None if self.head.confidence is None else growing.overlap
+        draft = grow(text.last(), policy, scheme, propose, noise, overlap)
         return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()
@@ -187,6 +188,12 @@ class _Growing:
             logits = self.base[:, slot : slot + 1].expand(-1, wide, -1)
         logits = path.corrected(logits, states, hidden, range(slot, slot + 1))
         return draft_rows(logits, self.state.params, size, scheme)
+
+    def overlap(self, frontier: Frontier) -> Float[Tensor, "b f"]:
+        """Return what the confidence head says of the rows that were proposed last."""
+        slot = min(frontier.depth, self.slots.shape[1] - 1)
+        states = self.paths[:, frontier.nodes.start : frontier.nodes.stop]
+        return self.state.head.sure(self.slots[:, slot : slot + 1].expand(-1, states.shape[1], -1), states)
 
     def _above(self, frontier: Frontier) -> Float[Tensor, "b f s"]:
         """Return the states of the nodes' parents; before the root's token the first state."""

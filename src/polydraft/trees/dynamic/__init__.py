@@ -1,20 +1,33 @@
 """Dynamic policies: trees that grow where the draft is sure, and stop where it is not."""
 
-from polydraft.trees.dynamic.adaptive import AdaptiveThreshold, LearningPolicy, policy_after, policy_joined
 from polydraft.trees.dynamic.best_first import BestFirst
-from polydraft.trees.dynamic.classifier import EMBEDDED, Classifier, examples, fit_classifier
-from polydraft.trees.dynamic.confidence import Confidence, EntropyBound, PathProbability, TokenProbability
-from polydraft.trees.dynamic.confident import Confident
 from polydraft.trees.dynamic.eagle_2 import Eagle2
+from polydraft.trees.dynamic.expected import ExpectedAcceptance
 from polydraft.trees.dynamic.merged import Merged
 from polydraft.trees.dynamic.policy import (
     Drawn,
     DynamicPolicy,
+    EstimatingPolicy,
     MergingPolicy,
     Opened,
     PruningPolicy,
     check_policy,
     is_dynamic,
+)
+from polydraft.trees.dynamic.stopping import (
+    EMBEDDED,
+    AdaptiveThreshold,
+    Classifier,
+    Confidence,
+    Confident,
+    EntropyBound,
+    LearningPolicy,
+    PathProbability,
+    TokenProbability,
+    examples,
+    fit_classifier,
+    policy_after,
+    policy_joined,
 )
 
 __all__ = [
@@ -28,6 +41,8 @@ __all__ = [
     "DynamicPolicy",
     "Eagle2",
     "EntropyBound",
+    "EstimatingPolicy",
+    "ExpectedAcceptance",
     "LearningPolicy",
     "Merged",
     "MergingPolicy",

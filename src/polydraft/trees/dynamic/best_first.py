@@ -62,9 +62,13 @@ class BestFirst:
         most = (self.drafts - drawn.drafts).clamp(0, self.beam)
         return first_of(drawn.path.where(drawn.there, -1.0), most) & drawn.there
 
+    def shares(self, opened: Opened) -> Float[Tensor, "b f k"]:
+        """Return what each place below a node is worth, as a share of the node's own worth."""
+        return opened.likeliest(self.children)
+
     def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
         """Share the budget that is left between the children of this depth and those to be expected below them."""
-        top = opened.likeliest(self.children).double()
+        top = self.shares(opened).double()
         path = opened.path * opened.there
         places = path.unsqueeze(-1) * top
         share = path.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(path.dtype).tiny)

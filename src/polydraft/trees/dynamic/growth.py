@@ -10,14 +10,27 @@ from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, sent
 from polydraft.schemes import Coupled, Scheme
 from polydraft.trees.dynamic.numbering import DrawnLevel, Proposal, numbered
-from polydraft.trees.dynamic.policy import Drawn, DynamicPolicy, MergingPolicy, Opened, PruningPolicy, check_policy
-from polydraft.trees.frontier import MENDABLE, Frontier, Propose
+from polydraft.trees.dynamic.policy import (
+    Drawn,
+    DynamicPolicy,
+    EstimatingPolicy,
+    MergingPolicy,
+    Opened,
+    PruningPolicy,
+    check_policy,
+)
+from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.sound import any_law, both, sound_nodes
 from polydraft.trees.tree import Draft
 
 
 def grow_dynamic(
-    root: Int[Tensor, "b"], policy: DynamicPolicy, scheme: Scheme, propose: Propose, noise: Noise
+    root: Int[Tensor, "b"],
+    policy: DynamicPolicy,
+    scheme: Scheme,
+    propose: Propose,
+    noise: Noise,
+    overlap: Overlap | None = None,
 ) -> Draft:
     """Draw token trees of which each row's has a shape of its own; arguments and errors are those of `grow`.
 
@@ -41,7 +54,7 @@ def grow_dynamic(
     sound: Bool[Tensor, ""] | None = None
     while len(proposals) < bounds.depth:
         try:
-            grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn)
+            grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn, overlap)
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -87,6 +100,7 @@ def _expanded(
     levels: list[DrawnLevel],
     proposals: list[Proposal],
     drawn: Drawn | None,
+    overlap: Overlap | None,
 ) -> _Expanded | None:
     """Open some of the deepest nodes and draw their children; return None if none is opened."""
     is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
@@ -98,7 +112,9 @@ def _expanded(
     sound = sound_nodes(given)
     law = any_law(given, sound)
     rows = law.mean(dim=-2) if law.dim() == 4 else law
-    view = Opened(len(proposals), frontier.there, frontier.path, rows, _drafts_so_far(levels), drawn, frontier.places)
+    guess = overlap(frontier.frontier) if overlap and isinstance(policy, EstimatingPolicy) else None
+    count, places = _drafts_so_far(levels), frontier.places
+    view = Opened(len(proposals), frontier.there, frontier.path, rows, count, drawn, places, guess)
     busy = frontier.there if sound is None else frontier.there & sound
     counts = policy.counts(view).where(busy, 0)
     most = _largest(counts, policy.shape.max_children)
@@ -108,7 +124,8 @@ def _expanded(
     law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
     uniforms = _uniforms(policy, scheme, listed, law, len(proposals), noise)
     drafts = scheme.sample(law, counts, uniforms, most).where(busy.unsqueeze(-1), -1)
-    children = _children(view, frontier, listed, drafts, members)
+    chances = policy.accepted(view, most) if isinstance(policy, EstimatingPolicy) else None
+    children = _children(view, frontier, listed, drafts, members, chances)
     doubt = None if sound is None else sound | ~frontier.there
     return _Expanded(level, Proposal(frontier.frontier, listed, law), children, doubt)
 
@@ -161,6 +178,7 @@ def _children(
     listed: Int[Tensor, "b f K"],
     drafts: Int[Tensor, "b f k"],
     members: Int[Tensor, "b f k"],
+    chances: Float[Tensor, "b f k"] | None,
 ) -> tuple[DrawnLevel, Drawn]:
     """Turn the drafts of open nodes into the nodes of the next depth, those present first in each row."""
     most = drafts.shape[-1]
@@ -170,12 +188,13 @@ def _children(
     there, above = alive.gather(-1, places), places // most
     atoms = drafts.clamp_min(0)
     chance = view.rows.gather(-1, atoms).flatten(1).gather(-1, places)
+    share = chance if chances is None else chances.flatten(1).gather(-1, places)
     level = DrawnLevel(
         tokens=listed.gather(-1, atoms).flatten(1).gather(-1, places).clamp_min(0),
         atoms=drafts.flatten(1).gather(-1, places).where(there, -1),
         there=there,
         parents=above + parents.frontier.nodes.start,
-        path=view.path.gather(-1, above) * chance.double(),
+        path=view.path.gather(-1, above) * share.double(),
         scored=torch.full_like(places, -1),
     )
     member, count = members.flatten(1).gather(-1, places), view.drafts + there.sum(dim=-1)

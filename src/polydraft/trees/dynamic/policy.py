@@ -51,7 +51,8 @@ class Drawn:
     Args:
         depth: their depth, 1 or more.
         there: False at padding.
-        path: the product of the draft probabilities of the tokens from the root to the node; float64.
+        path: the product of the draft probabilities of the tokens from the root to the node, or of the chances of an
+            `EstimatingPolicy`; float64.
         parents: each node's parent, as a place in `rows`.
         rows: the draft rows of the nodes above; the mean of a node's rows under `Product`.
         chance: the draft probability of the node's own token.
@@ -88,11 +89,13 @@ class Opened:
     Args:
         depth: their depth; 0 is the root's.
         there: False at padding.
-        path: the product of the draft probabilities from the root to the node; float64, 1 at the root.
+        path: as in `Drawn`; 1 at the root.
         rows: their draft rows; the mean of a node's rows under `Product`.
         drafts: the drafts of each tree so far.
         drawn: all nodes of this depth as they were drawn; None at the root.
         places: the open nodes' places among these.
+        overlap: what the drafter thinks of its rows: an estimate of sum_x min(p(x), q(x)) with the target's; None where
+            it does not say. It may follow from what was drawn above, as the rows do.
     """
 
     depth: int
@@ -102,6 +105,7 @@ class Opened:
     drafts: Int[Tensor, "b"]
     drawn: Drawn | None
     places: Int[Tensor, "b f"]
+    overlap: Float[Tensor, "b f"] | None = None
 
     def likeliest(self, most: int) -> Float[Tensor, "b f k"]:
         """Return the `most` largest probabilities of each row, in falling order; fewer if the row is shorter."""
@@ -179,6 +183,15 @@ class MergingPolicy(DynamicPolicy, Protocol):
 
     def members_of(self, opened: Opened, most: int) -> Int[Tensor, "b f k"]:
         """Return the row of each child, for the first `most` children of each node; decided before they are drawn."""
+        ...
+
+
+@runtime_checkable
+class EstimatingPolicy(DynamicPolicy, Protocol):
+    """A dynamic policy that estimates what will be accepted; a node's path is then the product of its estimates."""
+
+    def accepted(self, opened: Opened, most: int) -> Float[Tensor, "b f k"]:
+        """Return the chances of each node's first `most` children to be accepted, before these are drawn."""
         ...
 
 

@@ -60,4 +60,9 @@ class EntropyBound:
 
     def of(self, drawn: Drawn) -> Float[Tensor, "b c"]:
         """Return the bound."""
-        return (1 - (self.scale * drawn.entropy).sqrt()).clamp_min(0)
+        return surely_accepted(drawn.entropy, self.scale)
+
+
+def surely_accepted(entropy: Float[Tensor, "b n"], scale: float = EntropyBound.scale) -> Float[Tensor, "b n"]:
+    """Return max(0, 1 - sqrt(scale * H)) of rows with entropy H in nats: AdaEDL's bound on their acceptance."""
+    return (1 - (scale * entropy).sqrt()).clamp_min(0)

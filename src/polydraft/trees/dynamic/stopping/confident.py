@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter
 from polydraft.trees.dynamic.bounds import require_share
-from polydraft.trees.dynamic.confidence import Confidence, TokenProbability
 from polydraft.trees.dynamic.policy import Drawn, Opened
+from polydraft.trees.dynamic.stopping.confidence import Confidence, TokenProbability
 from polydraft.trees.policies import Widths
 from polydraft.trees.shape import TreeShape
 
