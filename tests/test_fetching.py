@@ -120,6 +120,7 @@ def test_a_wheel_becomes_a_model_that_load_knows(
     assert not any(name.endswith(".gguf") for name in names)
     assert {one.name for one in cache.iterdir()} <= {"smollm2", ".smollm2.lock"}
     pair, packed = polydraft.load("smollm2"), polydraft.load(wheel.parent / "tiny.gguf")
+    assert pair.draft is None, "the head that ships for SmolLM2 does not fit another model of that name"
     for name, weight in packed.target.state_dict().items():
         assert torch.equal(pair.target.state_dict()[name], weight), name
     assert pair.tokenizer.chat_template == packed.tokenizer.chat_template

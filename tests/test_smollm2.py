@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 import polydraft
+from polydraft.drafters import BlockDrafter
 from polydraft.fetched import place
 from polydraft.models import Conversation, text_of
 from polydraft.models.derived import derived
@@ -85,3 +86,15 @@ def test_every_turn_reads_only_what_is_new_and_writes_the_text_of_a_fresh_call(
         tokens, past = run.new_tokens[0], run.past
         content = text_of(pair.tokenizer, tokens)
         conversation = question.answered(content, tokens, ended=run.finish[0] == "eos")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_its_own_head_drafts_if_nothing_else_is_named(pair: polydraft.Pair, temperature: float) -> None:
+    assert isinstance(pair.draft, BlockDrafter)
+    prompt = asked(pair, "Name three uses of salt.")
+    given = {"max_new_tokens": NEW, "temperature": temperature, "top_k": 0, "seed": 5} if temperature else {}
+    output = polydraft.generate(pair.target, prompt, drafter=pair.draft, **({"max_new_tokens": NEW} | given))
+    assert output.statistics.block_efficiency > 1.4, "a head that reads wrong states drafts hardly anything"
+    if not temperature:
+        plain = polydraft.generate(pair.target, prompt, drafter="none", max_new_tokens=NEW)
+        assert torch.equal(output.sequences, plain.sequences)

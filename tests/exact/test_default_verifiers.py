@@ -28,6 +28,7 @@ from polydraft.trees import (
     DynamicPolicy,
     Eagle2,
     EntropyBound,
+    ExpectedAcceptance,
     Merged,
     PathProbability,
     TokenProbability,
@@ -47,6 +48,7 @@ from polydraft.verifiers import (
     SpecHubRule,
     TopDown,
     TopThenSampleRule,
+    TraversalVerification,
 )
 
 LATE = (1, 1, 2)
@@ -65,6 +67,7 @@ POLICIES: list[DynamicPolicy] = [
     BestFirst(drafts=3, depth=3, children=1),
     BestFirst(drafts=3, depth=3, children=2, beam=1),
     BestFirst(drafts=4, depth=2, children=3, beam=2),
+    ExpectedAcceptance(drafts=5, depth=3, children=3, least=0.03),
     Merged((1, 1)),
     Merged((2, 1)),
     Eagle2(2, 3, 3),
@@ -77,6 +80,7 @@ VERIFIERS: list[PathVerifier] = [
     TopDown(NaiveMatch(Product())),
     TopDown(RecursiveRejection(Product())),
     ByShape(),
+    TraversalVerification(),
     ByShape(BlockVerification(IID()), TopDown(RecursiveRejection())),
     ByShape(BlockVerification(WithoutReplacement()), TopDown(RecursiveRejectionWithoutReplacement())),
     ByShape(BlockVerification(ConditionalPoisson()), TopDown(NaiveMatch(ConditionalPoisson()))),

@@ -27,7 +27,7 @@ from polydraft.engine import Comparison, Run, as_drafter, compare, default_draft
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, StreamDecoder, load_pair, text_of
+from polydraft.models import Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import TakingPolicy, TreePolicy
 
@@ -171,7 +171,8 @@ def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, s
     yield auto and chosen, f"--plan {one.plan} chooses the tree of every step; leave --tree and --drafter none out."
     chosen = one.tree is not None or one.drafter is not None
     yield file and chosen, "--plan chooses the drafter and the tree; leave --drafter and --tree out."
-    yield file and drafter != "model", "--plan is for a target and a draft model: give --draft too."
+    lone = drafter != "model" or (one.target is not None and one.draft is None)
+    yield file and lone, "--plan is for a target and a draft model: give --draft too."
     yield one.compiled and one.plan, "--compile is for one tree; leave --plan out."
     unused = one.draft and not drafter_line(drafter).models
     yield unused, f"--drafter {drafter} does not use a draft model; leave --draft out."
@@ -201,7 +202,7 @@ def drafter_name(request: GenerateRequest) -> str:
     Raises:
         InvalidParameter: it means a draft model and names none.
     """
-    has_model = request.draft is not None or request.target is None
+    has_model = request.draft is not None or request.target is None or shipped_head(request.target) is not None
     if request.drafter and drafter_line(request.drafter).models and not has_model:
         raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
     return request.drafter or ("model" if has_model else "ngram")

@@ -6,9 +6,16 @@ from torch import nn
 from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, NgramDrafter, model_defaults
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
-from polydraft.schemes import IID, Given, Product, Scheme, TopK
+from polydraft.schemes import IID, Given, Product, Scheme, TopK, WithoutReplacement
 from polydraft.trees import TreePolicy
-from polydraft.verifiers import ByShape, NaiveMatch, RecursiveRejection, TopDown, TreeVerifier
+from polydraft.verifiers import (
+    ByShape,
+    NaiveMatch,
+    RecursiveRejection,
+    TopDown,
+    TraversalVerification,
+    TreeVerifier,
+)
 
 CERTAIN: dict[Scheme, TreeVerifier] = {
     Given(): TopDown(NaiveMatch(Given())),
@@ -22,9 +29,12 @@ DRAWN: dict[Scheme, TreeVerifier] = {
     TopK(): TopDown(NaiveMatch(TopK())),
     Product(): TopDown(RecursiveRejection(Product())),
     IID(): ByShape(),
+    WithoutReplacement(): TraversalVerification(),
 }
 """The rules above temperature 0. A chain is verified as a block, which no rule beats; on trees, the top tokens and one
-sampled token have an optimal rule that costs next to nothing (docs/choosing.md)."""
+sampled token have an optimal rule that costs next to nothing (docs/choosing.md). Trees of unequal branches are verified
+by the rule that tries their best branches first: an optimal rule at each node does not know what lies below its
+children (docs/theory/lattice.md)."""
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
@@ -42,13 +52,13 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
 
 
 def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device, *, fixed: bool = False) -> Drafter:
-    """Return who drafts for a text if nothing but a draft model was named: at temperature 0, lookups before it.
+    """Return who drafts if nothing but a draft model or a head was named: at temperature 0, lookups before it.
 
     Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
     read the text on the host, for which a GPU would have to be waited for.
 
     Args:
-        drafter: the draft model's drafter.
+        drafter: the draft model's drafter, or the head's.
         params: the target's sampling settings.
         device: the target's device.
         fixed: whether trees were named, or passes are compiled, each for one shape: lookups have shapes of their own.

@@ -41,6 +41,7 @@ from polydraft.models.loading import (
     load_draft,
     load_pair,
     save,
+    shipped_head,
 )
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
@@ -122,6 +123,7 @@ __all__ = [
     "require_count",
     "same_model",
     "save",
+    "shipped_head",
     "sources_of",
     "take_apart",
     "text_of",

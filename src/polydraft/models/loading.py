@@ -48,8 +48,11 @@ FOREIGN_CODE = "contains custom code"
 """What transformers says when a folder's code would have to be run."""
 
 
-EMBEDDED = Path(str(files("polydraft") / "data" / "pair"))
+DATA = Path(str(files("polydraft") / "data"))
+EMBEDDED = DATA / "pair"
 """Folders of the models that ship with the package."""
+HEADS = {"smollm2": DATA / "smollm2" / "head"}
+"""Draft heads that ship with the package, for targets that `polydraft fetch` brings, by their words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +120,11 @@ def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pai
 def embedded_head() -> Path:
     """Return the folder of the draft head that ships with the package, for the embedded pair's target."""
     return EMBEDDED / "head"
+
+
+def shipped_head(target: object) -> Path | None:
+    """Return the folder of the draft head that ships with the package for a target of that name; None for none."""
+    return HEADS.get(target) if isinstance(target, str) else None
 
 
 def save(pair: Pair, folder: Path) -> None:

@@ -87,7 +87,13 @@ WITHOUT = TopDown(RecursiveRejectionWithoutReplacement())
 GROUPS = (
     LatticeGroup("chain", Chain, {"speculative": TopDown(SpeculativeSampling()), "block": BlockVerification()}),
     LatticeGroup("best first, top tokens", _wide, {"sample and match": TopDown(NaiveMatch(TopK()))}),
-    _sampled("expected acceptance", _expected, WithoutReplacement(), (RECURSIVE, WITHOUT)),
+    _sampled(
+        "expected acceptance",
+        _expected,
+        WithoutReplacement(),
+        (RECURSIVE, WITHOUT),
+        ("traversal", TraversalVerification()),
+    ),
     _sampled(
         "branches", _branches, IID(), (RECURSIVE, TopDown(RecursiveRejection())), ("traversal", TraversalVerification())
     ),

@@ -71,9 +71,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
-    named = given is not None and not isinstance(given, Drafter) and not _is_word(given)
-    only_a_model = named and not drafter.networks()  # a head drafts alone, as the one that `load` returns does
-    if only_a_model:
+    if _only_names_one(given):
         fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     usual = default_policy(drafter, params)
@@ -84,6 +82,13 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
     return Parts(drafter, verifier, policy if unable is None else chained(policy, unable))
+
+
+def _only_names_one(given: object) -> bool:
+    """Tell whether no more is said than which draft model or head drafts, so that lookups may go before it."""
+    if isinstance(given, Drafter) and not isinstance(given, type):
+        return bool(given.networks())
+    return given is not None and not _is_word(given)
 
 
 def check_reads(drafter: Drafter, target: HuggingFaceModel, sources: object) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, Session, is_head, load_head
-from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, Pair, is_derived
+from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch, shown
+from polydraft.models import HuggingFaceModel, Pair, is_derived, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
@@ -20,9 +20,10 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
-    "smollm2" is what `polydraft fetch smollm2` brought. A folder goes before a hub name. The hub is asked once whether
-    it has the name; without a connection its cache is used. Code in a model folder is never run. What transformers has
-    to say about a model is said if it was loaded; if not, the error says it in one sentence.
+    "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts. A
+    folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
+    used. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
+    not, the error says it in one sentence.
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2".
@@ -42,10 +43,21 @@ def load(
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
+    own = shipped_head(target) if draft is None else None
+    if own is not None:
+        return with_head(load_pair_of_models(target, dtype=dtype, device=device), own)
     if draft is None or is_derived(draft) or not is_head(draft):
         return load_pair_of_models(target, draft, dtype=dtype, device=device)
     pair = load_pair_of_models(target, dtype=dtype, device=device)
     return replace(pair, draft=head_for(draft, pair.target))
+
+
+def with_head(pair: Pair, folder: Path) -> Pair:
+    """Return models with the head that ships for their target; without one if another target bears its name."""
+    try:
+        return replace(pair, draft=head_for(folder, pair.target))
+    except (TargetMismatch, VocabularyMismatch):
+        return pair
 
 
 def load_models(

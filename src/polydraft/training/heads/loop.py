@@ -1,6 +1,8 @@
 """One training loop for all heads: Hugging Face's Trainer over shards, with held-out measurements while it runs."""
 
 import math
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,5 +142,6 @@ def train_head(
         callbacks=[measuring],
     )
     measuring.trainer = trainer
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+    with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
     return measured(training, held_out)
