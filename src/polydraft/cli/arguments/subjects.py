@@ -178,6 +178,7 @@ LatticeDraftsOption = Annotated[
         rich_help_panel=DRAFTING,
     ),
 ]
+LatticePageOption = Annotated[bool, typer.Option("--page", help="Print the tables in Markdown, for a page.")]
 LatticeRepeatsOption = Annotated[
     int,
     typer.Option(

@@ -35,6 +35,7 @@ from polydraft.cli.arguments.subjects import (
     LaneTokensOption,
     LatticeDraftsOption,
     LatticeHeatsOption,
+    LatticePageOption,
     LatticeRepeatsOption,
     PartsOption,
     PassDraftsOption,
@@ -218,6 +219,7 @@ def lattice(
     seed: FixedSeedOption = 7,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    page: LatticePageOption = False,
     as_json: JsonLinesOption = False,
     quiet: BenchQuietOption = False,
 ) -> None:
@@ -229,4 +231,4 @@ def lattice(
     options = LatticeOptions(heats, sizes, max_new_tokens, repeats, seed)
     chosen = tuple(prompts) if prompts else LatticeRequest.prompts
     request = LatticeRequest(options, target, draft, chosen, limit, dtype, device)
-    raise typer.Exit(run_lattice(request, as_json=as_json, quiet=quiet))
+    raise typer.Exit(run_lattice(request, as_json=as_json, page=page, quiet=quiet))

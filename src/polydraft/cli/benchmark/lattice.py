@@ -1,8 +1,10 @@
 """`polydraft bench lattice`: one draft head under many rules, at equal numbers of scored nodes."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from polydraft.bench import Table
 from polydraft.bench.subjects import LatticeOptions, LatticeResult, measure_lattice
@@ -19,7 +21,7 @@ from polydraft.cli.benchmark.subjects import (
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
 from polydraft.engine import head_for
-from polydraft.models import embedded_head
+from polydraft.models import embedded_head, shipped_head
 
 
 @dataclass(frozen=True)
@@ -35,29 +37,49 @@ class LatticeRequest:
     device: str = "auto"
 
 
-def run_lattice(request: LatticeRequest, *, as_json: bool, quiet: bool) -> int:
+def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bool) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
     refuse_clashes(
         both_outputs(as_json, quiet),
+        (page and as_json, "--page and --json are two ways to print: leave one out."),
         (
-            bool(request.target) != bool(request.draft),
+            bool(request.target) != bool(request.draft or shipped_head(request.target)),
             "--target and --draft go together here: a draft head belongs to one target.",
         ),
     )
     notes = new_console(errors=True, quiet=as_json or quiet)
     pair = loaded(request.target, None, request.dtype, request.device, notes)
-    head = head_for(request.draft or embedded_head(), pair.target)
+    folder = request.draft or shipped_head(request.target) or embedded_head()
+    head = head_for(folder, pair.target)
     prompts = prompts_of(pair, request.prompts, request.limit, request.options.max_new_tokens, notes)
     results, interrupted = gathered(partial(measure_lattice, pair, head, prompts, request.options), notes)
-    settings = {**asdict(request.options), "head": request.draft or "embedded", "prompts": len(prompts)}
+    settings = {**asdict(request.options), "head": request.draft or "shipped", "prompts": len(prompts)}
     conditions = conditions_of("lattice", pair, settings)
     if as_json:
         print_lines(conditions, results, interrupted=interrupted)
+    elif page:
+        sys.stdout.write(as_page(results, conditions, request.options, interrupted=interrupted))
     else:
         console = new_console()
         print_tables(console, tables_of(results))
         print_end(console, conditions, notes_on(request.options), interrupted=interrupted)
     return INTERRUPTED if interrupted else 0
+
+
+def as_page(
+    results: Sequence[LatticeResult], conditions: dict[str, Any], options: LatticeOptions, *, interrupted: bool
+) -> str:
+    """Return the tables in Markdown, with what they depend on."""
+    place, model = conditions["machine"], conditions["models"]["target"]
+    where = place["accelerator"] or f"{place['processor']}, {place['threads']} threads"
+    busy = conditions["load"] or 0
+    said = [
+        *(["Interrupted; this is what was finished."] if interrupted else []),
+        f"A target of {model['parameters'] / 1e6:.1f} M parameters, {where}, {model['dtype']}, torch "
+        f"{conditions['torch']}; {conditions['prompts']} prompts; load average at the end {busy:.1f}. "
+        f"{notes_on(options)[0]}",
+    ]
+    return "\n\n".join([*said, *(one.as_markdown() for one in tables_of(results))]) + "\n"
 
 
 def tables_of(results: Sequence[LatticeResult]) -> list[Table]:
