@@ -6,14 +6,13 @@ from torch import nn
 from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, NgramDrafter, model_defaults
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
-from polydraft.schemes import IID, Given, Product, Scheme, TopK, WithoutReplacement
+from polydraft.schemes import IID, Given, Product, Scheme, TopK
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
     ByShape,
     NaiveMatch,
     RecursiveRejection,
     TopDown,
-    TraversalVerification,
     TreeVerifier,
 )
 
@@ -29,12 +28,9 @@ DRAWN: dict[Scheme, TreeVerifier] = {
     TopK(): TopDown(NaiveMatch(TopK())),
     Product(): TopDown(RecursiveRejection(Product())),
     IID(): ByShape(),
-    WithoutReplacement(): TraversalVerification(),
 }
 """The rules above temperature 0. A chain is verified as a block, which no rule beats; on trees, the top tokens and one
-sampled token have an optimal rule that costs next to nothing (docs/choosing.md). Trees of unequal branches are verified
-by the rule that tries their best branches first: an optimal rule at each node does not know what lies below its
-children (docs/theory/lattice.md)."""
+sampled token have an optimal rule that costs next to nothing (docs/choosing.md)."""
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:

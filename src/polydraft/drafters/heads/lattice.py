@@ -25,8 +25,8 @@ from polydraft.errors import VocabularyMismatch
 from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
-from polydraft.schemes import Scheme, TopK, WithoutReplacement, require_scheme
-from polydraft.trees import BestFirst, Draft, ExpectedAcceptance, Frontier, TreePolicy, grow
+from polydraft.schemes import IID, Scheme, TopK, require_scheme
+from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +75,10 @@ class BlockDrafter(Drafter):
         return self.head.shape.reads
 
     def defaults(self, params: SamplingParams) -> Defaults:
-        """Draft the likeliest paths at temperature 0; above it, where most is expected to be accepted."""
+        """Draft the likeliest paths at temperature 0, and a drawn chain above it (docs/performance.md)."""
         if params.temperature:
-            return Defaults(WithoutReplacement(), ExpectedAcceptance(12, depth=self.head.shape.drafts + 3, least=0.03))
-        return Defaults(TopK(), BestFirst(16))
+            return Defaults(IID(), Chain(self.head.shape.drafts))
+        return Defaults(TopK(), BestFirst(8))
 
     def models(self) -> tuple[()]:
         """Return none: a head is no language model."""
