@@ -157,7 +157,7 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
     text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     batch = len(text.lengths)
     reader = reader_of(method.target, batch, room or capacity, method.drafter.reads, sources)
-    known = past.known(text) if past and not method.drafter.reads else 0
+    known = past.known(text, method.drafter) if past else 0
     if past and known:
         reader = reader.join(0, past.reader, known)
     session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)

@@ -89,7 +89,7 @@ class Run:
         lengths = setup.prompt.lengths.tolist()
         left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
         self._weights = state_of(setup.target) if setup.keeps_past else None
-        self._known = setup.past.known(setup.prompt) if setup.past and not setup.drafter.reads else 0
+        self._known = setup.past.known(setup.prompt, setup.drafter) if setup.past else 0
         self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0])
 
     @property

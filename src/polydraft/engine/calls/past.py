@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import LanguageModel, module_of, same_model, weights_of
 from polydraft.reading import Reader, Text
@@ -30,13 +31,17 @@ class Past:
     drafts: Any
     weights: object
 
-    def known(self, prompt: Text) -> int:
+    def known(self, prompt: Text, drafter: Drafter) -> int:
         """Return how many tokens of a prompt need not be read.
 
-        Those with which both begin, but for either's last; none if the target remembers more than those in states.
+        Those with which both begin, but for either's last; none if the target remembers more than those in states, or
+        if the drafter reads the target's hidden states, which are not kept, and cannot go on from what it made of them.
+        Such a drafter is given the states of one token at least, which some draft from.
         """
+        if drafter.reads and not drafter.continues(self.drafts):
+            return 0
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
-        common = min(len(ours), len(theirs))
+        common = max(min(len(ours), len(theirs) - bool(drafter.reads)), 0)
         differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
         return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 
