@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
 from polydraft.drafters.heads.formats.eagle_folders import write_eagle
-from polydraft.drafters.heads.layers import Rotation
+from polydraft.drafters.heads.layers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import HuggingFaceModel, read_plain
 
@@ -267,3 +268,12 @@ def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
 )
 def test_what_is_no_head_of_eagles(config: dict[str, Any]) -> None:
     assert not is_eagle(config)
+
+
+def test_folders_of_the_first_kind_hold_no_heads_of_fewer_tokens(target: PreTrainedModel, tmp_path: Path) -> None:
+    drafter = EagleDrafter(
+        Eagle1Head(Anatomy(width=16, inner=24, heads=4, groups=2, channels=4)), HeadEnds(tokens=TOKENS)
+    )
+    with pytest.raises(InvalidParameter, match="hold heads of all tokens of a target, and this drafts 14"):
+        write_eagle(drafter, tmp_path / "head", HuggingFaceModel(target))
+    assert not (tmp_path / "head").exists()

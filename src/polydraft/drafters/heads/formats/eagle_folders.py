@@ -34,13 +34,16 @@ def write_eagle(
         card: the text of its README.md.
 
     Raises:
-        InvalidParameter: the form has no such head.
+        InvalidParameter: the form has no such head; one of EAGLE-1 drafts all tokens of its target.
         CheckpointError: it cannot be written.
     """
     head = drafter.head
     if isinstance(head, Eagle3Head):
         config, tensors = _third(drafter, head, target, speculators)
     elif isinstance(head, Eagle1Head):
+        if drafter.ends.tokens is not None:
+            count = len(drafter.ends.get_buffer("tokens"))
+            raise InvalidParameter(f"Folders of EAGLE-1 hold heads of all tokens of a target, and this drafts {count}.")
         config, tensors = _first(drafter, head, target, speculators)
     else:
         raise InvalidParameter(f"There is no form of folders for {type(head).__name__}.")
