@@ -135,13 +135,18 @@ LATTICE = ("lattice", "--prompts", "one.jsonl", "--limit", "1", "--max-new-token
 def test_rules_of_one_head_are_compared_on_its_own_trees(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*LATTICE, "--temperature", "1", "--json", models=False) == 0
     head, rows = lines_of(capsys.readouterr().out)
-    assert (head["head"], head["drafts"], head["prompts"]) == ("embedded", [4], 1)
+    assert (head["head"], head["drafts"], head["prompts"]) == ("shipped", [4], 1)
     by_rule = {(row["trees"], row["rule"]): row for row in rows}
     assert by_rule["chain", "block"]["share"] == 1.0 and by_rule["chain", "speculative"]["nodes"] == 4
     assert all(row["nodes"] <= 4 and row["speed"] > 0 and 1 <= row["tokens_per_call"] <= 5 for row in rows)
     assert call(*LATTICE, "--temperature", "0.8", "--repeats", "0", "--quiet", models=False) == 0
     shown = capsys.readouterr().out
     assert "T = 0.8, at most 4 drafts" in shown and "branches, without replacement (4.0 drafts)" in shown
+    assert call(*LATTICE, "--temperature", "0.8", "--repeats", "0", "--page", models=False) == 0
+    shown = capsys.readouterr().out
+    assert "**T = 0.8, at most 4 drafts**" in shown and "| *branches, without replacement (4.0 drafts)* |" in shown
+    assert call(*LATTICE, "--temperature", "0.8", "--page", "--json", models=False) == 2
+    assert "--page and --json are two ways to print" in capsys.readouterr().err
 
 
 def test_a_lattice_is_sampled_from_a_head(call: Call, capsys: pytest.CaptureFixture[str]) -> None:

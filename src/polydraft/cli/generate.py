@@ -196,13 +196,20 @@ def load_models(request: GenerateRequest) -> Pair:
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)
 
 
+def named_draft(target: str | None, draft: str | None) -> str | None:
+    """Return what the draft is called in results; None where neither a model nor a head drafts."""
+    if draft is not None or target is None:
+        return draft or "embedded pair"
+    return None if shipped_head(target) is None else "shipped head"
+
+
 def drafter_name(request: GenerateRequest) -> str:
     """Return the name of the drafter that the request means.
 
     Raises:
         InvalidParameter: it means a draft model and names none.
     """
-    has_model = request.draft is not None or request.target is None or shipped_head(request.target) is not None
+    has_model = named_draft(request.target, request.draft) is not None
     if request.drafter and drafter_line(request.drafter).models and not has_model:
         raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
     return request.drafter or ("model" if has_model else "ngram")
@@ -308,7 +315,7 @@ def _as_json(
         "finish": "interrupted" if interrupted else run.finish[0],
         "settings": {
             "target": request.target or "embedded pair",
-            "draft": request.draft or ("embedded pair" if request.target is None else None),
+            "draft": named_draft(request.target, request.draft),
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
             "plan": str(request.plan) if request.plan else None,

@@ -35,6 +35,7 @@ from polydraft.bench.speed import (
 from polydraft.cli.arguments import both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import build_arms, drafting_arms, spell_arm
 from polydraft.cli.benchmark.subjects import say_busy
+from polydraft.cli.generate import named_draft
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
@@ -79,7 +80,7 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     check_arms(arms, request.settings)
     fit = prompts_that_fit(pair, prompts, request.settings)
     _say_what_is_left_out(notes, fit, len(prompts), request.settings)
-    names = (request.target or "embedded pair", request.draft or (None if request.target else "embedded pair"))
+    names = (request.target or "embedded pair", named_draft(request.target, request.draft))
     conditions = speed_conditions(pair, arms, request.settings, names, request.chat_template)
     results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, arms, fit, request.settings, results, notes)
