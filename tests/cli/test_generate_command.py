@@ -268,3 +268,26 @@ def test_the_defaults_are_those_of_python(
     assert run(monkeypatch, *common, *arguments) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert ("chosen for every step" in settings["tree"]) is planned and settings["drafter"] == drafter
+
+
+PAIR = Path(polydraft.__file__).parent / "data" / "pair"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree", "name"),
+    [("model", "3", "block head"), ("lookup-first", "3", "lookup, else block head"), ("ngram", "3", "n-gram")],
+)
+def test_a_head_drafts_by_every_word_that_takes_a_draft(
+    drafter: str, tree: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--draft", str(PAIR / "head")) if drafter != "ngram" else ()
+    names = ("--target", str(PAIR / "target"), *given, "--drafter", drafter, "--tree", tree)
+    code = run(monkeypatch, "generate", "def add(a, b):", *names, "--json", "--max-new-tokens", "12")
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    result = json.loads(captured.out)
+    assert result["settings"]["drafter"] == name
+    assert result["settings"]["draft"] == (str(PAIR / "head") if given else None)
+    assert result["statistics"]["new_tokens"] == 12 and (
+        drafter == "ngram" or result["statistics"]["target_calls"] < 12
+    )

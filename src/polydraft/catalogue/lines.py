@@ -118,6 +118,8 @@ class DrafterLine:
         models: how many draft models it takes.
         scheme: the only scheme that it drafts under; None for a drafter that follows the verifier's.
         proposes: whether it drafts at all.
+        wraps: whether it has another drafter inside; a drafter that does not is whatever a draft, be it a model or a
+            head, drafts by itself.
     """
 
     word: str
@@ -125,10 +127,11 @@ class DrafterLine:
     models: int = 0
     scheme: Scheme | None = None
     proposes: bool = True
+    wraps: bool = False
 
     def of(self, drafter: Drafter) -> Drafter:
         """Return the drafter that has the drafter of a draft model inside, or is it."""
-        return drafter if self.makes(drafter) else self.make(drafter)
+        return self.make(drafter) if self.wraps and not self.makes(drafter) else drafter
 
     def makes(self, drafter: Drafter) -> bool:
         """Tell whether a drafter is of this line."""

@@ -165,7 +165,7 @@ POLICIES: tuple[PolicyLine, ...] = (
 DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
     DrafterLine("ngram", NgramDrafter, scheme=Given()),
-    DrafterLine("lookup-first", LookupFirst, models=1),
+    DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
     DrafterLine("ensemble", EnsembleDrafter, models=2, scheme=Product()),
     DrafterLine("none", NoDraft, proposes=False),
 )

@@ -203,6 +203,12 @@ def named_draft(target: str | None, draft: str | None) -> str | None:
     return None if shipped_head(target) is None else "shipped head"
 
 
+def _draft_used(request: GenerateRequest) -> str | None:
+    """Return what drafted is called, if it was a model or a head."""
+    line = drafter_line(drafter_name(request))
+    return named_draft(request.target, request.draft) if line.models else None
+
+
 def drafter_name(request: GenerateRequest) -> str:
     """Return the name of the drafter that the request means.
 
@@ -315,7 +321,7 @@ def _as_json(
         "finish": "interrupted" if interrupted else run.finish[0],
         "settings": {
             "target": request.target or "embedded pair",
-            "draft": named_draft(request.target, request.draft),
+            "draft": _draft_used(request),
             "seed": request.seed,
             "max_new_tokens": request.max_new_tokens,
             "plan": str(request.plan) if request.plan else None,
