@@ -23,6 +23,27 @@ def test_compiled_passes_score_trees_like_plain_ones(widths: tuple[int, ...], le
     assert len(compiled.passes.seconds) == 1, "both trees are of one shape, compiled once"
 
 
+@pytest.mark.parametrize("widths", [(), LEVELS])
+def test_hidden_states_leave_compiled_passes_and_the_model_keeps_no_hook(widths: tuple[int, ...]) -> None:
+    model, layers = tiny_model(seed=1, max_position_embeddings=512), (0, 1, 2, "final")
+    compiled = CompiledModel(model, widths, backend="eager")
+    mask, starts = torch.ones(2, 8, 8, dtype=torch.bool).tril(), torch.zeros(2, dtype=torch.long)
+    for first in (0, 3, 5):
+        tokens, places = torch.arange(first, first + 16).view(2, 8), torch.arange(8).expand(2, 8)
+        found = []
+        for one in (compiled, HuggingFaceModel(model)):
+            cache = one.new_cache(2, 8)
+            one.forward(tokens[:, :4], places[:, :4], mask[:, :4, :4], cache, starts)
+            rest = tokens[:, 4:], places[:, 4:], mask[:, 4:]
+            found.append(one.forward(*rest, cache, starts + 4, hidden_layers=layers))
+        fast, plain = found
+        torch.testing.assert_close(fast.logits, plain.logits, rtol=0, atol=1e-12)
+        for layer in layers:
+            torch.testing.assert_close(fast.hidden[layer], plain.hidden[layer], rtol=0, atol=1e-12)
+    assert len(compiled.passes.seconds) == 1
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
 def test_a_model_is_compiled_once_whoever_asks() -> None:
     model = tiny_model(seed=1, max_position_embeddings=512)
     first = CompiledModel(model, backend="eager")

@@ -7,7 +7,7 @@ import torch
 from doubles import scored, tiny_model
 
 import polydraft
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import FusedModel, HuggingFaceModel, draft_model
 from polydraft.trees import Widths
 
@@ -61,15 +61,25 @@ def test_only_the_last_logits_if_asked() -> None:
     torch.testing.assert_close(last, everything[:, -2:])
 
 
-def test_hidden_states_are_the_models_own() -> None:
-    model = tiny_model(seed=1)
-    tokens, mask = torch.arange(4).view(1, 4), torch.ones(1, 4, 4, dtype=torch.bool).tril()
-    places, starts = torch.arange(4).view(1, 4), torch.zeros(1, dtype=torch.long)
-    hidden = [
-        one.forward(tokens, places, mask, one.new_cache(1, 4), starts, hidden_layers=(1,)).hidden[1]
+@pytest.mark.parametrize("keep", [0, 1])
+def test_hidden_states_leave_the_fused_pass(keep: int) -> None:
+    model, layers = tiny_model(seed=1), (0, 1, 2, "final")
+    tokens, mask = torch.arange(8).view(2, 4), torch.ones(2, 4, 4, dtype=torch.bool).tril()
+    places, starts = torch.arange(4).expand(2, 4), torch.zeros(2, dtype=torch.long)
+    plain, fused = (
+        one.forward(tokens, places, mask, one.new_cache(2, 4), starts, hidden_layers=layers, logits_to_keep=keep)
         for one in (HuggingFaceModel(model), FusedModel(model))
-    ]
-    assert torch.equal(hidden[0], hidden[1])
+    )
+    torch.testing.assert_close(fused.logits, plain.logits, rtol=0, atol=1e-5)  # rotations are of single precision
+    for layer in layers:
+        torch.testing.assert_close(fused.hidden[layer], plain.hidden[layer], rtol=0, atol=1e-5)
+
+
+def test_hidden_states_of_layers_that_are_not_there_are_refused() -> None:
+    fused = FusedModel(tiny_model(seed=1))
+    tokens, mask = torch.arange(4).view(1, 4), torch.ones(1, 4, 4, dtype=torch.bool).tril()
+    with pytest.raises(InvalidParameter, match="0 to 2 layers"):
+        fused.forward(tokens, tokens, mask, fused.new_cache(1, 4), torch.zeros(1, dtype=torch.long), hidden_layers=(3,))
 
 
 def test_weights_are_joined_once_and_anew_after_a_change() -> None:

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from polydraft.errors import InvalidParameter
 from polydraft.models.cache import TreeCache
 from polydraft.models.checks import evaluating
+from polydraft.models.derived.copying import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.layers import watch_layers
 from polydraft.models.packing import fits_packed
 from polydraft.models.protocol import Cache, Forward, Layer
 from polydraft.models.sources.prompts import check_not_again, moved
@@ -27,13 +29,14 @@ SLOTS = 256
 """Key slots are compiled for in multiples of this, doubled until they suffice."""
 PLACE = "polydraft_passes"
 INDUCTOR = "inductor"
-Pass = Callable[..., Tensor]
-Shape = tuple[int, int, int, int]
+Pass = Callable[..., tuple[Tensor, ...]]
+Layers = tuple[Layer, ...]
+Shape = tuple[int, int, int, int, Layers]
 COMPILE = cast(Callable[..., Any], torch.compile)  # its overloads do not take options as a dictionary
 
 
 class CompiledPasses:
-    """The compiled passes of one model, by batch, tokens, key slots, and logits to keep.
+    """The compiled passes of one model, by batch, tokens, key slots, logits to keep, and hidden states to hand out.
 
     Args:
         model: the model; its weights must not change afterwards, since on a CPU they become part of the code.
@@ -49,35 +52,43 @@ class CompiledPasses:
         self.model = model
         self.seconds: dict[Shape, float] = {}
         self._passes: dict[Shape, Pass] = {}
+        self._watched: dict[Layers, tuple[PreTrainedModel, dict[Layer, Tensor]]] = {(): (model, {})}
         self._options = {"backend": backend, **(_options(model) if backend == INDUCTOR else {})}
 
     def __call__(
-        self, keep: int, cache: TreeCache, mask: Tensor | dict[str, Tensor | None], *inputs: Tensor
-    ) -> Float[Tensor, "b s V"]:
-        """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute."""
+        self, keep: int, layers: Layers, cache: TreeCache, mask: Tensor | dict[str, Tensor | None], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the pass of this shape; the first time it is compiled, which takes seconds to a minute.
+
+        Returns:
+            the logits, and the hidden states of these layers.
+        """
         tokens, stores = inputs[0], cache.stores
-        shape = (tokens.shape[0], tokens.shape[1], cache.shape[2], keep)
+        shape = (tokens.shape[0], tokens.shape[1], cache.shape[2], keep, layers)
         if shape in self._passes:
             return self._passes[shape](mask, *inputs, *stores)
         began = time.perf_counter()
-        run: Pass = COMPILE(self._body(keep, cache.groups), dynamic=False, isolate_recompiles=True, **self._options)
-        logits = run(mask, *inputs, *stores)
+        run: Pass = COMPILE(
+            self._body(keep, layers, cache.groups), dynamic=False, isolate_recompiles=True, **self._options
+        )
+        made = run(mask, *inputs, *stores)
         self._passes[shape] = run
         self.seconds[shape] = time.perf_counter() - began
-        return logits
+        return made
 
-    def _body(self, keep: int, groups: list[list[int]]) -> Pass:
-        model, extra = self.model, {"logits_to_keep": keep} if keep else {}
+    def _body(self, keep: int, layers: Layers, groups: list[list[int]]) -> Pass:
+        model, found = self._watched.get(layers) or self._watch(layers)
+        extra = {"logits_to_keep": keep} if keep else {}
 
         def run(
             mask: Tensor | dict[str, Tensor | None], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor
-        ) -> Tensor:
+        ) -> tuple[Tensor, ...]:
             pieces = [store.unbind() for store in stores]
             entries = dict(enumerate(pieces[0]))
             for group, piece in zip(groups, pieces, strict=False):
                 entries.update(zip(group, piece, strict=True))
             view = _SlotView(entries, slots)
-            return model(
+            logits = model(
                 input_ids=tokens,
                 position_ids=positions,
                 attention_mask=mask,
@@ -85,8 +96,18 @@ class CompiledPasses:
                 use_cache=True,
                 **extra,
             ).logits
+            return logits, *[found.pop(layer) for layer in layers]
 
         return run
+
+    def _watch(self, layers: Layers) -> tuple[PreTrainedModel, dict[Layer, Tensor]]:
+        """Return a model of the same weights that notes hidden states; compiled code would ask for hooks every time."""
+        made, found = sharing_copy(self.model), dict[Layer, Tensor]()
+        for holder in (one for one in made.modules() if any(True for _ in one.children())):
+            holder.training = False
+        watch_layers(made, layers, found)
+        self._watched[layers] = made, found
+        return made, found
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Leave compiled code behind when its model is copied or pickled: it belongs to the weights of the original."""
@@ -94,7 +115,7 @@ class CompiledPasses:
 
 
 class CompiledModel(HuggingFaceModel):
-    """A `HuggingFaceModel` whose short passes run as compiled code; prompts and hidden states take the plain way.
+    """A `HuggingFaceModel` whose short passes run as compiled code; prompts take the plain way.
 
     Every shape is compiled once per model and process, whoever asks for it. The numbers differ from the plain way's by
     rounding.
@@ -146,7 +167,7 @@ class CompiledModel(HuggingFaceModel):
         width = tokens.shape[1]
         short = isinstance(cache, TreeCache) and cache.stores and width <= MOST_TOKENS
         reads = logits_to_keep and not self.widths  # what is new in a prompt, of a length that will not come again
-        if not short or reads or hidden_layers or embeddings is not None:
+        if not short or reads or embeddings is not None:
             return super().forward(
                 tokens,
                 positions,
@@ -170,8 +191,11 @@ class CompiledModel(HuggingFaceModel):
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):
             masks = self.all_masks(seen, positions, keys)
-            logits = self.passes(keep, keys, masks, tokens, moved(positions, keys).contiguous(), slots)
-        return Forward(logits[:, :width][:, -logits_to_keep:], {})
+            made = self.passes(keep, hidden_layers, keys, masks, tokens, moved(positions, keys).contiguous(), slots)
+        hidden: dict[Layer, Tensor] = {
+            layer: states[:, :width] for layer, states in zip(hidden_layers, made[1:], strict=True)
+        }
+        return Forward(made[0][:, :width][:, -logits_to_keep:], hidden)
 
 
 class _SlotView(TreeCache):

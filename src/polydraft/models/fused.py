@@ -15,6 +15,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.layers import HEAD, check_layer
 from polydraft.models.packing import LARGE, can_pack, packed_product
 from polydraft.models.protocol import Forward, Layer
 from polydraft.models.weights import weights_of
@@ -58,11 +59,13 @@ class FusedModel(HuggingFaceModel):
         logits_to_keep: int,
         embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
-        """Score tokens with joined weights; hidden states and embeddings are left to the model's own pass."""
-        if hidden_layers or embeddings is not None:
+        """Score tokens with joined weights; embeddings are left to the model's own pass."""
+        if embeddings is not None:
             return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+        for layer in hidden_layers:
+            check_layer(layer, self.layers)
         seen = self.seen(mask, positions, cache)
-        return Forward(self.joined.logits(tokens, positions, seen.unsqueeze(1), cache, logits_to_keep), {})
+        return self.joined.scored(tokens, positions, seen.unsqueeze(1), cache, logits_to_keep, hidden_layers)
 
 
 Product = Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]
@@ -118,22 +121,31 @@ class Joined:
         self.frequencies: Tensor = body.rotary_emb.inv_freq
         self.gain: float = body.rotary_emb.attention_scaling
 
-    def logits(
+    def scored(
         self,
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b 1 n m"],
         cache: TreeCache,
         keep: int,
-    ) -> Float[Tensor, "b s V"]:
-        """Return the logits of the last `keep` tokens, or of all."""
+        hidden_layers: tuple[Layer, ...] = (),
+    ) -> Forward:
+        """Return the logits of the last `keep` tokens, or of all; and hidden states of all tokens."""
         batch, width = tokens.shape
         states, turn = functional.embedding(tokens, self.embedding).flatten(0, 1), self._turn(positions)
+        made: dict[Layer, Tensor] = {0: states} if 0 in hidden_layers else {}
         for number, layer in enumerate(self.layers):
             states = layer(number, states, turn, mask, cache)
-        if keep:
+            if number + 1 in hidden_layers:
+                made[number + 1] = states
+        if keep and HEAD not in hidden_layers:
             states = states.view(batch, width, -1)[:, -keep:].flatten(0, 1)
-        return self.head(self.norm(states)).view(batch, keep or width, -1)
+        normed = self.norm(states)
+        hidden: dict[Layer, Tensor] = {
+            layer: (normed if layer == HEAD else made[layer]).view(batch, width, -1) for layer in hidden_layers
+        }
+        normed = normed.view(batch, -1, normed.shape[-1])[:, -keep:]
+        return Forward(self.head(normed.flatten(0, 1)).view(batch, keep or width, -1), hidden)
 
     def _turn(self, positions: Int[Tensor, "b n"]) -> Turn:
         """Return cosines and, with the sign of the half they meet, sines of the rotation of queries and keys."""
@@ -224,7 +236,7 @@ def _check_trial(plain: HuggingFaceModel, joined: Joined) -> None:
     mask = torch.ones(1, width, width, dtype=torch.bool, device=plain.device).tril()
     theirs = plain.forward(tokens, places, mask, cache, places[:, 0]).logits
     with torch.no_grad():
-        ours = joined.logits(tokens, places, mask.unsqueeze(1), cache, 0)
+        ours = joined.scored(tokens, places, mask.unsqueeze(1), cache, 0).logits
     if not (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max():
         name = type(plain.model).__name__
         raise UnsupportedModel(f"{name} computes something else than its class says: it has hooks or other layers.")

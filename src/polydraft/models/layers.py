@@ -24,13 +24,29 @@ def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer,
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
     found: dict[Layer, Tensor] = {}
-    listed = layers_of(model) if any(layer != HEAD for layer in layers) else nn.ModuleList()
-    hooks = [_hook(model, layer, listed, found) for layer in layers]
+    hooks = watch_layers(model, layers, found)
     try:
         yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def watch_layers(model: Any, layers: Sequence[Layer], found: dict[Layer, Float[Tensor, "b n d"]]) -> list[Any]:
+    """Note the hidden states of some layers in `found` from now on; return the hooks.
+
+    Raises:
+        InvalidParameter: the model has no such layer.
+        UnsupportedModel: the model's layers are not in one list, or its head has no input.
+    """
+    listed = layers_of(model) if any(layer != HEAD for layer in layers) else nn.ModuleList()
+    return [_hook(model, layer, listed, found) for layer in layers]
+
+
+def check_layer(layer: Layer, count: int) -> None:
+    """Raise `InvalidParameter` unless a model of so many layers has hidden states of that name."""
+    if layer != HEAD and not (isinstance(layer, int) and 0 <= layer <= count):
+        raise InvalidParameter(f"Hidden states are those of 0 to {count} layers or {HEAD!r}, not {layer!r}.")
 
 
 def layers_of(model: Any) -> nn.ModuleList:
@@ -53,8 +69,7 @@ def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Fl
             raise UnsupportedModel(f"{type(model).__name__} has no output head whose input could be read.")
         body = model.base_model
         return body.register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
-    if not isinstance(layer, int) or not 0 <= layer <= len(listed):
-        raise InvalidParameter(f"Hidden states are those of 0 to {len(listed)} layers or {HEAD!r}, not {layer!r}.")
+    check_layer(layer, len(listed))
     if layer == len(listed):
         return listed[-1].register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
 

@@ -192,8 +192,8 @@ def continued(
         )
         states = torch.cat([passed.hidden[layer] for layer in reads], -1)
         features[:, done:end], final[:, done:end] = states.bfloat16(), passed.hidden["final"].bfloat16()
-        logits = passed.logits[:, -1].double()
-        total[:, end - 1] = logits.logsumexp(-1).float()
+        logits = passed.logits[:, -1].float()
+        total[:, end - 1] = logits.logsumexp(-1)
         if end < length:
             uniforms = torch.rand(rows, generator=random, dtype=torch.float64).to(device)
             drawn = sample((logits / heats.clamp_min(0.01).unsqueeze(-1)).softmax(-1), uniforms)
