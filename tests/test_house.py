@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 FLOORS = [
-    ["errors", "probs", "fetched"],
+    ["errors", "probs", "fetched", "machine_code"],
     ["schemes"],
     ["theory", "trees"],
     ["verifiers", "models"],
@@ -30,13 +30,13 @@ NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors", "fetched"},
     "reading": {"models", "trees", "probs", "errors"},
-    "drafters": {"reading", "models", "trees", "schemes", "probs", "errors"},
+    "drafters": {"reading", "models", "trees", "schemes", "probs", "machine_code", "errors"},
 }
 DOORS = {"transformers", "tokenizers", "safetensors"}
 NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}
 SPECIAL = {"__all__", "__version__"}
 MOST_FILES, MOST_MEMBERS = 12, 24
-MEMBERS = {"schemes", "drafters", "verifiers/nodes"}
+MEMBERS = {"schemes", "drafters", "drafters/text", "verifiers/nodes"}
 """Rooms of one file per member, which grow by a file with every new one."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 import pytest
 
-from polydraft.verifiers.selection.compiled import compiled
+from polydraft.machine_code import compiled
 
 
 def halves(values: np.ndarray) -> float:

@@ -13,9 +13,9 @@ from polydraft.drafters.heads import (
 )
 from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
-from polydraft.drafters.ngram import NgramDrafter, given_chain
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
+from polydraft.drafters.text import NgramDrafter, given_chain
 
 __all__ = [
     "BlockDrafter",

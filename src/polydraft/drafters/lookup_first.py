@@ -4,17 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from polydraft.drafters.ngram import chains_found, given_chain
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
+from polydraft.drafters.text import LOOKUP, Bounds, Guess, NgramDrafter, given
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
-from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, largest_shape, rows_taken
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, rows_taken
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -98,7 +95,7 @@ class LookupFirst(Drafter):
         self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, LookupState]:
         """Look up the rows that can be, and ask the other drafter for the others."""
-        found = chains_found(text, self.trusted, self.trusted, self._longest(policy), state.vocab_size)
+        found = self._found(text, policy, state.vocab_size)
         looked = rows_taken(policy, [*map(len, found)], LEAST)
         others = tuple(row for row in range(len(found)) if row not in looked)
         if not others:
@@ -136,15 +133,17 @@ class LookupFirst(Drafter):
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))
 
-    def _longest(self, policy: TreePolicy) -> int:
-        """Return the length of the longest chain: there is room for as many nodes as the policy's trees have."""
-        return min(self.most, largest_shape(policy).size - 1)
+    def _found(self, text: Text, policy: TreePolicy, vocab_size: int) -> list[Guess]:
+        """Return every row's chain: there is room for as many nodes as the policy's trees have."""
+        length = min(self.most, Bounds.of(policy).nodes)
+        bounds = Bounds(length, length, 1)
+        found, _ = NgramDrafter(self.trusted, self.trusted).guesses(vocab_size, text, bounds)
+        return [one.within(bounds, vocab_size) for one in found]
 
 
-def _looked_up(text: Text, found: Sequence[NDArray[np.int64]], scheme: Scheme) -> Draft:
+def _looked_up(text: Text, found: Sequence[Guess], scheme: Scheme) -> Draft:
     """Return the continuations as a draft under the scheme."""
-    draft = replace(given_chain(text, [*found]), source="lookup")
-    return replace(draft, probs=draft.probs.unsqueeze(-2)) if isinstance(scheme, Product) else draft
+    return replace(given(text, found, scheme), source=LOOKUP)
 
 
 def _inner(state: object) -> Any:

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
+from polydraft.machine_code import compiled
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.verifiers.host import node_by_node
 from polydraft.verifiers.law import SharesRule, onto_first_copies, present
 from polydraft.verifiers.nodes.speculative import lone_draft
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
 from polydraft.verifiers.selection.shared_pairs import share_pairs
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polydraft.machine_code import compiled
 from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
 from polydraft.theory.successive import SCALE
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent, certain_tokens
 from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRow, Places, counted

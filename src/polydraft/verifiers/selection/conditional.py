@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polydraft.verifiers.selection.compiled import compiled
+from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.ordered import LOWEST, Numbers
 
 

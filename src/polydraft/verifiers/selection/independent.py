@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polydraft.machine_code import compiled
 from polydraft.schemes import ConditionalPoisson, Given, Scheme, WithoutReplacement
 from polydraft.theory.containment import drawn_and_certain
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import EVERY, LOWEST, Flags, Numbers
 
 

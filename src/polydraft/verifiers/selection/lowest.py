@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from polydraft.machine_code import compiled
 from polydraft.theory import SuccessiveLaw
 from polydraft.theory.ringing import MOST_LINEAR
 from polydraft.theory.successive import SCALE, SURE
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Numbers, counted, numbers, tensor
 
 

@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.machine_code import compiled
 from polydraft.schemes import Product, Scheme
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.independent import certain_tokens
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places
 

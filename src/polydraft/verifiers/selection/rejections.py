@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.errors import NotConverged
-from polydraft.verifiers.selection.compiled import compiled
+from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.ordered import ROUNDING, Numbers, Places
 
 SCALE = 2.0**500

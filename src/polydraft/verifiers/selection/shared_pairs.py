@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polydraft.verifiers.selection.compiled import compiled
+from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.ordered import Numbers
 
 NOISE = 1e-15

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import FIRST, LOWEST, Numbers, OrderedRow, Places
 
 NOISE = 1e-14

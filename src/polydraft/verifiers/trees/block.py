@@ -7,12 +7,12 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydraft.machine_code import compiled
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme, require_drawn
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import divided, require_few
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
-from polydraft.verifiers.selection.compiled import compiled
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, numbers
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydraft.drafters import NgramDrafter, Session, given_chain
-from polydraft.drafters.ngram import continuation
+from polydraft.drafters.text.ngram import continuations
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
@@ -28,7 +28,8 @@ def slow_continuation(text: list[int], longest: int, shortest: int, most: int) -
 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
-    return continuation(np.array(text, dtype=np.int64), longest, shortest, most).tolist()
+    chains = continuations(np.array(text, dtype=np.int64), longest, shortest, most)
+    return chains[0].tolist() if chains else []
 
 
 @given(text=texts, longest=st.integers(1, 5), shortest=st.integers(1, 5), most=st.integers(1, 6))
