@@ -11,11 +11,11 @@ from polydraft.drafters.heads import (
     write_eagle,
     write_medusa,
 )
-from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
-from polydraft.drafters.text import NgramDrafter, given_chain
+from polydraft.drafters.routing import LookupFirst, MergedDrafter, RoutedDrafter
+from polydraft.drafters.text import NgramDrafter, PredictedDrafter, RecyclingDrafter, TextDrafter, given_chain
 
 __all__ = [
     "BlockDrafter",
@@ -26,11 +26,16 @@ __all__ = [
     "EnsembleDrafter",
     "LookupFirst",
     "MedusaDrafter",
+    "MergedDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
+    "PredictedDrafter",
+    "RecyclingDrafter",
+    "RoutedDrafter",
     "Session",
     "SoundDrafter",
+    "TextDrafter",
     "given_chain",
     "is_head",
     "is_sound",

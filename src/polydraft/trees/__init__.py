@@ -6,6 +6,7 @@ from polydraft.trees.composition import (
     Pieces,
     branched,
     in_pieces,
+    restricted,
     stacked_riders,
     stacked_tree,
 )
@@ -33,6 +34,7 @@ from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.grow import grow
 from polydraft.trees.mask import causal_mask, tree_mask
 from polydraft.trees.policies import (
+    BudgetPolicy,
     Chain,
     ChoosingPolicy,
     Fixed,
@@ -42,6 +44,7 @@ from polydraft.trees.policies import (
     Widths,
     as_chain,
     largest_shape,
+    most_drafts,
     rows_taken,
 )
 from polydraft.trees.riders import Riders
@@ -57,6 +60,7 @@ __all__ = [
     "AdaptiveThreshold",
     "BestFirst",
     "Branches",
+    "BudgetPolicy",
     "Chain",
     "ChoosingPolicy",
     "Classifier",
@@ -100,8 +104,10 @@ __all__ = [
     "in_pieces",
     "is_dynamic",
     "largest_shape",
+    "most_drafts",
     "policy_after",
     "policy_joined",
+    "restricted",
     "rows_taken",
     "stacked_riders",
     "stacked_tree",

@@ -8,7 +8,7 @@ own, whatever the others drew, so that the rows of both stand side by side. Unde
 one another, and a stranger among them would bias the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,12 @@ class Pieces:
 def in_pieces(draft: Draft | Pieces) -> tuple[Piece, ...]:
     """Return a draft as pieces: one of all rows, if it is not by rows."""
     return draft.pieces if isinstance(draft, Pieces) else (Piece(tuple(range(len(draft.atoms))), draft),)
+
+
+def restricted(pieces: Sequence[Piece], rows: Collection[int]) -> list[Piece]:
+    """Return what the pieces hold of some rows."""
+    found = [(piece, [place for place, row in enumerate(piece.rows) if row in rows]) for piece in pieces]
+    return [Piece(tuple(piece.rows[one] for one in own), piece.draft.of(own)) for piece, own in found if own]
 
 
 def stacked_tree(pieces: Sequence[tuple[tuple[int, ...], TokenTree]]) -> TokenTree:

@@ -65,6 +65,21 @@ def largest_shape(policy: TreePolicy) -> TreeShape:
     return policy.largest if isinstance(policy, ChoosingPolicy) else policy.shape
 
 
+@runtime_checkable
+class BudgetPolicy(TreePolicy, Protocol):
+    """A policy whose trees have at most `drafts` drafts, wherever they are."""
+
+    @property
+    def drafts(self) -> int:
+        """The most drafts of one tree."""
+        ...
+
+
+def most_drafts(policy: TreePolicy) -> int:
+    """Return the most drafts that one of a policy's trees can have."""
+    return policy.drafts if isinstance(policy, BudgetPolicy) else largest_shape(policy).size - 1
+
+
 class FixedShape:
     """A policy whose next tree has its `shape`, whatever is drawn, and that learns nothing from verdicts.
 

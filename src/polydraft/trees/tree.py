@@ -112,12 +112,17 @@ class Draft:
     source: str = ""
 
     @classmethod
-    def nothing(cls, root: Int[Tensor, "b"]) -> "Draft":
-        """Return the draft that proposes no token."""
+    def nothing(cls, root: Int[Tensor, "b"], *, apart: bool = False) -> "Draft":
+        """Return the draft that proposes no token.
+
+        Args:
+            root: the last committed tokens.
+            apart: whether each of a node's drafts has a row of its own, as under `Product`.
+        """
         tree = TokenTree.root_only(root)
         empty = torch.full_like(tree.tokens, -1)
         probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
-        return cls(tree, empty, empty.unsqueeze(-1), probs, most_children=0)
+        return cls(tree, empty, empty.unsqueeze(-1), probs.unsqueeze(-2) if apart else probs, most_children=0)
 
     def of(self, rows: Sequence[int]) -> "Draft":
         """Return the draft of some rows alone."""

@@ -28,7 +28,7 @@ def slow_continuation(text: list[int], longest: int, shortest: int, most: int) -
 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
-    chains = continuations(np.array(text, dtype=np.int64), longest, shortest, most)
+    _, chains = continuations(np.array(text, dtype=np.int64), longest, shortest, most)
     return chains[0].tolist() if chains else []
 
 

@@ -50,7 +50,7 @@ class TextDrafter(Drafter):
     def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
         """Return every row's guesses within the policy's bounds."""
         bounds = Bounds.of(policy)
-        if not bounds.nodes:
+        if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         found, state = self.guesses(state, text, bounds)
         vocab_size = self.vocab_size(state)
@@ -93,7 +93,7 @@ def given(text: Text, guesses: Sequence[Guess], scheme: Scheme) -> Draft:
     """
     size = 1 + max(map(len, guesses))
     if size == 1:
-        return Draft.nothing(text.last())
+        return Draft.nothing(text.last(), apart=scheme == Product())
     batch, ranks = len(guesses), [_ranks(guess) for guess in guesses]
     most = 1 + max(int(one.max(initial=0)) for one in ranks)
     tokens, valid = np.zeros((batch, size), np.int64), np.zeros((batch, size), bool)

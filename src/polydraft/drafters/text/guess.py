@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.trees import TreePolicy, largest_shape
+from polydraft.trees import TreePolicy, largest_shape, most_drafts
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,8 @@ class Bounds:
 
         What is guessed is known from the text, so its tree follows the guesses and not the policy's shape.
         """
-        if not policy.shape.counts:
-            return cls(0, 0, 0)
         shape = largest_shape(policy)
-        return cls(shape.size - 1, shape.depth, shape.max_children)
+        return cls(most_drafts(policy), shape.depth, shape.max_children)
 
     def chains(self) -> "Bounds":
         """Return the same without branches, as long as there is room for nodes."""
@@ -145,3 +143,27 @@ class Guess:
                 break
             at, count = below[at, token], count + 1
         return count
+
+
+def merged(guesses: Sequence[Guess]) -> Guess:
+    """Return the guesses of several as one tree; what several guess is there once.
+
+    A token is as likely as if each were right by itself: 1 - prod (1 - chance).
+    """
+    if len(guesses) == 1:
+        return guesses[0]
+    known, tokens, parents, missed = dict[tuple[int, int], int](), list[int](), list[int](), list[float]()
+    for guess in guesses:
+        places = list[int]()
+        for token, above, chance in zip(
+            guess.tokens.tolist(), guess.parents.tolist(), guess.chances.tolist(), strict=True
+        ):
+            parent = places[above] if above >= 0 else -1
+            place = known.setdefault((parent, token), len(tokens))
+            if place == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                missed.append(1.0)
+            missed[place] *= 1 - chance
+            places.append(place)
+    return Guess(np.array(tokens, np.int64), np.array(parents, np.int64), 1 - np.array(missed))

@@ -47,23 +47,32 @@ class NgramDrafter(TextDrafter):
         return [self._of(row, bounds) for row in rows_of(text)], state
 
     def _of(self, row: NDArray[np.int64], bounds: Bounds) -> Guess:
-        found = continuations(row, self.longest, self.shortest, bounds.depth, min(self.matches, bounds.children))
+        most = min(self.matches, bounds.children)
+        size, found = continuations(row, self.longest, self.shortest, bounds.depth, most)
+        sure = 1 - 0.5**size  # that a token goes on as it did: the more, the longer the suffix
+        if len(found) == 1:
+            return Guess.chain(found[0], sure)
         weights = 0.5 ** np.arange(len(found))  # the more recent, the likelier
-        return (
-            Guess.paths(found, (weights / max(weights.sum(), 1)).tolist()) if len(found) != 1 else Guess.chain(*found)
-        )
+        return Guess.paths(found, (sure * weights / max(1.0, weights.sum())).tolist())
 
 
 def continuations(
     text: NDArray[np.int64], longest: int, shortest: int, most: int, matches: int = 1
-) -> list[NDArray[np.int64]]:
-    """Return up to `most` tokens that followed the latest earlier occurrences of the longest repeated suffix.
+) -> tuple[int, list[NDArray[np.int64]]]:
+    """Return the length of the longest repeated suffix, and what followed its latest earlier occurrences.
 
     Suffixes of `longest` down to `shortest` tokens are tried; an occurrence may overlap the suffix itself.
+
+    Args:
+        text: the tokens.
+        longest: tokens of the longest suffix.
+        shortest: tokens of the shortest suffix.
+        most: tokens of each continuation.
+        matches: the most occurrences.
     """
     for size in range(min(longest, len(text) - 1), shortest - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(text[:-1], size)
         ends = np.flatnonzero((windows == text[-size:]).all(axis=1)) + size
         if len(ends):
-            return [text[end : end + most] for end in ends[: -matches - 1 : -1]]
-    return []
+            return size, [text[end : end + most] for end in ends[: -matches - 1 : -1]]
+    return 0, []

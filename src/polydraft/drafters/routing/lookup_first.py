@@ -1,6 +1,6 @@
 """Prompt lookup where the text repeats itself, another drafter elsewhere."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, rows_taken
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_taken
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -107,7 +107,7 @@ class LookupFirst(Drafter):
         if not looked:
             return draft, after
         own = Piece(looked, _looked_up(text.of(looked), [found[row] for row in looked], scheme))
-        return Pieces((own, *_restricted(in_pieces(draft), others))), after
+        return Pieces((own, *restricted(in_pieces(draft), others))), after
 
     def commit(self, state: LookupState, step: Step) -> LookupState:
         """Tell the other drafter what was kept of its own drafts, if it was asked, and the features that it reads."""
@@ -148,9 +148,3 @@ def _looked_up(text: Text, found: Sequence[Guess], scheme: Scheme) -> Draft:
 
 def _inner(state: object) -> Any:
     return state.inner if isinstance(state, LookupState) else state
-
-
-def _restricted(pieces: Sequence[Piece], rows: Collection[int]) -> list[Piece]:
-    """Return what the pieces hold of some rows."""
-    found = [(piece, [place for place, row in enumerate(piece.rows) if row in rows]) for piece in pieces]
-    return [Piece(tuple(piece.rows[one] for one in own), piece.draft.of(own)) for piece, own in found if own]

@@ -1,0 +1,14 @@
+"""Several drafters for one text: one of them for every step, or all in one tree."""
+
+from polydraft.drafters.routing.hedge import choice_law, hedged
+from polydraft.drafters.routing.lookup_first import LookupFirst
+from polydraft.drafters.routing.merged import MergedDrafter
+from polydraft.drafters.routing.routed import RoutedDrafter
+
+__all__ = [
+    "LookupFirst",
+    "MergedDrafter",
+    "RoutedDrafter",
+    "choice_law",
+    "hedged",
+]

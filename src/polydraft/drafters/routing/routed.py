@@ -1,0 +1,366 @@
+"""One of several drafters for every row and step, chosen by what each of them would have brought so far."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
+from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
+from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
+from polydraft.errors import InvalidParameter
+from polydraft.models import LanguageModel, Layer, weight_bytes
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Features, Reader, Step, Text
+from polydraft.schemes import Given, Product, Scheme, require_scheme
+from polydraft.trees import BestFirst, Draft, Piece, Pieces, TreePolicy, in_pieces, most_drafts, restricted, rows_taken
+
+PLAIN, OTHER = -1, -2
+"""Experts that are no text drafter: no draft at all, and the other drafter."""
+CLASSES = (0.5, 1.0, 2.0, 4.0)
+"""Between these promises, in expected tokens, a member counts as another expert."""
+MOST = 9.0
+"""A value that counts as a gain of one."""
+HOPE = 2.0
+"""How many drafts of the other drafter are expected to be accepted before anything is known of it."""
+UNKNOWN = 0.25
+"""The cost of a pass of the other drafter, where the sizes of its weights are not known."""
+Expert = tuple[int, int]
+"""A member's number, or one of the above, and the class of its promise."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a row's text has shown of the experts.
+
+    Args:
+        weights: the logarithms of their weights; one that is not named has what it begins with.
+        gain: the mean gain of the other drafter where it was asked.
+        asked: how often that was.
+    """
+
+    weights: Mapping[Expert, float] = field(default_factory=dict)
+    gain: float = 0.0
+    asked: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What is offered to a row in the step at hand.
+
+    Args:
+        offers: by expert, what it guesses; nothing where somebody else drafts.
+        standing: the row's, with the weights that experts begin with.
+        law: the law of the choice.
+        choice: the expert that is chosen.
+        seconds: what a step with the other drafter takes, in passes of the target over the root alone.
+    """
+
+    offers: Mapping[Expert, Guess]
+    standing: Standing
+    law: Mapping[Expert, float]
+    choice: Expert
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedState:
+    """The members' states, the other drafter's, the rows' standings, and what is offered in the step at hand.
+
+    Args:
+        members: the members' states.
+        other: the other drafter's; None without one.
+        vocab_size: the target's number of tokens.
+        standings: per row.
+        cost: of a pass of the other drafter, in passes of the target.
+        rounds: per row, in the step at hand.
+        asked: the rows for which the other drafter drafts in it.
+    """
+
+    members: tuple[Any, ...]
+    other: Any
+    vocab_size: int
+    standings: tuple[Standing, ...]
+    cost: float
+    rounds: tuple[Round, ...] = ()
+    asked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedDrafter(Drafter):
+    """Lets every member guess and takes the guesses of one of them, row by row: of those that would have brought most.
+
+    Once a step is over, the text itself says what each member's guesses would have brought. So all are judged in every
+    step, at no cost, and not only the one that was taken (full information). The value of guesses is
+    (1 + accepted) / (1 + price * guesses), tokens for the time of a step; drafting nothing has the value 1. A member
+    counts as another expert where its guesses promise more, and sleeps where it guesses nothing. Hedge (`hedged`) keeps
+    the weights, which begin with what is promised.
+
+    `other`, such as a draft model's drafter, drafts where it is chosen; the cost of its passes counts in its value.
+    Where it was not asked it is judged by its mean so far, so that the bound of `hedged` is not for it.
+
+    Exactness: the choice follows from finished steps, the committed text and random numbers that nothing else reads.
+    Guesses are fixed tokens, drawn from one-hot rows; under a scheme whose siblings are drawn together they are cut to
+    a path, so that each is its node's only child.
+
+    Args:
+        members: text drafters without riders.
+        other: who else may draft; None for nobody.
+        rate: how fast weights move.
+        price: the cost of a scored guess, as a share of a pass over the root alone.
+        sure: for how many rounds a promise counts.
+
+    Raises:
+        InvalidParameter: there is no member, one is no text drafter or brings riders, or a number is not positive.
+
+    Source: HedgeSpec, arXiv 2510.20064.
+    """
+
+    members: tuple[TextDrafter, ...]
+    other: Drafter | None = None
+    rate: float = 8.0
+    price: float = 0.02
+    sure: float = 1.0
+    name: str = field(init=False)
+    reads: tuple[Layer, ...] = field(init=False)
+    riders: int = field(init=False)
+    shares: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_members(self.members, "A route")
+        if min(self.rate, self.sure) <= 0 or self.price < 0:
+            raise InvalidParameter(
+                f"rate and sure must be positive, and price not negative, but are {self.rate}, {self.sure} and "
+                f"{self.price}."
+            )
+        names, other = names_of(self.members, " or "), self.other
+        told = {
+            "name": names if other is None else f"{names}, else {other.name}",
+            "reads": () if other is None else other.reads,
+            "riders": 0 if other is None else other.riders,
+            "shares": other is not None and other.shares,
+        }
+        for name, value in told.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the other drafter's drafts are sound; guesses always are."""
+        return self.other is None or is_sound(self.other)
+
+    def defaults(self, params: SamplingParams) -> Defaults | None:
+        """Return what suits the other drafter; without one, trees of sixteen guesses."""
+        if self.other is not None:
+            return self.other.defaults(params)
+        return Defaults(Given(), BestFirst(16, depth=12, children=4))
+
+    def models(self) -> tuple[LanguageModel, ...] | None:
+        """Return the other drafter's."""
+        return () if self.other is None else self.other.models()
+
+    def check(self, scheme: Scheme) -> None:
+        """Raise `UnpairedScheme` where the other drafter does; without one, unless the scheme is `Given`."""
+        if self.other is not None:
+            self.other.check(scheme)
+        else:
+            require_scheme(scheme, (Given,), "A route between text drafters")
+
+    def start(self, text: Text, session: Session) -> RoutedState:
+        """Start all members and the other drafter."""
+        members = tuple(one.start(text, session) for one in self.members)
+        other = None if self.other is None else self.other.start(text, session)
+        standings = (Standing(),) * len(text.counts)
+        return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session))
+
+    def read(self, state: RoutedState, text: Text, features: Features | None) -> RoutedState:
+        """Let all members and the other drafter read the prompts."""
+        members = tuple(one.read(own, text, None) for one, own in zip(self.members, state.members, strict=True))
+        other = None if self.other is None else self.other.read(state.other, text, features)
+        return replace(state, members=members, other=other)
+
+    def over(self, state: RoutedState, target: Reader) -> RoutedState:
+        """Hand the target's reader to the other drafter."""
+        return state if self.other is None else replace(state, other=self.other.over(state.other, target))
+
+    def draft(
+        self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, RoutedState]:
+        """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
+        bounds = Bounds.of(policy)
+        if not (scheme.deterministic or scheme == Product()):
+            bounds = bounds.chains()
+        offers, members = self._offers(state, text, bounds)
+        draws = noise.fork(_LEVEL).uniform().tolist()
+        seconds = 1 + state.cost * policy.shape.depth + self.price * most_drafts(policy)
+        rounds = tuple(map(self._round, offers, state.standings, draws, [seconds] * len(offers)))
+        looked = rows_taken(policy, [len(one.offers[one.choice]) for one in rounds], 1)
+        return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
+
+    def commit(self, state: RoutedState, step: Step) -> RoutedState:
+        """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts."""
+        members = tuple(one.commit(own, step) for one, own in zip(self.members, state.members, strict=True))
+        other, seen = state.other, step if len(state.asked) == len(state.rounds) else step.only(state.asked)
+        if self.other is not None and (state.asked or self.reads):
+            other = self.other.commit(state.other, seen)
+        emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
+        standings = tuple(
+            self._judged(one, [token for token in path if token >= 0], row in state.asked)
+            for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
+        )
+        return replace(state, members=members, other=other, standings=standings, rounds=(), asked=())
+
+    def join(self, state: RoutedState, row: int, other: object) -> RoutedState:
+        """Take over the newcomer, also from a state of the other drafter alone (`continues`)."""
+        inner = None if self.other is None else self.other.join(state.other, row, _inner(other))
+        if not isinstance(other, RoutedState):
+            return replace(state, other=inner)
+        pairs = zip(self.members, state.members, other.members, strict=True)
+        members = tuple(one.join(own, row, theirs) for one, own, theirs in pairs)
+        standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
+        return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        """Let everybody forget, also in a state of the other drafter alone."""
+        inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
+        if not isinstance(state, RoutedState):
+            return inner
+        members = tuple(one.rewind(own, row, length) for one, own in zip(self.members, state.members, strict=True))
+        return replace(state, members=members, other=inner)
+
+    def leave(self, state: RoutedState, row: int) -> RoutedState:
+        """Tell everybody."""
+        members = tuple(one.leave(own, row) for one, own in zip(self.members, state.members, strict=True))
+        return replace(state, members=members, other=None if self.other is None else self.other.leave(state.other, row))
+
+    def ended(self, state: RoutedState) -> bool:
+        """Ask the other drafter."""
+        return self.other is not None and self.other.ended(state.other)
+
+    def continues(self, state: object) -> bool:
+        """Ask everybody, or the other drafter of a state of its own."""
+        inner = self.other is None or self.other.continues(_inner(state))
+        if not isinstance(state, RoutedState):
+            return inner and self.other is not None
+        same = len(state.members) == len(self.members)
+        return inner and same and all(map(TextDrafter.continues, self.members, state.members))
+
+    def _offers(
+        self, state: RoutedState, text: Text, bounds: Bounds
+    ) -> tuple[list[dict[Expert, Guess]], tuple[Any, ...]]:
+        """Return what each row is offered, and the members' states."""
+        offers: list[dict[Expert, Guess]] = [{} for _ in text.counts]
+        states = list[Any]()
+        for number, (one, own) in enumerate(zip(self.members, state.members, strict=True)):
+            found, after = one.guesses(own, text, bounds)
+            states.append(after)
+            for row, guess in enumerate(found):
+                kept = guess.within(bounds, state.vocab_size)
+                if len(kept):
+                    offers[row][number, class_of(kept)] = kept
+        return offers, tuple(states)
+
+    def _round(self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float) -> Round:
+        """Choose for a row."""
+        hopes = {expert: self._value(guess.promise, len(guess)) for expert, guess in offers.items()}
+        nothing = Guess.nothing()
+        every = {**offers, (PLAIN, 0): nothing}
+        hopes[PLAIN, 0] = 1.0
+        if self.other is not None:
+            every[OTHER, 0], hopes[OTHER, 0] = nothing, (1 + HOPE) / seconds
+        first = {expert: self.rate * self.sure * _gain(value) for expert, value in hopes.items()}
+        weights = {**first, **standing.weights}
+        law = choice_law(weights, every)
+        return Round(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
+
+    def _drafted(
+        self,
+        state: RoutedState,
+        text: Text,
+        scheme: Scheme,
+        policy: TreePolicy,
+        noise: Noise,
+        looked: Collection[int],
+    ) -> tuple[Draft | Pieces, RoutedState]:
+        """Return the guesses of the rows that take some, and the other drafter's drafts for those that are its own."""
+        own: dict[int, list[int]] = {}
+        for row, one in enumerate(state.rounds):
+            unasked = PLAIN if self.other is None or one.choice[0] == PLAIN else OTHER
+            own.setdefault(one.choice[0] if row in looked else unasked, []).append(row)
+        asked = tuple(own.pop(OTHER, ()))
+        pieces = [self._piece(number, rows, state.rounds, text, scheme) for number, rows in own.items()]
+        inner = state.other
+        if asked and self.other is not None:
+            # its draws for other rows are nobody's, so that these rows' own streams stay where they are
+            streams = noise.of([row if row in asked else -1 for row in range(len(state.rounds))]) if own else noise
+            draft, inner = self.other.draft(inner, text, scheme, policy, streams)
+            pieces += restricted(in_pieces(draft), asked)
+        after = replace(state, other=inner, asked=asked)
+        return (pieces[0].draft if len(pieces) == 1 else Pieces(tuple(pieces))), after
+
+    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Round], text: Text, scheme: Scheme) -> Piece:
+        """Return the guesses of one member for the rows that take them; of none, roots alone."""
+        own = text if len(rows) == len(rounds) else text.of(rows)
+        if number == PLAIN:
+            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme == Product()))
+        draft = given(own, [rounds[row].offers[rounds[row].choice] for row in rows], scheme)
+        return Piece(tuple(rows), replace(draft, source=self.members[number].name))
+
+    def _judged(self, one: Round, path: Sequence[int], asked: bool) -> Standing:
+        """Return a row's standing after a step."""
+        standing, gains = one.standing, dict[Expert, float]()
+        for expert, guess in one.offers.items():
+            gains[expert] = _gain(self._value(guess.followed(path), len(guess)))
+        if (OTHER, 0) in gains:
+            if asked:
+                gain, count = _gain(len(path) / one.seconds), standing.asked + 1
+                standing = replace(standing, asked=count, gain=standing.gain + (gain - standing.gain) / count)
+            gains[OTHER, 0] = standing.gain if standing.asked else _gain((1 + HOPE) / one.seconds)
+        return replace(standing, weights=hedged(standing.weights, gains, self.rate))
+
+    def _value(self, accepted: float, guesses: int) -> float:
+        """Return tokens for the time of a step, in passes over the root alone."""
+        return (1 + accepted) / (1 + self.price * guesses)
+
+
+_LEVEL = 1
+"""Names the random numbers by which rows choose; nothing else reads them."""
+
+
+def class_of(guess: Guess) -> int:
+    """Return the class of a guess's promise."""
+    return sum(guess.promise >= bound for bound in CLASSES)
+
+
+def _gain(value: float) -> float:
+    return min(value, MOST) / MOST
+
+
+def _inner(state: object) -> Any:
+    return state.other if isinstance(state, RoutedState) else state
+
+
+def relative_cost(other: Drafter | None, session: Session) -> float:
+    """Return the expected cost of a pass of a drafter in passes of the target, from the bytes of their weights."""
+    if other is None or session.target is None:
+        return UNKNOWN
+    sizes, whole = [weight_bytes(model) for model in other.models() or ()], weight_bytes(session.target.model)
+    sizes += [sum(one.numel() * one.element_size() for one in net.parameters()) for net in other.networks()]
+    known = whole and sizes and all(sizes)
+    return sum(sizes) / whole if known else UNKNOWN
+
+
+def check_members(members: object, who: str) -> None:
+    """Check that drafters can be asked for guesses that nobody has to score first.
+
+    Raises:
+        InvalidParameter: there is none, or one is no text drafter or brings riders.
+    """
+    if not isinstance(members, tuple) or not members:
+        raise InvalidParameter(f"{who} needs a tuple of text drafters, at least one, but got {members!r}.")
+    for one in members:
+        if not isinstance(one, TextDrafter) or one.riders:
+            raise InvalidParameter(f"{who} is of text drafters without riders, and {one!r} is none.")
+
+
+def names_of(drafters: Sequence[Drafter], between: str) -> str:
+    """Return the drafters' names."""
+    return between.join(one.name for one in drafters)

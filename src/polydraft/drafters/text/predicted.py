@@ -1,0 +1,162 @@
+"""Predicted output: a text that the answer will resemble, as in edits, drafted from where the answer stands in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.text.given import TextDrafter, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.errors import InvalidParameter
+from polydraft.probs import SamplingParams
+from polydraft.reading import Features, Text
+from polydraft.schemes import Given
+from polydraft.trees import Chain
+
+SOURCE = "prediction"
+"""The source of drafts that came from a prediction."""
+LOST = 0.3
+"""The chance that is given to a guess about where a text goes on behind a difference."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands in its prediction.
+
+    Args:
+        begin: where the answer begins.
+        known: how many of the row's tokens have been looked at.
+        at: the next token of the prediction.
+        lost: how many tokens of the answer have not been those of the prediction since they last agreed.
+    """
+
+    begin: int
+    known: int
+    at: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedState:
+    """The rows' predictions, their places in these, and the target's number of tokens."""
+
+    predictions: tuple[NDArray[np.int64], ...]
+    places: tuple[Place, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedDrafter(TextDrafter):
+    """Drafts a prediction from where the answer stands in it, and finds its place again behind a difference.
+
+    While the answer is as predicted, the rest of the prediction is drafted. After another token the place is the
+    nearest one, first ahead and then back, where the prediction has the answer's last `trusted` tokens. Until there is
+    one, the guess is that as many tokens were replaced as the answer had others.
+
+    Args:
+        prediction: the tokens, of all rows or one sequence for each row. A row that joins a running batch brings its
+            own drafter.
+        trusted: how many of the answer's last tokens must be in the prediction in the same order.
+
+    Raises:
+        InvalidParameter: no tokens, or less than one trusted.
+
+    Source: OpenAI's predicted outputs; LLMA, arXiv 2304.04487.
+    """
+
+    prediction: Sequence[int] | Sequence[Sequence[int]]
+    trusted: int = 2
+    name = "prediction"
+    sound = True
+
+    def __post_init__(self) -> None:
+        if self.trusted < 1:
+            raise InvalidParameter(f"trusted must be at least 1, but is {self.trusted}.")
+        if not len(self.prediction):
+            raise InvalidParameter("The prediction is empty: give the tokens of a text that the answer will resemble.")
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give long chains: where a prediction is right, it is right for long."""
+        return Defaults(Given(), Chain(16))
+
+    def start(self, text: Text, session: Session) -> PredictedState:
+        """Place every row at its prediction's beginning: what it has so far is its prompt.
+
+        Raises:
+            InvalidParameter: there are predictions for another number of rows.
+        """
+        counts = text.counts
+        rows = self._rows(len(counts))
+        return PredictedState(rows, tuple(Place(count, count) for count in counts), session.vocab_size)
+
+    def read(self, state: PredictedState, text: Text, features: Features | None) -> PredictedState:
+        """Keep the places: the whole prompts are known from the start."""
+        return state
+
+    def guesses(self, state: PredictedState, text: Text, bounds: Bounds) -> tuple[list[Guess], PredictedState]:
+        """Return the rest of every row's prediction."""
+        found, places = list[Guess](), list[Place]()
+        for row, own, place in zip(rows_of(text), state.predictions, state.places, strict=True):
+            now = moved(place, own, row, self.trusted)
+            places.append(now)
+            rest = own[now.at : now.at + min(bounds.depth, bounds.nodes)]
+            found.append(Guess.chain(rest, 0.95) if not now.lost else _scaled(Guess.chain(rest, 0.9), LOST))
+        return found, replace(state, places=tuple(places))
+
+    def join(self, state: PredictedState, row: int, other: PredictedState) -> PredictedState:
+        """Take over the newcomer's prediction and place."""
+        predictions = (*state.predictions[:row], other.predictions[0], *state.predictions[row + 1 :])
+        places = (*state.places[:row], other.places[0], *state.places[row + 1 :])
+        return PredictedState(predictions, places, state.vocab_size)
+
+    def rewind(self, state: PredictedState, row: int, length: int) -> PredictedState:
+        """Go back to the beginning of the prediction, if the text became shorter than what was looked at."""
+        if state.places[row].known <= length:
+            return state
+        return replace(state, places=(*state.places[:row], Place(length, length), *state.places[row + 1 :]))
+
+    def continues(self, state: object) -> bool:
+        """Say no: another call has another prediction."""
+        return False
+
+    def _rows(self, count: int) -> tuple[NDArray[np.int64], ...]:
+        first = self.prediction[0]
+        if isinstance(first, int | np.integer):
+            return (np.asarray(self.prediction, np.int64),) * count
+        if len(self.prediction) != count:
+            raise InvalidParameter(
+                f"There are {len(self.prediction)} predictions for {count} rows; give one for all, or one for each."
+            )
+        return tuple(np.asarray(one, np.int64) for one in self.prediction)
+
+
+def moved(place: Place, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int) -> Place:
+    """Return a row's place when its text has become longer."""
+    at, lost = place.at, place.lost
+    for end in range(place.known + 1, len(text) + 1):
+        if not lost and at < len(prediction) and prediction[at] == text[end - 1]:
+            at += 1
+            continue
+        lost += 1
+        there = _again(prediction, text[end - trusted : end], at) if end - place.begin >= trusted else None
+        at, lost = (at + 1, lost) if there is None else (there, 0)
+    return Place(place.begin, len(text), min(at, len(prediction)), lost)
+
+
+def _again(prediction: NDArray[np.int64], last: NDArray[np.int64], near: int) -> int | None:
+    """Return the place behind these tokens that is nearest, ahead before back; None if they are not there."""
+    size = len(last)
+    if size > len(prediction):
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(prediction, size)
+    ends = np.flatnonzero((windows == last).all(axis=1)) + size
+    if not len(ends):
+        return None
+    ahead = ends[ends >= near]
+    return int(ahead[0] if len(ahead) else ends[-1])
+
+
+def _scaled(guess: Guess, chance: float) -> Guess:
+    return replace(guess, chances=guess.chances * chance)

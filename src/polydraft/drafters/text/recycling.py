@@ -1,0 +1,137 @@
+"""Token recycling: what the target thought likely after each token, when it last scored it."""
+
+import heapq
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.text.given import TextDrafter, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.errors import InvalidParameter
+from polydraft.probs import SamplingParams
+from polydraft.reading import Features, Step, Text
+from polydraft.schemes import Given
+from polydraft.trees import BestFirst
+
+RANK_CHANCES = (0.48, 0.13, 0.07, 0.045, 0.03, 0.025, 0.02, 0.015)
+"""How often the j-th of a token's successors is the next token; measured with SmolLM2 on Spec-Bench's kinds."""
+
+
+Table = dict[int, tuple[int, ...]]
+"""The likeliest successors of each token that was seen, best first."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecyclingState:
+    """A table for each row, which may be one and the same, and the target's number of tokens."""
+
+    tables: tuple[Table, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class RecyclingDrafter(TextDrafter):
+    """Drafts a tree of the target's own earlier thoughts: below each token the successors that it scored highest.
+
+    After every step the target's highest logits at all of the tree's tokens, rejected ones too, are the successors of
+    these tokens. The tree is grown best first: the chance of a path is the product of its ranks' chances.
+
+    Args:
+        successors: how many are kept of each token.
+        shared: whether all texts of this drafter share one table. It is warm for every new text, but a text above
+            temperature 0 then depends on those before it, not on its seed alone.
+
+    Raises:
+        InvalidParameter: less than one successor.
+
+    Source: Token Recycling, arXiv 2408.08696; there the tree is a fixed one of 80 nodes.
+    """
+
+    successors: int = 8
+    shared: bool = False
+    tables: dict[int, Table] = field(default_factory=dict, init=False, repr=False, compare=False)
+    name = "recycling"
+    sound = True
+
+    def __post_init__(self) -> None:
+        if self.successors < 1:
+            raise InvalidParameter(f"successors must be at least 1, but is {self.successors}.")
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give trees of sixteen guesses."""
+        return Defaults(Given(), BestFirst(16, depth=6, children=8))
+
+    def start(self, text: Text, session: Session) -> RecyclingState:
+        """Return empty tables, or the one that all texts share."""
+        return RecyclingState(tuple(self._table(session.vocab_size) for _ in text.counts), session.vocab_size)
+
+    def read(self, state: RecyclingState, text: Text, features: Features | None) -> RecyclingState:
+        """Learn from the prompt what followed what."""
+        pairs = zip(state.tables, rows_of(text), strict=True)
+        return replace(state, tables=tuple(self._with(table, _followed(row, table)) for table, row in pairs))
+
+    def guesses(self, state: RecyclingState, text: Text, bounds: Bounds) -> tuple[list[Guess], RecyclingState]:
+        """Grow every row's tree from its last token."""
+        pairs = zip(state.tables, rows_of(text), strict=True)
+        return [_grown(table, int(row[-1]), bounds) for table, row in pairs], state
+
+    def commit(self, state: RecyclingState, step: Step) -> RecyclingState:
+        """Learn from every node that was scored; accepted ones last, which were read in the right context."""
+        logits = step.scored.logits[..., : state.vocab_size]
+        best = logits.topk(min(self.successors, logits.shape[-1]), dim=-1).indices.tolist()
+        nodes, there, kept = step.tree.tokens.tolist(), step.tree.valid.tolist(), step.verdict.path.tolist()
+        tables = list[Table]()
+        for row, table in enumerate(state.tables):
+            path = [0, *(node for node in kept[row] if node >= 0)]
+            scored = [node for node, valid in enumerate(there[row]) if valid]
+            new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
+            tables.append(self._with(table, new))
+        return replace(state, tables=tuple(tables))
+
+    def join(self, state: RecyclingState, row: int, other: RecyclingState) -> RecyclingState:
+        """Take over the newcomer's table."""
+        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]))
+
+    def continues(self, state: object) -> bool:
+        """Tell whether a state has tables to go on from."""
+        return isinstance(state, RecyclingState)
+
+    def _table(self, vocab_size: int) -> Table:
+        return self.tables.setdefault(vocab_size, {}) if self.shared else {}
+
+    def _with(self, table: Table, new: Table) -> Table:
+        """Return a table with new entries; a row's own is a value, the shared one is written to."""
+        if not self.shared:
+            return {**table, **new}
+        table.update(new)
+        return table
+
+
+def _followed(row: NDArray[np.int64], table: Table) -> Table:
+    """Return what followed each token of a text, the latest counts, for tokens of which nothing is known."""
+    tokens = row.tolist()
+    return {before: (after,) for before, after in pairwise(tokens) if before not in table}
+
+
+def _grown(table: Table, root: int, bounds: Bounds) -> Guess:
+    """Return the likeliest paths below a token, best first; of equal ones the earlier comes first."""
+    tokens, parents, chances = list[int](), list[int](), list[float]()
+    ranked = RANK_CHANCES[: bounds.children]
+    waiting: list[tuple[float, int, int, int, int]] = []
+
+    def put(above: int, token: int, depth: int, chance: float) -> None:
+        if depth <= bounds.depth:
+            for rank, (following, likely) in enumerate(zip(table.get(token, ()), ranked, strict=False)):
+                heapq.heappush(waiting, (-chance * likely, above, rank, following, depth))
+
+    put(-1, root, 1, 1.0)
+    while waiting and len(tokens) < bounds.nodes:
+        loss, above, _, token, depth = heapq.heappop(waiting)
+        tokens.append(token)
+        parents.append(above)
+        chances.append(-loss)
+        put(len(tokens) - 1, token, depth + 1, -loss)
+    return Guess(np.array(tokens, np.int64), np.array(parents, np.int64), np.array(chances))

@@ -1,0 +1,75 @@
+"""Predicted outputs: where an answer stands in its prediction, before and behind differences."""
+
+import numpy as np
+import pytest
+import torch
+from doubles import tiny_model
+
+import polydraft
+from polydraft.drafters import PredictedDrafter
+from polydraft.drafters.text.predicted import Place, moved
+from polydraft.errors import InvalidParameter
+
+PREDICTION = np.array([10, 11, 12, 13, 14, 15, 16, 17])
+
+
+def place_after(answer: list[int], prediction: np.ndarray = PREDICTION, trusted: int = 2) -> Place:
+    text = np.array([1, 2, 3, *answer])
+    whole = moved(Place(3, 3), prediction, text, trusted)
+    in_steps = Place(3, 3)
+    for end in range(3, len(text) + 1):
+        in_steps = moved(in_steps, prediction, text[:end], trusted)
+    assert whole == in_steps, "a place follows from the text, however many tokens a step gave"
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("answer", "at", "lost"),
+    [
+        ([], 0, 0),
+        ([10, 11], 2, 0),
+        ([10, 99], 2, 1),  # until the place is found again: as many tokens were replaced as there are others
+        ([10, 99, 12], 3, 2),
+        ([10, 99, 12, 13], 4, 0),  # one token replaced
+        ([10, 98, 99, 11, 12], 3, 0),  # two inserted
+        ([10, 14, 15], 6, 0),  # three left out
+        ([10, 11, 12, 13, 10, 11], 2, 0),  # back to where it was
+        (list(PREDICTION), 8, 0),
+        ([*PREDICTION, 5], 8, 1),  # behind the end nothing is predicted
+    ],
+)
+def test_where_an_answer_stands(answer: list[int], at: int, lost: int) -> None:
+    assert (place_after(answer).at, place_after(answer).lost) == (at, lost)
+
+
+def test_the_nearest_place_ahead_comes_first() -> None:
+    prediction = np.array([1, 2, 3, 1, 2, 4, 1, 2, 5])
+    assert place_after([1, 2, 3, 9, 1, 2], prediction).at == 5
+    assert place_after([1, 2, 3, 1, 2, 4, 9, 9, 1, 2], prediction).at == 8
+
+
+def test_prompts_do_not_count_as_answer() -> None:
+    assert moved(Place(2, 2), PREDICTION, np.array([10, 11, 12]), 2) == Place(2, 3, 1, 1)
+
+
+def test_a_text_that_is_as_predicted_takes_few_steps_and_is_the_same() -> None:
+    target = tiny_model("llama", 20)
+    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    options = {"temperature": 0, "max_new_tokens": 48}
+    plain = polydraft.generate(target, ids, drafter="none", **options)
+    answers = plain.sequences[:, 3:].tolist()
+    exact = polydraft.generate(target, ids, drafter=PredictedDrafter(answers), **options)
+    assert torch.equal(exact.sequences, plain.sequences) and exact.statistics.block_efficiency > 10
+    edited = [[*one[:9], 7, 7, *one[12:]] for one in answers]
+    near = polydraft.generate(target, ids, drafter=PredictedDrafter(edited), **options)
+    assert torch.equal(near.sequences, plain.sequences) and near.statistics.block_efficiency > 3
+    with pytest.warns(RuntimeWarning, match="3 predictions for 2 rows"):
+        polydraft.generate(target, ids, drafter=PredictedDrafter([[1], [2], [3]]), **options)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "trusted", "told"), [([], 2, "is empty"), ([1], 0, "trusted must be at least 1")]
+)
+def test_bad_predictions(prediction: list[int], trusted: int, told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        PredictedDrafter(prediction, trusted)
