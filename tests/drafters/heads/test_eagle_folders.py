@@ -210,7 +210,7 @@ DAMAGED: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], Any], str
     ("eagle 3", lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "reads no layers"),
     ("eagle 3", lambda c, t: c.update(rope_theta=0), "rope_theta is 0; it must be a number above 0"),
     ("eagle 3", lambda c, t: c.update(vocab_size="many"), "vocab_size is 'many'"),
-    ("eagle 3", lambda c, t: t.update(d2t=torch.tensor(0)), r"d2t has shape \[\], and is no list of tokens"),
+    ("eagle 3", lambda c, t: t.update(d2t=torch.tensor(0)), r"d2t has shape \[\], no list of tokens"),
     ("eagle 3", lambda c, t: t.update({"embed_tokens.weight": torch.tensor(1.0)}), "is no matrix"),
     ("eagle", lambda c, t: c.pop("bias"), "fc.bias is missing"),
     ("eagle", lambda c, t: t.update({"layers.0.input_layernorm.weight": torch.ones(16)}), "input_layernorm"),

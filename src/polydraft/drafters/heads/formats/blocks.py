@@ -169,7 +169,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     kinds = fields.get("layer_types") or ["full_attention"] * layers
     if not isinstance(kinds, list | tuple) or len(kinds) < layers:
         raise CheckpointError(
-            f"config.json in {fields.name} says that layer_types is {shown(kinds)}; it must be a list of {layers} kinds."
+            f"config.json in {fields.name} says that layer_types is {shown(kinds)}; it must be a list of {layers}."
         )
     slides = [kind == "sliding_attention" for kind in kinds[:layers]]
     window = fields.count("sliding_window") if any(slides) and fields.get("sliding_window") is not None else None

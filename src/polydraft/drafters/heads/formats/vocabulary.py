@@ -23,7 +23,7 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
     found = tensors.take("d2t").long()
     if found.dim() != 1 or not len(found):
         raise CheckpointError(
-            f"The head in {tensors.folder.name} is damaged: d2t has shape {list(found.shape)}, and is no list of tokens."
+            f"The head in {tensors.folder.name} is damaged: d2t has shape {list(found.shape)}, no list of tokens."
         )
     offsets = found + torch.arange(len(found))
     name = tensors.folder.name
