@@ -115,9 +115,9 @@ def test_the_law_of_both_texts_is_the_targets(after: int, raises: bool) -> None:
     class Again(BlockDrafter):
         sound = True
 
-        def draft(self, *given: Any) -> Any:
+        def draft(self, state: Any, text: Any, scheme: Any, policy: Any, noise: Any) -> Any:
             ends.left = after
-            return super().draft(*given)
+            return super().draft(state, text, scheme, policy, noise)
 
     head = Again(block_drafter("mixing", vocab=2, width=4, block=3, anatomy=SMALL).head, ends)
     law, failures = law_of(target, head, BottomUp(Optimal(IID())), Widths((2, 1)), prompts, 2, steps=1)

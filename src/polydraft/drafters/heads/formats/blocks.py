@@ -102,9 +102,8 @@ def _shifted(fields: Fields, tensors: Tensors) -> bool:
     kind = fields.get("speculators_model_type")
     if kind is not None:
         return bool(fields.get("sample_from_anchor", kind == "dspark"))
-    if _is_deepspec(fields) or any("markov_w1" in name for name in tensors.left):
-        return True
-    return bool(fields.get("shift_label", False))
+    told = fields.get("shift_label")
+    return bool(told) if told is not None else _is_deepspec(fields) or any("markov_w1" in name for name in tensors.left)
 
 
 def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> BlockShape:
