@@ -113,3 +113,9 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of too many digits to be written
         written = ""
     return written if 0 < len(written) <= 60 and "\n" not in written else f"of type {type(value).__name__}"
+
+
+def lowered(error: Exception) -> str:
+    """Return what an error says, in a line, to stand behind a colon."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text[0].lower()}{text[1:].rstrip('.')}."

@@ -17,7 +17,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
 from polydraft.training.heads.kinds import usual_reads
-from polydraft.training.heads.making import most_written
+from polydraft.training.heads.making import most_written, run_name
 from polydraft.training.heads.writing import continued, write_shards
 
 VOCAB, LENGTH = 24, 32
@@ -155,12 +155,25 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same_head(tmp_path: Path) -
     whole = make_head(target(), PROMPTS, tmp_path / "whole", tmp_path / "one", asked)
     short = replace(asked, recipe=replace(asked.recipe, save_every=2))
     make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "never", short)
-    last = tmp_path / "cut" / "eagle-3-published" / "checkpoint-3"
+    last = tmp_path / "cut" / run_name(short) / "checkpoint-3"
     for file in last.iterdir():
         file.unlink()
     last.rmdir()
     again = make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "two", short)
     assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"rows": 12}, {"size": {"layers": 2}}, {"size": {"inner": 8}}], ids=str)
+def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkpoint(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    make_head(target(), PROMPTS, work, tmp_path / "first", plan("dspark", rows=16))
+    other = plan("dspark", **{"rows": 16, **changes})
+    found = make_head(target(), PROMPTS, work, tmp_path / "second", other)
+    fresh = make_head(target(), PROMPTS, tmp_path / "fresh", tmp_path / "third", other)
+    assert found.drafting.overlap == pytest.approx(fresh.drafting.overlap, abs=1e-6)
+    assert len([one for one in work.iterdir() if one.name.startswith("dspark-")]) == 2
 
 
 def test_what_cannot_be_made_is_refused_by_name() -> None:

@@ -99,6 +99,7 @@ class BlockDrafter(Drafter):
                 "trained for another target."
             )
         ends = self.ends.bound(target, shape.anatomy.width)
+        self._check_path(target.vocab_size)
         room = session.capacity + shape.block
         cache = HeadCache.new(shape.anatomy, shape.layers, len(text.lengths), room, self.head.fc.weight)
         tokens = session.vocab_size if ends.tokens is None else len(ends.tokens)
@@ -135,6 +136,22 @@ class BlockDrafter(Drafter):
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this head."""
         return isinstance(state, BlockState) and state.head is self.head
+
+    def _check_path(self, vocab_size: int) -> None:
+        """Check that the path term knows all tokens of the target, and changes as many rows as are drafted from."""
+        path, ends = self.head.path, self.ends
+        rows = vocab_size if ends.tokens is None else len(ends.get_buffer("tokens"))
+        rows = rows if ends.lm_head is None else ends.lm_head.out_features
+        if path.known is not None and path.known < vocab_size:
+            raise VocabularyMismatch(
+                f"The head's path term knows {path.known} tokens and the target has {vocab_size}: it was trained for "
+                "another target."
+            )
+        if path.rows is not None and path.rows != rows:
+            raise VocabularyMismatch(
+                f"The head's path term has {path.rows} rows for {rows} tokens to draft: it was trained for another "
+                "target."
+            )
 
     def _with(self, state: BlockState, features: Features) -> BlockState:
         states = joined_states(features, self.head.shape.reads).to(self.head.fc.weight)

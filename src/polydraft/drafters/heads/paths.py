@@ -24,9 +24,13 @@ class PathTerm(nn.Module):
         size: the width of a node's state.
         mixes: whether slots are changed before the output head, so that every node needs a product with it.
         embeds: whether tokens' input embeddings are read.
+        known: how many of the target's tokens a table of its own has; None if there is none.
+        rows: how many output rows it changes; None if it changes none.
     """
 
     size: int = 0
+    known: int | None = None
+    rows: int | None = None
     mixes: bool = False
     embeds: bool = False
 
@@ -89,6 +93,7 @@ class Markov(PathTerm):
         for table in (self.markov_w1, self.markov_w2):
             nn.init.normal_(table.weight, std=0.02)
         self.rank = self.size = rank
+        self.known, self.rows = vocab_size, rows
 
     def read(self, state, tokens, embedded, hidden):
         """Return the nodes' states."""
@@ -173,7 +178,7 @@ class Domino(PathTerm):
         self.embed_proj = nn.Sequential(
             nn.Linear(width + size, inner, bias=False), nn.SiLU(), nn.Linear(inner, rows, bias=False)
         )
-        self.size, self.plain = size, plain
+        self.size, self.plain, self.rows = size, plain, rows
 
     def read(self, state, tokens, embedded, hidden):
         """Return the nodes' states."""
@@ -233,6 +238,7 @@ class Selector(PathTerm):
         self.successor_codebook = nn.Parameter(torch.zeros(rows, rank))
         self.hidden_projection = nn.Linear(width, rank, bias=False)
         self.size, self.most = rank, most
+        self.known, self.rows = vocab_size, rows
 
     def read(self, state, tokens, embedded, hidden):
         """Return the nodes' states."""

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, Session, is_head, load_head
-from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch, shown
+from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
 from polydraft.models import HuggingFaceModel, Pair, is_derived, shipped_head
 from polydraft.models import load as load_pair_of_models
-from polydraft.probs import SamplingParams
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
+from polydraft.schemes import IID
+from polydraft.trees import MENDABLE, Chain
 
 
 def load(
@@ -77,7 +79,7 @@ def head_for(name: str | Path, target: nn.Module) -> Drafter:
     """Load a draft head for a target that is there already, onto its device and in its precision.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing or damaged, or cannot draft.
         TargetMismatch: it is a head for another target.
         UnsupportedModel: the target cannot score drafts.
         VocabularyMismatch: it has tokens that the target does not have.
@@ -89,16 +91,22 @@ def head_for(name: str | Path, target: nn.Module) -> Drafter:
 
 
 def check_head(head: Drafter, target: HuggingFaceModel) -> None:
-    """Check that a head can draft for a target, by beginning a text of one token.
+    """Check that a head can draft for a target, by drafting two tokens behind a text of one token, the target's last.
 
     Raises:
+        CheckpointError: it cannot draft at all.
         TargetMismatch: it was trained for another target.
         VocabularyMismatch: it has tokens that the target does not have.
     """
-    token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-    room = 8
-    reader = Reader.new(target, 1, room, head.reads)
-    head.start(
-        Text(token, torch.ones(1, dtype=torch.int64, device=target.device)),
-        Session(SamplingParams(), room, target.vocab_size, reader),
-    )
+    token = torch.full((1, 1), target.vocab_size - 1, device=target.device)
+    policy = Chain(2)
+    text, room = Text(token, torch.ones(1, dtype=torch.int64, device=target.device)), 2 + policy.shape.size
+    session = Session(SamplingParams(), room, target.vocab_size, Reader.new(target, 1, room, head.reads))
+    try:
+        draft, _ = head.draft(head.start(text, session), text, IID(), policy, Noise.from_seed(0, 1))
+    except MENDABLE:
+        raise
+    except Exception as error:  # it would fail at the first step of every text
+        raise CheckpointError(f"The head cannot draft for this target: {lowered(error)}") from error
+    if draft.failure is not None:
+        raise CheckpointError(f"The head cannot draft for this target: {lowered(draft.failure)}")

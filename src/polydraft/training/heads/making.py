@@ -1,5 +1,7 @@
 """From a target and prompts to a head's folder: the target writes, the head learns, and is written with its card."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -86,7 +88,7 @@ def make_head(
     Args:
         target: the model that it drafts for.
         prompts: how the target's texts begin.
-        work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each kind.
+        work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each plan.
         out: the head's folder.
         plan: everything else.
 
@@ -103,10 +105,17 @@ def make_head(
     ends = TargetEnds.of(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device))
     torch.manual_seed(plan.recipe.seed)
     head = MAKERS[plan.kind].make(target, ends, reads, plan.size)
-    checkpoints = work / f"{plan.kind}-{plan.size.loss}"
     learnt = Shards(text.learnt)
-    found = train_head(head.training, learnt, Shards(text.held_out), checkpoints, plan.recipe)
+    found = train_head(head.training, learnt, Shards(text.held_out), work / run_name(plan), plan.recipe)
     return _written(head, model, out, plan, found, len(learnt))
+
+
+def run_name(plan: HeadPlan) -> str:
+    """Return what the folder of a run's checkpoints is called: none goes on from the checkpoint of another plan."""
+    writing = {name: value for name, value in asdict(plan.writing).items() if name != "most_bytes"}
+    made_by = [asdict(plan.size), asdict(plan.recipe), writing, plan.rows]
+    digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()
+    return f"{plan.kind}-{plan.size.loss}-{digest[:8]}"
 
 
 def most_written(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Tensors
+from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
@@ -29,7 +29,7 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
-from polydraft.errors import CheckpointError
+from polydraft.errors import CheckpointError, shown
 from polydraft.models import Layer, PlainFolder
 
 DEEPSPEC = "DSparkModel"
@@ -61,11 +61,11 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
     if any(FOUR_NORMS in name for name in tensors.left):
         raise CheckpointError(f"The head in {folder.name} has Gemma's layers, which are not read yet.")
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
-    ends = _ends(fields, tensors)
     shape = _shape(fields, tensors, target_layers)
-    path = _path(fields, tensors, shape, ends)
+    ends = _ends(fields, tensors, shape.anatomy.width)
+    path = _path(fields, tensors, shape.anatomy.width)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
-    read = None if sure is None else tensors.left[f"{sure}weight"].shape[-1] - shape.anatomy.width
+    read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.size)
     head = BlockHead(shape, path, read)
     if sure is not None and head.confidence is not None:
         if not tensors.has(f"{sure}bias"):
@@ -93,15 +93,17 @@ def _without(head: BlockHead) -> nn.Module:
     return backbone
 
 
+def _is_deepspec(fields: Fields) -> bool:
+    return any(one.endswith(DEEPSPEC) for one in classes_of(fields.config))
+
+
 def _shifted(fields: Fields, tensors: Tensors) -> bool:
     """Tell whether slot i predicts the position behind it."""
-    classes = fields.get("architectures", [])
     kind = fields.get("speculators_model_type")
     if kind is not None:
         return bool(fields.get("sample_from_anchor", kind == "dspark"))
-    if any(str(one).endswith(DEEPSPEC) for one in classes) or any("markov_w1" in name for name in tensors.left):
-        return True
-    return bool(fields.get("shift_label", False))
+    told = fields.get("shift_label")
+    return bool(told) if told is not None else _is_deepspec(fields) or any("markov_w1" in name for name in tensors.left)
 
 
 def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> BlockShape:
@@ -110,7 +112,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
     if tensors.has("layers.0.self_attn.q_proj.bias") != anatomy.bias:
         anatomy = replace(anatomy, bias=not anatomy.bias)
     layers = fields.count("num_hidden_layers")
-    width = tensors.left.get("fc.weight", torch.empty(0, 0)).shape[-1]
+    width = tensors.matrix("fc.weight")[1]
     reads = _reads(fields, width, target_layers)
     if not width or width % len(reads):
         raise CheckpointError(
@@ -118,7 +120,8 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
         )
     taps = 0
     if tensors.has("layers.0.attention_conv.base_kernel"):
-        taps = fields.count("conv_kernel_size", tensors.left["layers.0.attention_conv.base_kernel"].shape[1])
+        kernel = tensors.left["layers.0.attention_conv.base_kernel"]
+        taps = fields.count("conv_kernel_size", kernel.shape[1] if kernel.dim() == 3 else 1)
     mask = fields.get("mask_token_id")
     if mask is None and not tensors.has("mask_embed"):
         raise CheckpointError(f"config.json in {fields.name} names no mask_token_id.")
@@ -148,7 +151,7 @@ def _reads(fields: Fields, width: int, target_layers: int | None) -> tuple[Layer
             raise CheckpointError(f"config.json in {fields.name} names no layers, and the target's depth is not known.")
         return (2, depth // 2, depth - 3)
     if fields.get("target_layer_ids") is not None:
-        deepspec = any(str(one).endswith(DEEPSPEC) for one in fields.get("architectures", []))
+        deepspec = _is_deepspec(fields)
         listed = tuple(1 + one for one in fields.counts("target_layer_ids", least=-1))
         return tuple("final" if one == depth and not deepspec else one for one in listed)
     if depth is None:
@@ -163,8 +166,13 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     if fields.get("use_swa"):
         return (fields.count("swa_window_size"),) * layers
     kinds = fields.get("layer_types") or ["full_attention"] * layers
-    window = fields.get("sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds[:layers])
+    if not isinstance(kinds, list | tuple) or len(kinds) < layers:
+        raise CheckpointError(
+            f"config.json in {fields.name} says that layer_types is {shown(kinds)}; it must be a list of {layers}."
+        )
+    slides = [kind == "sliding_attention" for kind in kinds[:layers]]
+    window = fields.count("sliding_window") if any(slides) and fields.get("sliding_window") is not None else None
+    return tuple(window if one else None for one in slides)
 
 
 def _causal(fields: Fields, windows: tuple[int | None, ...]) -> tuple[bool, ...]:
@@ -179,16 +187,14 @@ def _causal(fields: Fields, windows: tuple[int | None, ...]) -> tuple[bool, ...]
     return tuple(window is not None for window in windows)
 
 
-def _ends(fields: Fields, tensors: Tensors) -> HeadEnds:
+def _ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
     """Return the head's own embedding and output rows, where the folder holds them."""
     tokens = draft_tokens(tensors)
     embed = rows = None
     if tensors.has("embed_tokens.weight"):
-        vocab, width = tensors.left["embed_tokens.weight"].shape
-        tensors.fill(embed := nn.Embedding(vocab, width), "embed_tokens.")
+        tensors.fill(embed := nn.Embedding(tensors.matrix("embed_tokens.weight")[0], width), "embed_tokens.")
     if tensors.has("lm_head.weight"):
-        size = tensors.left["lm_head.weight"].shape
-        tensors.fill(rows := nn.Linear(size[1], size[0], bias=False), "lm_head.")
+        tensors.fill(rows := nn.Linear(width, tensors.matrix("lm_head.weight")[0], bias=False), "lm_head.")
     cap = fields.get("final_logit_softcapping")
     return HeadEnds(
         embed,
@@ -196,26 +202,25 @@ def _ends(fields: Fields, tensors: Tensors) -> HeadEnds:
         tokens,
         scale=fields.number("input_embedding_scale", 1.0),
         multiplier=fields.number("output_multiplier", 1.0),
-        softcap=None if cap is None else fields.number("final_logit_softcapping", 0.0),
+        softcap=None if cap is None else fields.number("final_logit_softcapping", 0.0, above=0),
     )
 
 
-def _path(fields: Fields, tensors: Tensors, shape: BlockShape, ends: HeadEnds) -> PathTerm:
+def _path(fields: Fields, tensors: Tensors, width: int) -> PathTerm:
     """Build the path term that the tensors make, and fill it."""
-    width = shape.anatomy.width
     if tensors.has("candidate_selector.predecessor_codebook"):
-        table = tensors.left["candidate_selector.predecessor_codebook"]
-        rows = _rows(tensors, "candidate_selector.successor_codebook")
-        term: PathTerm = Selector(table.shape[0], rows, table.shape[1], width, fields.count("selector_top_k", 16))
+        vocab, rank = tensors.matrix("candidate_selector.predecessor_codebook")
+        rows, _ = tensors.matrix("candidate_selector.successor_codebook")
+        term: PathTerm = Selector(vocab, rows, rank, width, fields.count("selector_top_k", 16))
         tensors.fill(term, "candidate_selector.")
     elif tensors.has("mix.0.weight"):
-        size = tensors.left["prefix_gru.weight_hh_l0"].shape[-1]
-        term = Mixing(width, size, tensors.left["mix.0.weight"].shape[0])
+        _, size = tensors.matrix("prefix_gru.weight_hh_l0")
+        term = Mixing(width, size, tensors.matrix("mix.0.weight")[0])
         tensors.fill(term)
     elif tensors.has("prefix_gru.weight_hh_l0"):
-        size, plain = tensors.left["prefix_gru.weight_hh_l0"].shape[-1], fields.count("pure_draft_prefix_len", 1, 0)
-        inner = tensors.left["embed_proj.0.weight"].shape[0]
-        term = Domino(width, _rows(tensors, "embed_proj.2.weight"), size, inner, plain)
+        (_, size), plain = tensors.matrix("prefix_gru.weight_hh_l0"), fields.count("pure_draft_prefix_len", 1, 0)
+        (rows, _), (inner, _) = tensors.matrix("embed_proj.2.weight"), tensors.matrix("embed_proj.0.weight")
+        term = Domino(width, rows, size, inner, plain)
         tensors.fill(term)
     else:
         term = _markov(tensors, width)
@@ -226,8 +231,8 @@ def _markov(tensors: Tensors, width: int) -> PathTerm:
     prefix = next((one for one in ("markov_head.", "") if tensors.has(f"{one}markov_w1.weight")), None)
     if prefix is None:
         return PathTerm()
-    vocab, rank = tensors.left[f"{prefix}markov_w1.weight"].shape
-    rows = _rows(tensors, f"{prefix}markov_w2.weight")
+    vocab, rank = tensors.matrix(f"{prefix}markov_w1.weight")
+    rows, _ = tensors.matrix(f"{prefix}markov_w2.weight")
     if tensors.has(f"{prefix}gate_proj.weight"):
         term: PathTerm = GatedMarkov(vocab, rows, rank, width)
     elif tensors.has(f"{prefix}joint_proj.weight"):
@@ -238,15 +243,19 @@ def _markov(tensors: Tensors, width: int) -> PathTerm:
     return term
 
 
-def _rows(tensors: Tensors, name: str) -> int:
-    """Return how many rows a table has.
+def _width_beside(tensors: Tensors, name: str, width: int, size: int) -> int:
+    """Return how much of a node's state a confidence head reads beside the slot.
 
     Raises:
-        CheckpointError: it is missing.
+        CheckpointError: it reads less than the slot, or more than there is.
     """
-    if not tensors.has(name):
-        raise CheckpointError(f"The head in {tensors.folder.name} is not complete: {name} is missing.")
-    return tensors.left[name].shape[0]
+    found = tensors.matrix(name)[1]
+    if not width <= found <= width + size:
+        raise CheckpointError(
+            f"The head in {tensors.folder.name} is damaged: {name} is {found} wide, and a slot with its node's state "
+            f"is {width} to {width + size}."
+        )
+    return found - width
 
 
 def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:

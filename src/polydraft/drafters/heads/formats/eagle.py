@@ -16,7 +16,7 @@ from torch import nn
 from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Tensors
+from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.errors import CheckpointError
@@ -52,7 +52,7 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
         return False
     if _wraps(config) or _is_third(config):
         return True
-    named = any("eagle" in str(one).lower() for one in config.get("architectures") or [])
+    named = any("eagle" in one.lower() for one in classes_of(config))
     return config.get("num_hidden_layers") == 1 and ("bias" in config or named)
 
 
@@ -80,8 +80,7 @@ def _wraps(config: Mapping[str, Any]) -> bool:
 
 
 def _is_third(config: Mapping[str, Any]) -> bool:
-    classes = config.get("architectures") or []
-    third = any("eagle3" in str(one).lower() for one in classes)
+    third = any("eagle3" in one.lower() for one in classes_of(config))
     return third or config.get("draft_vocab_size") is not None or config.get("eagle_config") is not None
 
 
@@ -203,14 +202,14 @@ def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
 def _embedding(tensors: Tensors, anatomy: Anatomy) -> nn.Embedding | None:
     if not tensors.has("embed_tokens.weight"):
         return None
-    made = nn.Embedding(tensors.left["embed_tokens.weight"].shape[0], anatomy.width)
+    made = nn.Embedding(tensors.matrix("embed_tokens.weight")[0], anatomy.width)
     tensors.fill(made, "embed_tokens.")
     return made.requires_grad_(False)
 
 
 def _rows(tensors: Tensors, anatomy: Anatomy, count: int | None = None) -> nn.Linear:
     if count is None:
-        count = tensors.left["lm_head.weight"].shape[0] if tensors.has("lm_head.weight") else 0
+        count = tensors.matrix("lm_head.weight")[0]
     made = nn.Linear(anatomy.width, count, bias=False)
     tensors.fill(made, "lm_head.")
     return made.requires_grad_(False)
@@ -221,7 +220,7 @@ def _own_ends(fields: Fields, tensors: Tensors, anatomy: Anatomy) -> HeadEnds:
     tokens = draft_tokens(tensors)
     told = fields.get("draft_vocab_size")
     rows = _rows(tensors, anatomy, None if told is None else fields.count("draft_vocab_size"))
-    vocab = fields.get("vocab_size")
+    vocab = None if fields.get("vocab_size") is None else fields.count("vocab_size")
     if tokens is None and vocab is not None and rows.out_features < vocab:
         raise CheckpointError(
             f"The head in {fields.name} is not complete: d2t is missing, and it has {rows.out_features} of {vocab} "

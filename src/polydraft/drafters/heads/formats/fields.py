@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ from polydraft.errors import CheckpointError, is_number, is_whole, shown
 from polydraft.models import PlainFolder
 
 TABLES = ("rope_scaling", "rope_parameters")
+
+
+def classes_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of classes in a configuration; none where something else is written."""
+    named = config.get("architectures")
+    return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +55,22 @@ class Fields:
             )
         return value
 
-    def number(self, name: str, otherwise: float) -> float:
+    def number(self, name: str, otherwise: float, above: float = -inf) -> float:
         """Return a number.
 
+        Args:
+            name: of the value.
+            otherwise: what a missing one is.
+            above: what it must be larger than.
+
         Raises:
-            CheckpointError: it is none.
+            CheckpointError: it is none, infinite or too small.
         """
         value = self.get(name, otherwise)
-        if not is_number(value):
+        if not is_number(value) or not above < value < inf:
+            wanted = "a number" if above == -inf else f"a number above {above:g}"
             raise CheckpointError(
-                f"config.json in {self.name} says that {name} is {shown(value)}; it must be a number."
+                f"config.json in {self.name} says that {name} is {shown(value)}; it must be {wanted}."
             )
         return float(value)
 
@@ -91,17 +104,17 @@ class Fields:
         """
         scaling = {**self.table("rope_scaling"), **self.table("rope_parameters")}
         own = Fields(self.name, scaling)
-        base = own.number("rope_theta", self.number("rope_theta", theta))
+        base = own.number("rope_theta", self.number("rope_theta", theta, above=0), above=0)
         kind = own.get("rope_type", own.get("type", "default"))
         if kind in ("default", None):
             return Rotation(base)
         if kind == "linear":
-            return Rotation(base, "linear", own.number("factor", 1.0))
+            return Rotation(base, "linear", own.number("factor", 1.0, above=0))
         if kind == "llama3":
             return Rotation(
                 base,
                 "llama3",
-                own.number("factor", 1.0),
+                own.number("factor", 1.0, above=0),
                 own.number("low_freq_factor", 1.0),
                 own.number("high_freq_factor", 4.0),
                 own.count("original_max_position_embeddings", 8192),
@@ -135,7 +148,7 @@ class Fields:
             heads=heads,
             groups=groups,
             channels=channels,
-            eps=self.number("rms_norm_eps", eps),
+            eps=self.number("rms_norm_eps", eps, above=0),
             bias=bias or bool(self.get("qkv_bias", False)),
             output_bias=bias,
             normed=normed,
@@ -179,6 +192,20 @@ class Tensors:
         if name not in self.left:
             raise CheckpointError(f"The head in {self.folder.name} is not complete: {name} is missing.")
         return self.left.pop(name)
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Return the shape of a matrix, and leave it to be taken.
+
+        Raises:
+            CheckpointError: it is missing, or no matrix.
+        """
+        found = self.take(name)
+        if found.dim() != 2:
+            raise CheckpointError(
+                f"The head in {self.folder.name} is damaged: {name} has shape {list(found.shape)}, and is no matrix."
+            )
+        self.left[name] = found
+        return found.shape[0], found.shape[1]
 
     def drop(self, *names: str) -> None:
         """Leave out tensors that say nothing new, where they are there."""

@@ -13,7 +13,7 @@ from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.medusa import MedusaDrafter
 from polydraft.drafters.protocol import Drafter
-from polydraft.errors import CheckpointError
+from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, read_plain
 
 
@@ -71,7 +71,12 @@ def load_head(
     kind = next((one for one in KINDS if one.told(folder.config)), None)
     if kind is None:
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
-    drafter = kind.read(folder, target_layers)
+    try:
+        drafter = kind.read(folder, target_layers)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever is wrong with a folder is said as such
+        raise CheckpointError(f"The head in {folder.name} is damaged: {lowered(error)}") from error
     for network in drafter.networks():
         pack_linear_layers(network.to(device=device, dtype=dtype))
     return drafter

@@ -66,10 +66,10 @@ def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
     count = 1 + max((int(one[1]) for one in found), default=0)
     layers = 1 + max((int(one[2]) for one in blocks), default=0)
     has_rows = len(blocks) < len(found)
-    width = _shape(tensors, "0.0.linear.weight")[0]
+    width = tensors.matrix("0.0.linear.weight")[0]
     heads: list[MedusaHead] = []
     for place in range(count):
-        own = _linear(*_shape(tensors, f"{place}.{layers}.weight")) if has_rows else None
+        own = _linear(*tensors.matrix(f"{place}.{layers}.weight")) if has_rows else None
         head = _head(tensors, width, layers, own, bias=True)
         for layer, linear in enumerate(head.linears):
             tensors.fill(linear, f"{place}.{layer}.linear.")
@@ -87,7 +87,7 @@ def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
     biased = bool(fields.get("medusa_fc_bias", any(name.endswith(".bias") for name in tensors.left)))
     vocab = fields.count("vocab_size")
     named = _named(fields, tensors, vocab)
-    width = _shape(tensors, "blocks.0.layers.0.weight")[0]
+    width = tensors.matrix("blocks.0.layers.0.weight")[0]
     rows: nn.Linear | None = None
     if shared:
         rows = _shared_rows(tensors, named)
@@ -144,7 +144,7 @@ def _shared_rows(tensors: Tensors, named: _Named | None) -> nn.Linear | None:
 
 def _rows(tensors: Tensors, name: str, named: _Named | None) -> nn.Linear:
     """Return output rows in the order of the tokens' ids; a table of all tokens is cut to the heads' own."""
-    own = _linear(*_shape(tensors, name))
+    own = _linear(*tensors.matrix(name))
     tensors.fill(own, name.removesuffix("weight"))
     if named is None:
         return own
@@ -184,21 +184,6 @@ def _head(tensors: Tensors, width: int, layers: int, rows: nn.Linear | None, *, 
 def _linear(rows: int, width: int) -> nn.Linear:
     """Return output rows whose values are still to come."""
     return cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, rows, bias=False))
-
-
-def _shape(tensors: Tensors, name: str) -> tuple[int, int]:
-    """Return the shape of a matrix that is not taken yet.
-
-    Raises:
-        CheckpointError: it is missing, or no matrix.
-    """
-    found = tensors.take(name)
-    if found.dim() != 2:
-        raise CheckpointError(
-            f"The head in {tensors.folder.name} is damaged: {name} has shape {list(found.shape)}, and is no matrix."
-        )
-    tensors.left[name] = found
-    return found.shape[0], found.shape[1]
 
 
 def write_medusa(

@@ -21,6 +21,10 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
         tensors.drop("t2d")
         return None
     found = tensors.take("d2t").long()
+    if found.dim() != 1 or not len(found):
+        raise CheckpointError(
+            f"The head in {tensors.folder.name} is damaged: d2t has shape {list(found.shape)}, no list of tokens."
+        )
     offsets = found + torch.arange(len(found))
     name = tensors.folder.name
     if not tensors.has("t2d"):
@@ -30,7 +34,7 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
         tokens = next((one for one in (offsets, found) if torch.equal(one.sort().values, wanted)), None)
         if tokens is None:
             raise CheckpointError(f"The head in {name} is damaged: d2t and t2d name different tokens.")
-    if len(tokens) and (int(tokens.min()) < 0 or len(tokens.unique()) != len(tokens)):
+    if int(tokens.min()) < 0 or len(tokens.unique()) != len(tokens):
         raise CheckpointError(f"The head in {name} is damaged: d2t names a token twice, or one below 0.")
     return tokens
 
