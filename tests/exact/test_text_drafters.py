@@ -1,4 +1,4 @@
-"""The law of the text is the target's whatever is guessed, routed or merged, summed over all drafts and all verdicts."""
+"""The law of the text is the target's whatever is guessed, routed or merged: summed over all drafts and verdicts."""
 
 from collections.abc import Callable
 

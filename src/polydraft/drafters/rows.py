@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, InvalidProbabilities
 from polydraft.probs import SamplingParams, shortlist, usable, whole_row
 from polydraft.schemes import Product, Scheme
 from polydraft.trees import TreePolicy, is_dynamic
@@ -49,18 +49,35 @@ def draft_rows(
 ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
     """Return the shortlists of nodes and their draft probabilities, as `grow` takes them.
 
+    A row that is no law becomes one of zeros, below which nothing is drafted; so one text of a batch may lose its
+    drafts and the others keep theirs. On the host this is an error if no text of the batch has its rows.
+
     Args:
         logits: the drafter's.
         params: its sampling settings.
         size: tokens listed; None for all.
         scheme: under `Product` a node's only row is one of several.
+
+    Raises:
+        InvalidProbabilities: on the host, if every text has a row that is no law.
     """
-    fine = None
-    if logits.device.type != "cpu":  # which would have to be waited for
+    if logits.device.type == "cpu":
+        try:
+            tokens, probs = _listed(logits, params, size, check=True)
+        except InvalidProbabilities:
+            logits, fine = usable(logits)
+            if not bool(fine.all(dim=-1).any()):
+                raise
+            tokens, probs = _listed(logits, params, size, check=False)
+            probs = probs * fine.unsqueeze(-1)
+    else:  # which would have to be waited for
         logits, fine = usable(logits)
-    if size is None:
-        tokens, probs = whole_row(logits, params, check=fine is None)
-    else:
-        tokens, probs = shortlist(logits, params, size, check=fine is None)
-    probs = probs if fine is None else probs * fine.unsqueeze(-1)
+        tokens, probs = _listed(logits, params, size, check=False)
+        probs = probs * fine.unsqueeze(-1)
     return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs
+
+
+def _listed(
+    logits: Float[Tensor, "b f V"], params: SamplingParams, size: int | None, *, check: bool
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f K"]]:
+    return whole_row(logits, params, check=check) if size is None else shortlist(logits, params, size, check=check)

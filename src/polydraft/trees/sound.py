@@ -1,15 +1,16 @@
-"""Draft rows that are no laws, where this is not waited for: nothing is drafted below them."""
+"""Draft rows that are no laws: nothing is drafted below them, and the other rows of the batch go on."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 
 def sound_nodes(law: Float[Tensor, "b f *J K"]) -> Bool[Tensor, "b f"] | None:
-    """Tell which nodes have a law; None on the host, where a drafter raises an error instead.
+    """Tell which nodes have a law; None on the host if all have.
 
-    On a device a drafter gives a node whose row is no law a row of zeros.
+    A drafter gives a node whose row is no law a row of zeros.
     """
-    return None if law.device.type == "cpu" else law.flatten(2).amax(dim=-1) > 0
+    fine = law.flatten(2).amax(dim=-1) > 0
+    return None if law.device.type == "cpu" and bool(fine.all()) else fine
 
 
 def any_law(law: Float[Tensor, "b f *J K"], sound: Bool[Tensor, "b f"] | None) -> Float[Tensor, "b f *J K"]:
@@ -19,8 +20,8 @@ def any_law(law: Float[Tensor, "b f *J K"], sound: Bool[Tensor, "b f"] | None) -
     return law.where(sound.view(*sound.shape, *[1] * (law.dim() - 2)), 1 / law.shape[-1])
 
 
-def both(one: Bool[Tensor, ""] | None, nodes: Bool[Tensor, "b f"] | None) -> Bool[Tensor, ""] | None:
-    """Return whether all of some nodes have a law, and all those before; None on the host."""
+def both(one: Bool[Tensor, "b"] | None, nodes: Bool[Tensor, "b f"] | None) -> Bool[Tensor, "b"] | None:
+    """Return in which rows all of some nodes have a law, and all those before; None if that is known of all."""
     if nodes is None:
         return one
-    return nodes.all() if one is None else one & nodes.all()
+    return nodes.all(dim=-1) if one is None else one & nodes.all(dim=-1)

@@ -87,7 +87,7 @@ class Draft:
             whose shape may follow from what was drawn.
         failure: the error that ended growth early, after drafts had been drawn; None if growth came to its own end.
             The tree is a draft all the same, to be verified as it is; see `trees.grow`.
-        sound: on a device, whether all draft rows were laws, to be read when the step is over; None if that is known.
+        sound: in which rows all draft rows were laws, to be read when the step is over; None if they are known to be.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
         stopped: whether growth ended before the planned depth because the policy wanted no more.
@@ -104,7 +104,7 @@ class Draft:
     whole: bool = False
     most_children: int | None = None
     failure: Exception | None = None
-    sound: Bool[Tensor, ""] | None = None
+    sound: Bool[Tensor, "b"] | None = None
     riders: Riders | None = None
     embeddings: Float[Tensor, "e d"] | None = None
     resume: Resume | None = None
@@ -135,6 +135,7 @@ class Draft:
             shortlist=self.shortlist[own],
             probs=self.probs[own],
             scored=None if self.scored is None else self.scored[own],
+            sound=None if self.sound is None else self.sound[own],
             riders=None if self.riders is None else self.riders.of(own),
             resume=None if self.resume is None else Resume(self.resume.layers, self.resume.states[own]),
         )

@@ -73,7 +73,7 @@ def batch() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("after", [0, 1, 7, 8])
 @pytest.mark.parametrize("name", HEADS)
 def test_greedy_texts_stay_what_they_are(name: str, after: int, raises: bool, policy: Any) -> None:
-    """All rows go on without drafts; `after` ends growth before the first draft of a step, and below it."""
+    """Rows go on without drafts, all of them after an error; `after` ends growth before the first draft or below it."""
     target, (prompts, mask) = tiny_model(vocab=VOCAB), batch()
     given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 40, "temperature": 0.0}
     wanted = polydraft.generate(target, prompts, drafter="none", **given).sequences
@@ -84,6 +84,20 @@ def test_greedy_texts_stay_what_they_are(name: str, after: int, raises: bool, po
     assert torch.equal(found.sequences, wanted)
     assert re.match("ArithmeticError" if raises else "InvalidProbabilities", found.statistics.fallback)
     assert len([one for one in said if "decoded without drafts" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("policy", [Chain(3), Widths((2, 1)), polydraft.BestFirst(6)], ids=repr)
+@pytest.mark.parametrize("name", HEADS)
+def test_only_the_row_whose_rows_are_no_laws_loses_its_drafts(name: str, policy: Any) -> None:
+    target, (prompts, mask) = tiny_model(vocab=VOCAB), batch()
+    given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "temperature": 0.0, "policy": policy}
+    drafted = [0, 0, 0]
+    with pytest.warns(RuntimeWarning, match="rows in which it fails are decoded without drafts"):
+        run = polydraft.stream(target, prompts, drafter=replace(HEADS[name](), ends=Failing(0)), **given)
+        for block in run:
+            for row, gained in block.rows.items():
+                drafted[row] += gained.drafted
+    assert drafted[1] == 0 and min(drafted[0], drafted[2]) > 0
 
 
 @pytest.mark.parametrize("name", HEADS)

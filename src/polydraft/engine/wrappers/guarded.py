@@ -30,8 +30,9 @@ class Guarded(Drafter):
 
     What it proposes is checked, unless it is sound. The output stays exact: a tree of the root alone is plain decoding,
     and what was drawn before an error is verified if it can be (`Draft.failure`). The first error is warned about once
-    and kept in `failure`; the rows of its state are decoded without drafts to their ends. Errors of pairing (scheme,
-    vocabulary) are the user's to mend and pass through.
+    and kept in `failure`; the rows of its state are decoded without drafts to their ends. Where draft rows of some
+    texts are no laws, these texts alone have no drafts, and it is asked for them again in the next step. Errors of
+    pairing (scheme, vocabulary) are the user's to mend and pass through.
 
     `failure` may be given: then nothing is drafted from the beginning.
 
@@ -96,8 +97,13 @@ class Guarded(Drafter):
         if isinstance(state, Failed):
             self._open = ()
             return state
-        if not all(map(bool, self._flags)):  # the step is over, so that there is nothing to wait for
-            return self._fail(InvalidProbabilities("The draft model's logits are not usable."))
+        rows = [
+            fine for flag in self._flags for fine in flag.tolist()
+        ]  # the step is over: there is nothing to wait for
+        if not all(rows):
+            failure = self._fail(InvalidProbabilities("The draft model's logits are not usable."), every=not any(rows))
+            if not any(rows):
+                return failure
         return self._tried(partial(self.drafter.commit, state, step))
 
     def join(self, state: Any, row: int, other: Any) -> Any:
@@ -148,11 +154,13 @@ class Guarded(Drafter):
         except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
             return self._fail(error)
 
-    def _fail(self, error: Exception) -> Failed:
+    def _fail(self, error: Exception, *, every: bool = True) -> Failed:
+        """Note a failure, of every row or of some, and warn about the first."""
         first, self.failure = not self.failure, f"{type(error).__name__}: {error}"
         if first:
+            rest = "the rest is" if every else "rows in which it fails are"
             warnings.warn(
-                f"The {self.name} drafter failed ({self.failure}); the rest is decoded without drafts.",
+                f"The {self.name} drafter failed ({self.failure}); {rest} decoded without drafts.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -51,7 +51,7 @@ def grow_dynamic(
     levels, proposals = [DrawnLevel.of_root(root)], list[Proposal]()
     drawn: Drawn | None = None
     failure: Exception | None = None
-    sound: Bool[Tensor, ""] | None = None
+    sound: Tensor | None = None
     while len(proposals) < bounds.depth:
         try:
             grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn, overlap)
@@ -83,7 +83,7 @@ class _Expanded:
         level: they themselves, with the numbers of those that were opened.
         proposal: what the drafter proposed for these.
         children: the nodes of the next depth, and the policy's view of them; None if nothing was to be drawn.
-        sound: on a device, which of the open nodes have a law, or are padding.
+        sound: which of the open nodes have a law, or are padding; None on the host if all have.
     """
 
     level: DrawnLevel
