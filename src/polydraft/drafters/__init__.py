@@ -15,7 +15,14 @@ from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
-from polydraft.drafters.text import NgramDrafter, given_chain
+from polydraft.drafters.text import (
+    JacobiDrafter,
+    LookaheadDrafter,
+    NgramDrafter,
+    NgramPool,
+    OuroborosDrafter,
+    given_chain,
+)
 
 __all__ = [
     "BlockDrafter",
@@ -24,11 +31,15 @@ __all__ = [
     "Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
+    "JacobiDrafter",
+    "LookaheadDrafter",
     "LookupFirst",
     "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
+    "NgramPool",
     "NoDraft",
+    "OuroborosDrafter",
     "Session",
     "SoundDrafter",
     "given_chain",

@@ -12,10 +12,10 @@ from torch import Tensor
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session
 from polydraft.drafters.text.given import GivenDrafter, given
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.lookahead import MOST_SCORED, LookaheadDrafter, LookaheadState, newest_first
+from polydraft.drafters.text.lookahead import MOST_SCORED, LookaheadDrafter, LookaheadRow, LookaheadState, newest_first
 from polydraft.drafters.text.pool import Entry, NgramPool, Phrase
-from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, shown
-from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of, same_model
+from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
+from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Given, Scheme
@@ -66,10 +66,19 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class OuroborosState:
-    """The draft model's loop, with every row's pool in it, the target's number of tokens, and what was asked."""
+    """The draft model's loop, with every row's pool in it.
+
+    Args:
+        decoder: runs the loop.
+        loop: its state.
+        lookahead: the drafter of the loop.
+        vocab_size: the target's number of tokens.
+        asked: what each row was drafted.
+    """
 
     decoder: Decoder
     loop: Any
+    lookahead: LookaheadDrafter
     vocab_size: int
     asked: tuple[Asked, ...]
 
@@ -87,11 +96,12 @@ class OuroborosState:
 class OuroborosDrafter(GivenDrafter):
     """Drafts with a model that itself decodes by lookahead, and lengthens its drafts by phrases.
 
-    The draft model writes a chain at temperature 0, several tokens per pass, thanks to n-grams that it finds beside its
-    own text (`LookaheadDrafter`). Behind the chain's last token the newest phrases of the pool follow as branches, which
-    cost no pass of the draft model. What the target says of them comes back into the same pool: where it rejects, runs
-    of its own tokens that the rejected drafts agree with, one place later, are new phrases; and phrases that were
-    scored are replaced by what the target would have said in their place, wherever they stand in the pool by then.
+    The draft model writes a chain at temperature 0, several tokens per pass, thanks to n-grams that it finds beside
+    its own text (`LookaheadDrafter`). Behind the chain's last token the newest phrases of the pool follow as branches,
+    which cost no pass of the draft model. What the target says of them comes back into the same pool: where it
+    rejects, runs of its own tokens that the rejected drafts agree with, one place later, are new phrases; and phrases
+    that were scored are replaced by what the target would have said in their place, wherever they stand in the pool by
+    then.
 
     All tokens are fixed when the target's pass begins, so that the text is exact at every temperature.
 
@@ -123,6 +133,7 @@ class OuroborosDrafter(GivenDrafter):
     pool: NgramPool | None = None
     most_scored: int = MOST_SCORED
     lookahead: LookaheadDrafter = field(init=False)
+    trees: TreePolicy = field(init=False)
     rule: FollowLikeliest = field(init=False)
     name = "ouroboros"
     sound = True
@@ -139,7 +150,8 @@ class OuroborosDrafter(GivenDrafter):
             raise InvalidParameter(
                 f"The window has {inner.riders} tokens, more than the draft model's context of {model.context}."
             )
-        for key, value in {"model": model, "lookahead": inner, "rule": FollowLikeliest()}.items():
+        trees = inner.defaults(LIKELIEST).policy  # one for all loops, so that rows of one may join another
+        for key, value in {"model": model, "lookahead": inner, "trees": trees, "rule": FollowLikeliest()}.items():
             object.__setattr__(self, key, value)
 
     def defaults(self, params: SamplingParams) -> Defaults:
@@ -155,11 +167,13 @@ class OuroborosDrafter(GivenDrafter):
         """Begin the draft model's loop, which has read nothing."""
         check_same_size(session.vocab_size, self.model.vocab_size)
         if session.decoder is None:
-            raise UnpairedScheme(f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none.")
+            raise InvalidParameter(
+                f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none."
+            )
         own = replace(session, params=LIKELIEST, target=None, sources=None)
-        policy = self.lookahead.defaults(LIKELIEST).policy
-        loop = session.decoder.begin(self.model, self.lookahead, self.rule, policy, text, own)
-        return OuroborosState(session.decoder, loop, session.vocab_size, (Asked(),) * len(text.counts))
+        loop = session.decoder.begin(self.model, self.lookahead, self.rule, self.trees, text, own)
+        asked = (Asked(),) * len(text.counts)
+        return OuroborosState(session.decoder, loop, self.lookahead, session.vocab_size, asked)
 
     def read(self, state: OuroborosState, text: Text, features: Features | None) -> OuroborosState:
         """Read the prompts but for their last tokens."""
@@ -173,8 +187,7 @@ class OuroborosDrafter(GivenDrafter):
         length = min(self.drafts, bounds.depth, bounds.nodes)
         if not length:
             return Draft.nothing(text.last()), replace(state, asked=(Asked(),) * len(state.asked))
-        chains, loop = self._written(state, text, length, noise)
-        after = replace(state, loop=loop)
+        chains, after = self._written(state, text, length, noise)
         asked = tuple(
             Asked(chain, pool.of(chain[-1], min(self.phrases, bounds.children)))
             for chain, pool in zip(chains, after.inner.pools(), strict=True)
@@ -206,19 +219,28 @@ class OuroborosDrafter(GivenDrafter):
 
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this model and this lookahead."""
-        return isinstance(state, OuroborosState) and state.inner.owner is self.lookahead
+        return isinstance(state, OuroborosState) and state.lookahead is self.lookahead
 
     def _written(
         self, state: OuroborosState, text: Text, length: int, noise: Noise
-    ) -> tuple[list[tuple[int, ...]], Any]:
-        """Let the draft model write so many tokens in each row; return them, and its loop behind them."""
-        loop, written = state.decoder.on(state.loop, text, noise.fork(0)), [list[int]() for _ in text.counts]
-        while min(map(len, written)) < length:
-            loop, step = state.decoder.step(loop)
-            tokens = step.verdict.tokens(step.tree).tolist()
-            for own, found, kept in zip(written, tokens, step.verdict.kept, strict=True):
-                own += found[: kept + 1]
-        return [tuple(own[:length]) for own in written], loop
+    ) -> tuple[list[tuple[int, ...]], OuroborosState]:
+        """Let the draft model write so many tokens in each row.
+
+        Rows that have theirs wait for the others, with the windows and pools that they have by then: what comes of a
+        row is not to depend on how long its neighbours take.
+        """
+        rows = range(len(text.counts))
+        written, done = [list[int]() for _ in rows], dict[int, LookaheadRow]()
+        after = replace(state, loop=state.decoder.on(state.loop, text, noise.fork(0)))
+        while len(done) < len(written):
+            loop, step = after.decoder.step(after.loop)
+            after, tokens = replace(after, loop=loop), step.verdict.tokens(step.tree).tolist()
+            for row, kept in enumerate(step.verdict.kept):
+                written[row] += tokens[row][: kept + 1]
+                if len(written[row]) >= length:
+                    done.setdefault(row, after.inner.rows[row])
+        inner = replace(after.inner, rows=tuple(done[row] for row in rows))
+        return [tuple(own[:length]) for own in written], after.with_inner(inner)
 
 
 def taught(
@@ -309,7 +331,9 @@ def _single(given: object) -> LanguageModel:
             raise InvalidParameter(f"Ouroboros drafts with one draft model, but {given.name} is none.")
         model = models[0]
     if not isinstance(model, LanguageModel):
-        raise InvalidParameter(f"Ouroboros drafts with a draft model such as HuggingFaceModel(...), not {shown(given)}.")
+        raise InvalidParameter(
+            f"Ouroboros drafts with a draft model such as HuggingFaceModel(...), not {shown(given)}."
+        )
     name = type(module_of(model) or model).__name__
     if not can_branch(model):
         raise UnsupportedModel(f"{name} scores chains only, but ouroboros needs tokens scored beside them.")

@@ -89,4 +89,4 @@ def layout(rows: int, columns: int) -> Layout:
 
 def most_scored(level: int, width: int) -> int:
     """Return the most tokens that a window has in any step, the first ones included."""
-    return max((rows * (width + level - 1 - rows) for rows in range(1, level))) - 1
+    return max(rows * (width + level - 1 - rows) for rows in range(1, level)) - 1
