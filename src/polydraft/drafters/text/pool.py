@@ -136,8 +136,8 @@ class NgramPool:
             CheckpointError: the file is missing, damaged, or holds something else.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in ("head", "keys", "numbers", "tokens")}
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as whole:
+                arrays = {name: whole[name] for name in ("head", "keys", "numbers", "tokens")}
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: there is no such file.") from error
         except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
