@@ -85,7 +85,7 @@ class Published:
         new = [self.output(fill, column) for column in range(self.width)]
         for column in range(self.width):
             key = current if column == 0 else self.past[0][column - 1]
-            self.insert(key, tuple(self.past[row][column] for row in range(1, self.level - 1)) + (new[column],))
+            self.insert(key, (*(self.past[row][column] for row in range(1, self.level - 1)), new[column]))
         rows = [*self.past[1:], new]
         self.past = [rows[0][1:], *rows[1:]]
         self.emit([*best, likeliest(*self.text, *best)])
@@ -118,9 +118,11 @@ def check(loop: Any, row: int, published: Published) -> None:
     assert [*map(list, own.window.rows)] == published.past
     pool = own.pool
     if published.from_prompt:  # the text's last n-grams come into the pool with the next draft
-        pool = LookaheadDrafter(published.level, published.width, published.most, True)._read(
-            own, np.array(published.text, np.int64)
-        ).pool
+        pool = (
+            LookaheadDrafter(published.level, published.width, published.most, True)
+            ._read(own, np.array(published.text, np.int64))
+            .pool
+        )
     assert {key: [one.tokens for one in entries] for key, entries in pool.entries.items()} == published.map
 
 
@@ -304,9 +306,9 @@ def test_bad_numbers(make: Callable[[], object], sentence: str) -> None:
 
 def test_what_a_call_refuses() -> None:
     ids = torch.tensor([[3, 1, 4]])
-    with pytest.raises(InvalidParameter, match="lookahead needs 159 tokens scored beside .* context has 128"):
+    with pytest.raises(InvalidParameter, match=r"lookahead needs 159 tokens scored beside .* context has 128"):
         polydraft.generate(model().model, ids, drafter=LookaheadDrafter(5, 40), max_new_tokens=4)
-    with pytest.raises(UnsupportedModel, match="Bloom.* scores chains only, but lookahead needs tokens scored beside"):
+    with pytest.raises(UnsupportedModel, match=r"Bloom.* scores chains only, but lookahead needs tokens scored beside"):
         polydraft.generate(tiny_model("bloom", VOCAB), ids, drafter="lookahead", max_new_tokens=4)
     with pytest.raises(UnpairedScheme, match="The lookahead drafter works with drafts that are given, not top-k"):
         LookaheadDrafter().check(TopK())

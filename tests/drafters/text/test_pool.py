@@ -125,7 +125,7 @@ def test_damaged_files_are_refused(damage: dict[str, object], tmp_path: Path) ->
     np.savez(path, **{name: np.array(value) for name, value in whole.items()})
     assert lists(NgramPool.load(path)) == {1: [(2, 3), (4, 5)]}
     np.savez(path, **{name: np.array(value) for name, value in {**whole, **damage}.items()})
-    with pytest.raises(CheckpointError, match="no pool of n-grams that this version reads|is damaged"):
+    with pytest.raises(CheckpointError, match=r"no pool of n-grams that this version reads|is damaged"):
         NgramPool.load(path)
 
 

@@ -87,6 +87,10 @@ class OuroborosState:
         """The state of the lookahead inside, which has the pools."""
         return self.decoder.drafts(self.loop)
 
+    def pools(self) -> tuple[NgramPool, ...]:
+        """Return the pool of every row."""
+        return self.inner.pools()
+
     def with_inner(self, inner: LookaheadState) -> "OuroborosState":
         """Return the same with another."""
         return replace(self, loop=self.decoder.drafting(self.loop, inner))
@@ -190,7 +194,7 @@ class OuroborosDrafter(GivenDrafter):
         chains, after = self._written(state, text, length, noise)
         asked = tuple(
             Asked(chain, pool.of(chain[-1], min(self.phrases, bounds.children)))
-            for chain, pool in zip(chains, after.inner.pools(), strict=True)
+            for chain, pool in zip(chains, after.pools(), strict=True)
         )
         found = [_guess(one).within(bounds, state.vocab_size) for one in asked]
         return given(text, found, scheme), replace(after, asked=asked)
@@ -199,7 +203,7 @@ class OuroborosDrafter(GivenDrafter):
         """Let the draft model go on from what was kept, and put what the target said into the pools."""
         likeliest, trees = step.scored.logits.argmax(dim=-1).tolist(), _children(step.tree)
         loop, pools = state.loop, list[NgramPool]()
-        told = zip(state.asked, state.inner.pools(), likeliest, trees, step.verdict.kept, strict=True)
+        told = zip(state.asked, state.pools(), likeliest, trees, step.verdict.kept, strict=True)
         for row, (asked, pool, said, tree, kept) in enumerate(told):
             nodes = _walk(tree, 0, asked.chain)
             pools.append(taught(pool, asked, nodes, tree, said, min(kept, len(nodes))))
