@@ -24,7 +24,6 @@ from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoD
 from polydraft.drafters import (
     Drafter,
     EnsembleDrafter,
-    JacobiDrafter,
     LookaheadDrafter,
     LookupFirst,
     OuroborosDrafter,
@@ -103,7 +102,6 @@ CASES = {
     "plain, sampled": Case(NoDraft, partial(Chain, 1), 0.9),
     "n-gram, greedy": Case(NgramDrafter, partial(Chain, 4), 0),
     "n-gram, sampled": Case(NgramDrafter, partial(Chain, 4), 0.9),
-    "jacobi": Case(JacobiDrafter, partial(Chain, 4), 0.9),
     "lookahead": Case(partial(LookaheadDrafter, 3, 3, 2, True), partial(Widths, (2, 1)), 0.9),
     "ouroboros": Case(lambda: OuroborosDrafter(model(), 2, 2, 3, 3, 2), partial(Widths, (2, 1, 1, 1)), 0.9),
     "model, greedy": Case(drafting, partial(Widths, (2, 2, 1)), 0),

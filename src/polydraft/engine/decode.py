@@ -377,7 +377,7 @@ class Loop:
         return replace(state, rows=replace(state.rows, parts=(replace(part, state=drafts),)))
 
     def join(self, state: Decoding, row: int, other: Decoding) -> Decoding:
-        """Put the only row of another state in place of a row, or behind the last; from now on it has this loop's room."""
+        """Put the only row of another state in place of a row, or behind the last; it takes on this loop's room."""
         rows = joined(state.rows, row, other.rows)
         return replace(state, rows=replace(rows, endings=_replaced(rows.endings, row, state.rows.endings[0])))
 
