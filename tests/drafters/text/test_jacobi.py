@@ -13,7 +13,7 @@ from polydraft import Chain, HuggingFaceModel, JacobiDrafter, NaiveMatch, TopDow
 from polydraft.drafters import Session
 from polydraft.drafters.text.jacobi import JacobiState, filled
 from polydraft.engine.decode import LOOP
-from polydraft.probs import SamplingParams
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
 
@@ -92,5 +92,5 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted(size: int) -> None:
     text = Text(torch.tensor([[1, 2, 4]]), torch.tensor([3]))
     drafter = JacobiDrafter()
     state = drafter.start(text, Session(SamplingParams(), 64, size))
-    draft, _ = drafter.draft(state, text, Given(), Chain(3), None)  # type: ignore[arg-type]
+    draft, _ = drafter.draft(state, text, Given(), Chain(3), Noise.from_seed(0, 1))
     assert draft.tree.tokens[0, 1:].tolist() == ([1, 2] if size == 4 else [1, 2, 4])

@@ -145,7 +145,7 @@ def test_what_is_no_pool_at_all(tmp_path: Path) -> None:
         NgramPool.load(path)  # which would run what its maker pickled
 
 
-@pytest.mark.parametrize("numbers", [(1, 1), (2, 0), (2.0, 1), (2, True)])
+@pytest.mark.parametrize("numbers", [(1, 1), (2, 0), (-2, 1)])
 def test_bad_sizes(numbers: tuple[int, int]) -> None:
     with pytest.raises(InvalidParameter, match="at least 2 tokens and 1 per key"):
         NgramPool(*numbers)

@@ -21,6 +21,8 @@ from polydraft.trees import Draft, Riders, TreePolicy, Widths
 MOST_SCORED = 512
 """Tokens that window and guesses of a batch may add to a pass. A guess: what is free lies between some tens of tokens
 on a CPU and some hundreds on a GPU."""
+MOST_BESIDE = 4095
+"""Tokens that a row's window may have, and its guesses: as many as a tree may have drafts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,7 @@ class LookaheadDrafter(GivenDrafter):
         most_scored: tokens that a pass may have beside the roots, in all rows together.
 
     Raises:
-        InvalidParameter: a number is too small, or the pool has n-grams of another length.
+        InvalidParameter: a number is too small or too large, or the pool has n-grams of another length.
 
     Source: Fu et al., arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding.
     """
@@ -105,7 +107,13 @@ class LookaheadDrafter(GivenDrafter):
             raise InvalidParameter(f"pool must be an NgramPool, or None, but is {shown(self.pool)}.")
         if self.pool is not None and self.pool.level != self.level:
             raise InvalidParameter(f"The pool has n-grams of {self.pool.level} tokens, but level is {self.level}.")
-        object.__setattr__(self, "riders", most_scored(self.level, self.window))
+        riders, drafts = most_scored(self.level, self.window), self.guesses * (self.level - 1)
+        if max(riders, drafts) > MOST_BESIDE:
+            raise InvalidParameter(
+                f"A window and guesses may have {MOST_BESIDE} tokens each, but level {shown(self.level)}, window "
+                f"{shown(self.window)} and guesses {shown(self.guesses)} ask for more."
+            )
+        object.__setattr__(self, "riders", riders)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of all guesses, side by side."""

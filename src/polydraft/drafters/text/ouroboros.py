@@ -110,7 +110,7 @@ class OuroborosDrafter(GivenDrafter):
     All tokens are fixed when the target's pass begins, so that the text is exact at every temperature.
 
     Args:
-        model: the draft model, or its drafter.
+        draft_model: the draft model, or its drafter; `model` is the model itself.
         drafts: tokens of the chain; at most as deep as the policy's trees.
         phrases: branches behind it; 0 for none.
         level, window, guesses: those of the lookahead inside; phrases have `level` - 1 tokens.
@@ -127,7 +127,7 @@ class OuroborosDrafter(GivenDrafter):
     Source: Zhao et al., arXiv 2402.13720; github.com/thunlp/Ouroboros, which refines by place and not by entry.
     """
 
-    model: LanguageModel
+    draft_model: LanguageModel | Drafter
     drafts: int = 6
     phrases: int = 3
     level: int = 5
@@ -136,6 +136,7 @@ class OuroborosDrafter(GivenDrafter):
     pool_from_prompt: bool = False
     pool: NgramPool | None = None
     most_scored: int = MOST_SCORED
+    model: LanguageModel = field(init=False)
     lookahead: LookaheadDrafter = field(init=False)
     trees: TreePolicy = field(init=False)
     rule: FollowLikeliest = field(init=False)
@@ -147,7 +148,7 @@ class OuroborosDrafter(GivenDrafter):
             number = getattr(self, name)
             if not is_whole(number) or number < least:
                 raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
-        model = _single(self.model)
+        model = _single(self.draft_model)
         numbers = (self.level, self.window, self.guesses)
         inner = LookaheadDrafter(*numbers, self.pool_from_prompt, self.pool, self.most_scored)
         if inner.riders >= model.context:

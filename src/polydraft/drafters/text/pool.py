@@ -52,7 +52,7 @@ class NgramPool:
 
     level: int
     most: int
-    entries: Mapping[int, tuple[Entry, ...]] = field(default_factory=dict[int, tuple[Entry, ...]])
+    entries: Mapping[int, tuple[Entry, ...]] = field(default_factory=dict[int, tuple[Entry, ...]], repr=False)
     following: int = 0
 
     def __post_init__(self) -> None:

@@ -89,4 +89,5 @@ def layout(rows: int, columns: int) -> Layout:
 
 def most_scored(level: int, width: int) -> int:
     """Return the most tokens that a window has in any step, the first ones included."""
-    return max(rows * (width + level - 1 - rows) for rows in range(1, level)) - 1
+    rows = min(level - 1, (width + level - 1) // 2)  # of the step with the most, which may come before the last row
+    return rows * (width + level - 1 - rows) - 1
