@@ -159,7 +159,7 @@ def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
 def step_of(
     text: Text, draft: Draft, verdict: Verdict, vocab_size: int = 1, hidden: Mapping[Layer, int] | None = None
 ) -> Step:
-    """Return the step of a draft for drafters that read of what was scored hidden states alone, which are random.
+    """Return the step of a draft for drafters that read hidden states, which are random, or likeliest tokens: all 0.
 
     Args:
         text: the committed text.
@@ -171,4 +171,5 @@ def step_of(
     size = draft.tree.tokens.shape
     rows, drawn = torch.zeros(*size, vocab_size), torch.Generator().manual_seed(9)
     states = {layer: torch.randn(*size, width, generator=drawn).double() for layer, width in (hidden or {}).items()}
-    return Step(text, draft.tree, Scored(rows, None, states, {}), rows, verdict)
+    riding = None if draft.riders is None else torch.zeros(*draft.riders.tokens.shape, vocab_size)
+    return Step(text, draft.tree, Scored(rows, riding, states, {}), rows, verdict)

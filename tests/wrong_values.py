@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from choices import Toy
 
 from polydraft import schemes, theory, trees, verifiers
 from polydraft.catalogue import parse_policy
 from polydraft.conformance import check_rule, check_tree_rule
-from polydraft.drafters import NgramDrafter
+from polydraft.drafters import LookaheadDrafter, NgramDrafter, NgramPool, OuroborosDrafter
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
 from polydraft.trees.dynamic import Drawn
@@ -134,6 +135,18 @@ def policies() -> list[Case]:
     ]
 
 
+def drafters() -> list[Case]:
+    inside = ("level", "window", "guesses", "most_scored")
+    model = {"draft_model": Toy()}
+    return [
+        numbers(LookaheadDrafter, {}, *inside),
+        Case(LookaheadDrafter, {}, {"pool": OBJECTS}),
+        numbers(OuroborosDrafter, model, "drafts", "phrases", *inside),
+        Case(OuroborosDrafter, model, {"draft_model": OBJECTS, "pool": OBJECTS}),
+        numbers(NgramPool, {"level": 2, "most": 1}, "level", "most"),
+    ]
+
+
 def tree_functions() -> list[Case]:
     shape = trees.TreeShape(((1,),))
     search = {"acceptance": (0.5, 0.2), "nodes": 4, "depth": 2}
@@ -232,7 +245,7 @@ def rules() -> list[Case]:
 def examined() -> tuple[int, list[str]]:
     """Make all calls; return their number and what came of them that should not."""
     number, wrong = 0, list[str]()
-    for case in [*policies(), *tree_functions(), *theory_functions(), *rules()]:
+    for case in [*policies(), *drafters(), *tree_functions(), *theory_functions(), *rules()]:
         for said, value, arguments in case.calls():
             number += 1
             try:

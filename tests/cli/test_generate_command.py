@@ -75,7 +75,7 @@ def test_compare_measures_the_speed_up_in_the_same_run(
     assert compared["speedup"] == sorted(compared["speedups"])[2]
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "none", "model", "lookup-first"])
+@pytest.mark.parametrize("drafter", ["ngram", "none", "model", "lookup-first", "jacobi", "lookahead", "ouroboros"])
 @pytest.mark.parametrize("verifier", ["auto", "naive"])
 def test_every_drafter_gives_the_greedy_text(
     drafter: str,
@@ -85,7 +85,7 @@ def test_every_drafter_gives_the_greedy_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts, target = [], models(folders)[:2]
-    used = models(folders) if drafter in ("model", "lookup-first") else target
+    used = models(folders) if drafter in ("model", "lookup-first", "ouroboros") else target
     how = [] if drafter == "none" else ["--verifier", verifier, "--tree", "2,1"]
     for extra in ([*target, "--drafter", "none"], [*used, "--drafter", drafter, *how]):
         assert run(monkeypatch, "generate", "class", *extra, "-q", "--max-new-tokens", "12") == 0

@@ -12,6 +12,7 @@ from heads import WIDTH, every_head
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
 from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session
+from polydraft.engine.decode import LOOP
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -63,7 +64,7 @@ def begun(drafter: Drafter, text: Text, temperature: float, room: int) -> Any:
     """Return the state of a drafter that has read the text, with the target's hidden states if it reads any."""
     target = HuggingFaceModel(tiny_model("llama", VOCAB))
     reader = Reader.new(target, len(text.lengths), room, drafter.reads) if drafter.reads else None
-    state = drafter.start(text, Session(SamplingParams(temperature=temperature), room, VOCAB, reader))
+    state = drafter.start(text, Session(SamplingParams(temperature=temperature), room, VOCAB, reader, LOOP))
     return drafter.read(state, text, None if reader is None else reader.catch_up(text)[1])
 
 
@@ -117,6 +118,19 @@ def check_piece(draft: Draft, text: Text, scheme: Scheme, policy: TreePolicy) ->
     check_laws(draft, scheme)
 
 
+def check_riders(draft: Draft | Pieces, most: int) -> None:
+    """Check that there are no more riders than announced, and that each sees itself and no padding."""
+    for riders in (piece.draft.riders for piece in in_pieces(draft)):
+        if riders is None:
+            continue
+        count = riders.tokens.shape[1]
+        assert 0 < count <= most
+        assert ((riders.tokens >= 0) & (riders.tokens < VOCAB)).all()
+        behind = riders.sees[..., -count:]
+        assert behind.diagonal(dim1=1, dim2=2).all()
+        assert not (behind & riders.valid.unsqueeze(-1) & ~riders.valid.unsqueeze(1)).any()
+
+
 def check_laws(draft: Draft, scheme: Scheme) -> None:
     """Check that the children are what the shortlists and probabilities say, and could have been drawn from them."""
     tree = draft.tree
@@ -146,6 +160,7 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
     for step in range(3):
         draft, state = drafter.draft(state, text, scheme, policy, noise)
         check_draft(draft, text, scheme, policy)
+        check_riders(draft, drafter.riders)
         tree = tree_of(draft)
         path = torch.full((len(rows), policy.shape.depth), -1)
         for row in range(len(rows)):
@@ -156,7 +171,8 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
         next_token = torch.tensor([row[-1] for row in rows])
         verdict = Verdict(path, (path >= 0).sum(dim=-1), next_token)
         whole = replace(in_pieces(draft)[0].draft, tree=tree)
-        state = drafter.commit(state, step_of(text, whole, verdict, hidden={layer: WIDTH for layer in drafter.reads}))
+        hidden = {layer: WIDTH for layer in drafter.reads}
+        state = drafter.commit(state, step_of(text, whole, verdict, VOCAB, hidden))
         text = text_of(rows)
 
 
@@ -171,7 +187,8 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     drafter = MEMBERS[member]()
     assert isinstance(drafter, Drafter)
     assert drafter.name
-    assert bool(drafter.reads) == (member in every_head()) and drafter.riders == 0
+    assert bool(drafter.reads) == (member in every_head())
+    assert bool(drafter.riders) == (member == "lookahead")
 
 
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))

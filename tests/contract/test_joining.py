@@ -9,7 +9,17 @@ import torch
 from doubles import TREE_KINDS, plain_logits, step_of, tiny_model
 from torch import Tensor
 
-from polydraft.drafters import Drafter, EnsembleDrafter, ModelDrafter, NgramDrafter, NoDraft, Session
+from polydraft.drafters import (
+    Drafter,
+    EnsembleDrafter,
+    JacobiDrafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+    Session,
+)
 from polydraft.engine.decode import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
@@ -39,6 +49,9 @@ def ensemble() -> EnsembleDrafter:
 MEMBERS: dict[str, tuple[Callable[[], Drafter], tuple[Scheme, ...]]] = {
     "none": (NoDraft, (TopK(),)),
     "n-gram": (NgramDrafter, (Given(),)),
+    "jacobi": (JacobiDrafter, (Given(),)),
+    "lookahead": (lambda: LookaheadDrafter(3, 4, 3, pool_from_prompt=True), (Given(),)),
+    "ouroboros": (lambda: OuroborosDrafter(model("llama"), 2, 3, 3, 4, 3), (Given(),)),
     "model": (
         lambda: ModelDrafter(model("llama"), shortlist_size=8),
         (IID(), WithoutReplacement(), TopK(), TopThenSample(), Coupled(), Product()),
@@ -72,7 +85,7 @@ class Play:
     ) -> None:
         self.drafter = drafter
         self.rows, self.names = [list(row) for row in rows], list(names)
-        state = drafter.start(text_of(rows), Session(PARAMS, capacity, VOCAB))
+        state = drafter.start(text_of(rows), Session(PARAMS, capacity, VOCAB, decoder=LOOP))
         self.state: Any = drafter.read(state, text_of(rows), None) if reads else state
 
     def step(self, scheme: Scheme, number: int) -> Draft:

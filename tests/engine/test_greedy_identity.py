@@ -18,10 +18,13 @@ from polydraft import (
     GenerationOutput,
     Given,
     HuggingFaceModel,
+    JacobiDrafter,
+    LookaheadDrafter,
     ModelDrafter,
     NaiveMatch,
     NgramDrafter,
     NoDraft,
+    OuroborosDrafter,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
     SpeculativeSampling,
@@ -53,10 +56,11 @@ SAMPLED_RULES: tuple[NodeVerifier, ...] = (
     RecursiveRejectionWithoutReplacement(),
     TopThenSampleRule(),
 )
+GIVEN = ("n-gram", "jacobi", "lookahead", "ouroboros")
 TRIPLES = [
     *(("model", rule, policy) for rule in SAMPLED_RULES for policy in POLICIES),
     ("model", SpeculativeSampling(), "chain"),
-    *(("n-gram", NaiveMatch(Given()), policy) for policy in POLICIES),
+    *((name, NaiveMatch(Given()), policy) for name in GIVEN for policy in POLICIES),
     *(("none", rule, "eagle") for rule in (NaiveMatch(), RecursiveRejection(), SpeculativeSampling())),
 ]
 
@@ -68,8 +72,15 @@ def target(kind: str = "llama") -> PreTrainedModel:
 
 @cache
 def drafter_named(name: str, kind: str = "llama") -> Drafter:
-    draft = perturbed(target(kind), 0.05)
-    return {"none": NoDraft(), "n-gram": NgramDrafter(), "model": ModelDrafter(HuggingFaceModel(draft))}[name]
+    draft = HuggingFaceModel(perturbed(target(kind), 0.05))
+    return {
+        "none": NoDraft(),
+        "n-gram": NgramDrafter(),
+        "jacobi": JacobiDrafter(),
+        "lookahead": LookaheadDrafter(3, 4, 3),
+        "ouroboros": OuroborosDrafter(draft, 2, 3, 3, 4, 3),
+        "model": ModelDrafter(draft),
+    }[name]
 
 
 @cache
@@ -126,17 +137,17 @@ def test_every_triple_reproduces_plain_decoding(drafter: str, rule: NodeVerifier
 
 
 @pytest.mark.parametrize("kind", TREE_KINDS)
-@pytest.mark.parametrize("drafter", ["none", "model", "n-gram"])
+@pytest.mark.parametrize("drafter", ["none", "model", *GIVEN])
 def test_every_family_reproduces_hugging_face(kind: str, drafter: str) -> None:
-    output = generate(drafter, NaiveMatch(Given() if drafter == "n-gram" else TopK()), Fixed(EAGLE_25), kind)
+    output = generate(drafter, NaiveMatch(Given() if drafter in GIVEN else TopK()), Fixed(EAGLE_25), kind)
     assert new_tokens(output) == [plain(kind, tuple(prompt)) for prompt in PROMPTS]
     assert output.finish == ("length",) * len(PROMPTS)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("drafter", ["none", "model", "n-gram"])
+@pytest.mark.parametrize("drafter", ["none", "model", *GIVEN])
 def test_a_repetition_penalty_sees_each_nodes_own_path(drafter: str, side: str) -> None:
-    rule = NaiveMatch(Given()) if drafter == "n-gram" else RecursiveRejectionWithoutReplacement()
+    rule = NaiveMatch(Given()) if drafter in GIVEN else RecursiveRejectionWithoutReplacement()
     output = generate(drafter, rule, Widths((3, 2, 1)), repetition_penalty=1.7, side=side)
     width = max(map(len, PROMPTS))
     # Hugging Face's penalty counts padding tokens too, so the reference is given the padding of the batch.

@@ -21,7 +21,13 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Run, Widths, generate_many
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst
+from polydraft.drafters import (
+    Drafter,
+    EnsembleDrafter,
+    LookaheadDrafter,
+    LookupFirst,
+    OuroborosDrafter,
+)
 from polydraft.engine import Block, Planner, Statistics
 from polydraft.engine.defaults import default_verifier
 from polydraft.errors import InvalidProbabilities
@@ -96,6 +102,8 @@ CASES = {
     "plain, sampled": Case(NoDraft, partial(Chain, 1), 0.9),
     "n-gram, greedy": Case(NgramDrafter, partial(Chain, 4), 0),
     "n-gram, sampled": Case(NgramDrafter, partial(Chain, 4), 0.9),
+    "lookahead": Case(partial(LookaheadDrafter, 3, 3, 2, True), partial(Widths, (2, 1)), 0.9),
+    "ouroboros": Case(lambda: OuroborosDrafter(model(), 2, 2, 3, 3, 2), partial(Widths, (2, 1, 1, 1)), 0.9),
     "model, greedy": Case(drafting, partial(Widths, (2, 2, 1)), 0),
     "model, sampled": Case(drafting, partial(Chain, 3), 0.9),
     "model, dynamic": Case(drafting, partial(BestFirst, 6, 3, 3), 0.9, recursive),

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft import Chain, ModelDrafter, NgramDrafter, NoDraft, Past, Run, Widths
+from polydraft import (
+    Chain,
+    JacobiDrafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+    Past,
+    Run,
+    Widths,
+)
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, resumed
 from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
@@ -57,6 +68,11 @@ def ensemble() -> EnsembleDrafter:
 
 
 @cache
+def ouroboros() -> OuroborosDrafter:
+    return OuroborosDrafter(HuggingFaceModel(draft()), 2, 2, 3, 3, 2)
+
+
+@cache
 def head(name: str) -> Drafter:
     return every_head()[name]
 
@@ -80,6 +96,9 @@ CASES = {
     "plain, sampled": Case(NoDraft, partial(Chain, 1), 0.9),
     "n-gram, greedy": Case(NgramDrafter, partial(Chain, 4), 0),
     "n-gram, sampled": Case(NgramDrafter, partial(Chain, 4), 0.9),
+    "jacobi": Case(JacobiDrafter, partial(Chain, 4), 0.9),
+    "lookahead": Case(partial(LookaheadDrafter, 3, 3, 2, True), partial(Widths, (2, 1)), 0.9),
+    "ouroboros": Case(ouroboros, partial(Widths, (2, 1, 1, 1)), 0.9),
     "model, greedy tree": Case(model, partial(Widths, (2, 2, 1)), 0),
     "model, greedy chain": Case(model, partial(Chain, 3), 0),
     "model, sampled chain": Case(model, partial(Chain, 3), 0.9),

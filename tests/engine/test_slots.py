@@ -9,7 +9,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft import Chain, Fixed, HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft, SamplingParams, TreeShape
+from polydraft import (
+    Chain,
+    Fixed,
+    HuggingFaceModel,
+    JacobiDrafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+    SamplingParams,
+    TreeShape,
+)
 from polydraft.drafters import Drafter, EnsembleDrafter
 from polydraft.engine import Ending, Method, Request, Slots, TargetLaw, generate_many
 from polydraft.engine.decode import capacity_for
@@ -42,9 +54,15 @@ def drafters() -> dict[str, Drafter]:
     return {
         "none": NoDraft(),
         "n-gram": NgramDrafter(),
+        "jacobi": JacobiDrafter(),
+        "lookahead": LookaheadDrafter(3, 4, 3, pool_from_prompt=True),
+        "ouroboros": OuroborosDrafter(draft, 3, 2, 3, 4, 3),
         "model": ModelDrafter(draft),
         "ensemble": EnsembleDrafter(((draft, None), (draft, SamplingParams(temperature=0.5)))),
     }
+
+
+DRAWN = ("none", "model", "ensemble")
 
 
 def alone(place: int, drafter: Drafter, **options: object) -> list[int]:
@@ -63,10 +81,10 @@ def alone(place: int, drafter: Drafter, **options: object) -> list[int]:
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", ["none", "n-gram", "model", "ensemble"])
+@pytest.mark.parametrize("name", drafters())
 def test_every_text_is_what_it_is_alone(name: str, size: int, heat: float) -> None:
     drafter = drafters()[name]
-    options = {"temperature": heat, "top_k": 0, "policy": Chain(3) if name == "n-gram" else POLICY}
+    options = {"temperature": heat, "top_k": 0, "policy": POLICY if name in DRAWN else None}
     run = generate_many(target(), PROMPTS, batch_size=size, drafter=drafter, max_new_tokens=NEW, seed=11, **options)
     done = {one.name: one for one in run}
     assert sorted(done) == list(range(len(PROMPTS)))

@@ -17,7 +17,16 @@ from polydraft.catalogue.policies import (
     trunk,
     widths,
 )
-from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft
+from polydraft.drafters import (
+    EnsembleDrafter,
+    JacobiDrafter,
+    LookaheadDrafter,
+    LookupFirst,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+)
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -166,6 +175,9 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
     DrafterLine("ngram", NgramDrafter, scheme=Given()),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
+    DrafterLine("jacobi", JacobiDrafter, scheme=Given()),
+    DrafterLine("lookahead", LookaheadDrafter, scheme=Given()),
+    DrafterLine("ouroboros", OuroborosDrafter, models=1, scheme=Given(), wraps=True),
     DrafterLine("ensemble", EnsembleDrafter, models=2, scheme=Product()),
     DrafterLine("none", NoDraft, proposes=False),
 )

@@ -15,7 +15,17 @@ from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
 from polydraft.drafters.routing import LookupFirst, MergedDrafter, RoutedDrafter
-from polydraft.drafters.text import NgramDrafter, PredictedDrafter, RecyclingDrafter, TextDrafter, given_chain
+from polydraft.drafters.text import (
+    JacobiDrafter,
+    LookaheadDrafter,
+    NgramDrafter,
+    NgramPool,
+    OuroborosDrafter,
+    PredictedDrafter,
+    RecyclingDrafter,
+    TextDrafter,
+    given_chain,
+)
 
 __all__ = [
     "BlockDrafter",
@@ -24,12 +34,16 @@ __all__ = [
     "Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
+    "JacobiDrafter",
+    "LookaheadDrafter",
     "LookupFirst",
     "MedusaDrafter",
     "MergedDrafter",
     "ModelDrafter",
     "NgramDrafter",
+    "NgramPool",
     "NoDraft",
+    "OuroborosDrafter",
     "PredictedDrafter",
     "RecyclingDrafter",
     "RoutedDrafter",

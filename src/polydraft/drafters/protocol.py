@@ -36,8 +36,20 @@ class Decoder(Protocol):
         """Return the state over a text that agrees with the state's own up to what was committed, with fresh noise."""
         ...
 
+    def read(self, state: Any, text: Text) -> Any:
+        """Read a text but for its last tokens, which the first step would read else."""
+        ...
+
     def step(self, state: Any) -> tuple[Any, Step]:
         """Take a step in all rows; what it emits is `step.verdict`."""
+        ...
+
+    def drafts(self, state: Any) -> Any:
+        """Return the state of the loop's drafter; of a loop whose rows all began with the same drafter."""
+        ...
+
+    def drafting(self, state: Any, drafts: Any) -> Any:
+        """Return the loop with another state of its drafter, for whoever knows more than the loop has seen."""
         ...
 
     def join(self, state: Any, row: int, other: Any) -> Any:

@@ -356,14 +356,30 @@ class Loop:
         )
         return replace(state, rows=fresh)
 
+    def read(self, state: Decoding, text: Text) -> Decoding:
+        """Read a text but for its last tokens."""
+        own = _with_room(text, state.rows.text.tokens.shape[1])
+        return replace(state, rows=read_on(replace(state.rows, text=own)))
+
     def step(self, state: Decoding) -> tuple[Decoding, Step]:
         """Take a step in all rows."""
         rows, _, taken = full_step(state.method, state.rows)
         return replace(state, rows=rows), taken
 
+    def drafts(self, state: Decoding) -> Any:
+        """Return the state of the loop's drafter."""
+        (part,) = state.rows.parts
+        return part.state
+
+    def drafting(self, state: Decoding, drafts: Any) -> Decoding:
+        """Return the loop with another state of its drafter."""
+        (part,) = state.rows.parts
+        return replace(state, rows=replace(state.rows, parts=(replace(part, state=drafts),)))
+
     def join(self, state: Decoding, row: int, other: Decoding) -> Decoding:
-        """Put the only row of another state in place of a row, or behind the last."""
-        return replace(state, rows=joined(state.rows, row, other.rows))
+        """Put the only row of another state in place of a row, or behind the last; it takes on this loop's room."""
+        rows = joined(state.rows, row, other.rows)
+        return replace(state, rows=replace(rows, endings=_replaced(rows.endings, row, state.rows.endings[0])))
 
     def rewind(self, state: Decoding, row: int, length: int) -> Decoding:
         """Forget a row's text beyond its first `length` tokens."""

@@ -1,16 +1,25 @@
 """Drafters of fixed tokens, which need no model of their own: they know them from text and from earlier steps."""
 
-from polydraft.drafters.text.given import LOOKUP, TextDrafter, given, given_chain, rows_of
+from polydraft.drafters.text.given import LOOKUP, GivenDrafter, TextDrafter, given, given_chain, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess, merged
+from polydraft.drafters.text.jacobi import JacobiDrafter
+from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.ouroboros import OuroborosDrafter
+from polydraft.drafters.text.pool import NgramPool
 from polydraft.drafters.text.predicted import PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
 
 __all__ = [
     "LOOKUP",
     "Bounds",
+    "GivenDrafter",
     "Guess",
+    "JacobiDrafter",
+    "LookaheadDrafter",
     "NgramDrafter",
+    "NgramPool",
+    "OuroborosDrafter",
     "PredictedDrafter",
     "RecyclingDrafter",
     "TextDrafter",

@@ -19,17 +19,12 @@ LOOKUP = "lookup"
 """The source of drafts that came from text, for those who learn from them."""
 
 
-class TextDrafter(Drafter):
-    """A drafter of fixed tokens, which it knows from text and from earlier steps; derive from it and give `guesses`.
+class GivenDrafter(Drafter):
+    """A drafter of fixed tokens; derive from it and give `start`, `draft`, `commit` and `join`.
 
     Its tokens are not drawn, so that naive match is the optimal rule for them, and every sampling setting is exact: a
-    tree of guesses is chosen before anything of the step is drawn. A policy bounds it: its depth, its nodes, and the
-    children of a node.
+    tree of guesses is chosen before anything of the step is drawn.
     """
-
-    def guesses(self, state: Any, text: Text, bounds: Bounds) -> tuple[list[Guess], Any]:
-        """Return what may follow every row's text, and the state with which the step goes on; tokens may be unknown."""
-        raise NotImplementedError
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give chains of eight."""
@@ -42,6 +37,17 @@ class TextDrafter(Drafter):
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless the scheme is `Given`."""
         require_scheme(scheme, (Given,), f"The {self.name} drafter")
+
+
+class TextDrafter(GivenDrafter):
+    """A drafter of fixed tokens, which it knows from text and from earlier steps; derive from it and give `guesses`.
+
+    A policy bounds its trees: their depth, their nodes, and the children of a node.
+    """
+
+    def guesses(self, state: Any, text: Text, bounds: Bounds) -> tuple[list[Guess], Any]:
+        """Return what may follow every row's text, and the state with which the step goes on; tokens may be unknown."""
+        raise NotImplementedError
 
     def start(self, text: Text, session: Session) -> Any:
         """Return the target's number of tokens, beyond which nothing is drafted."""

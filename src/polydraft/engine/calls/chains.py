@@ -14,7 +14,13 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
 
     Raises:
         UnsupportedModel: the drafter needs a target that scores trees.
+        InvalidParameter: it needs more tokens scored beside them than the target's context has.
     """
+    if drafter.riders >= target.context:
+        raise InvalidParameter(
+            f"{drafter.name} needs {drafter.riders} tokens scored beside the text, but the model's context has "
+            f"{target.context}."
+        )
     if not can_branch(target):
         name = _name(target)
         if drafter.riders:

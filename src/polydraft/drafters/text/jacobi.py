@@ -1,0 +1,84 @@
+"""Jacobi decoding: the target's own guesses for the next places, made better by every step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Session
+from polydraft.drafters.text.given import TextDrafter, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.reading import Step, Text
+
+
+@dataclass(frozen=True)
+class JacobiState:
+    """The guesses of every row, which begin behind its text, and the target's number of tokens."""
+
+    guesses: tuple[tuple[int, ...], ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class JacobiDrafter(TextDrafter):
+    """Drafts what the target held likeliest at the next places, one step ago.
+
+    The guesses for the next m places are the chain; m is its length under the policy, eight if nothing is said. When
+    they were scored, the target's likeliest tokens at the nodes behind the accepted ones are the next guesses, from the
+    new end of the text on; at temperature 0 this is Jacobi's iteration, with a window that moves. What was computed in
+    the right context is the accepted path, whose keys the engine keeps. A place that has no guess yet takes the token m
+    places before it, as if the text were to repeat itself.
+
+    No model, no memory beyond the guesses, and one to one and a half tokens per call: most guesses are right tokens at
+    a wrong place, which `LookaheadDrafter` remembers.
+
+    Source: Santilli et al., arXiv 2305.10427.
+    """
+
+    name = "jacobi"
+    sound = True
+
+    def start(self, text: Text, session: Session) -> JacobiState:
+        """Return rows without guesses."""
+        return JacobiState(((),) * len(text.counts), session.vocab_size)
+
+    def guesses(self, state: JacobiState, text: Text, bounds: Bounds) -> tuple[list[Guess], JacobiState]:
+        """Return the guesses of every row as chains, filled up to the policy's length."""
+        length = min(bounds.depth, bounds.nodes)
+        rows = zip(rows_of(text), state.guesses, strict=True)
+        return [Guess.chain(filled(row, known, length)) for row, known in rows], state
+
+    def commit(self, state: JacobiState, step: Step) -> JacobiState:
+        """Take the target's likeliest tokens behind the accepted ones."""
+        likeliest = step.scored.logits.argmax(dim=-1).tolist()
+        drafted = (step.tree.valid.sum(dim=-1) - 1).tolist()
+        rows = zip(state.guesses, likeliest, drafted, step.verdict.kept, strict=True)
+        return replace(
+            state,
+            guesses=tuple(
+                tuple(tokens[kept + 1 : count + 1]) if count else known[1:] for known, tokens, count, kept in rows
+            ),
+        )
+
+    def join(self, state: JacobiState, row: int, other: JacobiState) -> JacobiState:
+        """Take over the newcomer's guesses."""
+        return replace(state, guesses=(*state.guesses[:row], other.guesses[0], *state.guesses[row + 1 :]))
+
+    def rewind(self, state: JacobiState, row: int, length: int) -> JacobiState:
+        """Forget the row's guesses, which were for places behind another text."""
+        return self.join(state, row, JacobiState(((),), state.vocab_size))
+
+    def continues(self, state: Any) -> bool:
+        """Tell whether a state is one of guesses."""
+        return isinstance(state, JacobiState)
+
+
+def filled(text: NDArray[np.int64], known: Sequence[int], length: int) -> NDArray[np.int64]:
+    """Return so many guesses behind a text: those that are known, then tokens from as many places before."""
+    whole = [*text[-length:].tolist(), *known[:length]]
+    first = len(whole) - len(known[:length])
+    while len(whole) < first + length:
+        whole.append(whole[max(0, len(whole) - length)])
+    return np.array(whole[first:], np.int64)

@@ -1,0 +1,222 @@
+"""Lookahead decoding: a window of guesses rides beside the tree, and the n-grams that it finds are the drafts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.text.given import GivenDrafter, given, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.pool import NgramPool, Phrase
+from polydraft.drafters.text.window import Window, layout, most_scored
+from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Step, Text
+from polydraft.schemes import Given, Scheme
+from polydraft.trees import Draft, Riders, TreePolicy, Widths
+
+MOST_SCORED = 512
+"""Tokens that window and guesses of a batch may add to a pass. A guess: what is free lies between some tens of tokens
+on a CPU and some hundreds on a GPU."""
+MOST_BESIDE = 4095
+"""Tokens that a row's window may have, and its guesses: as many as a tree may have drafts."""
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadRow:
+    """What is known of a row.
+
+    Args:
+        window: its guesses for the places ahead.
+        pool: n-grams that were found.
+        read: how many tokens of its text gave their n-grams to the pool.
+    """
+
+    window: Window
+    pool: NgramPool
+    read: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadState:
+    """The rows, the model's number of tokens, and whether the windows ride in the step that is under way."""
+
+    rows: tuple[LookaheadRow, ...]
+    vocab_size: int
+    rides: bool = False
+
+    def pools(self) -> tuple[NgramPool, ...]:
+        """Return the pool of every row."""
+        return tuple(row.pool for row in self.rows)
+
+    def with_pools(self, pools: Iterable[NgramPool]) -> "LookaheadState":
+        """Return the same with other pools."""
+        return replace(self, rows=tuple(replace(row, pool=one) for row, one in zip(self.rows, pools, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadDrafter(GivenDrafter):
+    """Drafts n-grams that the target wrote beside the text, in passes that it makes anyway.
+
+    Each pass scores a window of guesses for the next places, N - 1 rows of W columns, laid out so that every column
+    goes on by itself behind a guessed text (`window.py`). What the target holds likeliest behind the last row completes
+    W n-grams, which go into a pool by their first token, and the window moves on by one place. The drafts of a step are
+    the pool's newest continuations of the last token, as branches below the root. The first N - 2 steps fill the window
+    and draft nothing. A step adds (N - 1)(W + G) - 1 tokens to the pass and brings up to N tokens, the target's own
+    behind a full match included.
+
+    **A full batch.** Tokens in a pass are free only up to what the machine does at once. So if (N - 1)(W + G) tokens
+    for each row of the batch are more than `most_scored`, no window rides, and each row has as many guesses as then fit
+    in, at last none. This looks at the number of rows alone; with another number a seed may give another text, of the
+    same law.
+
+    Args:
+        level: N, tokens of an n-gram.
+        window: W, columns of the window.
+        guesses: G, the most guesses of a step, and the most continuations that the pool keeps of a token.
+        pool_from_prompt: whether n-grams of the prompt and of the accepted text go into the pool too.
+        pool: what every text begins with; None for nothing.
+        most_scored: tokens that a pass may have beside the roots, in all rows together.
+
+    Raises:
+        InvalidParameter: a number is too small or too large, or the pool has n-grams of another length.
+
+    Source: Fu et al., arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding.
+    """
+
+    level: int = 5
+    window: int = 7
+    guesses: int = 7
+    pool_from_prompt: bool = False
+    pool: NgramPool | None = None
+    most_scored: int = MOST_SCORED
+    riders: int = field(init=False)
+    name = "lookahead"
+    sound = True
+
+    def __post_init__(self) -> None:
+        numbers = {"level": self.level, "window": self.window, "guesses": self.guesses}
+        for name, number in {**numbers, "most_scored": self.most_scored}.items():
+            least = {"level": 2, "most_scored": 0}.get(name, 1)
+            if not is_whole(number) or number < least:
+                raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
+        if self.pool is not None and not isinstance(self.pool, NgramPool):
+            raise InvalidParameter(f"pool must be an NgramPool, or None, but is {shown(self.pool)}.")
+        if self.pool is not None and self.pool.level != self.level:
+            raise InvalidParameter(f"The pool has n-grams of {self.pool.level} tokens, but level is {self.level}.")
+        riders, drafts = most_scored(self.level, self.window), self.guesses * (self.level - 1)
+        if max(riders, drafts) > MOST_BESIDE:
+            raise InvalidParameter(
+                f"A window and guesses may have {MOST_BESIDE} tokens each, but level {shown(self.level)}, window "
+                f"{shown(self.window)} and guesses {shown(self.guesses)} ask for more."
+            )
+        object.__setattr__(self, "riders", riders)
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give trees of all guesses, side by side."""
+        return Defaults(Given(), Widths((self.guesses, *(1,) * (self.level - 2))))
+
+    def start(self, text: Text, session: Session) -> LookaheadState:
+        """Return rows whose windows begin with the first draft."""
+        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size)
+
+    def draft(
+        self, state: LookaheadState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft, LookaheadState]:
+        """Return the pool's continuations of each row's last token, and the windows as riders."""
+        bounds = Bounds.of(policy)
+        if not bounds.nodes:
+            return Draft.nothing(text.last()), state
+        rides, most = self.sizes(len(state.rows))
+        pairs = [(self._read(row, own), own) for row, own in zip(state.rows, rows_of(text), strict=True)]
+        found = [self._guess(row, own, rides, most).within(bounds, state.vocab_size) for row, own in pairs]
+        after = replace(state, rows=tuple(row for row, _ in pairs), rides=rides)
+        draft = given(text, found, scheme)
+        riders = self._riders(after, draft.tree.tokens.shape[1], text) if rides else None
+        return replace(draft, riders=riders), after
+
+    def commit(self, state: LookaheadState, step: Step) -> LookaheadState:
+        """Move the windows on, and put the n-grams that they completed into the pools."""
+        if not state.rides:
+            return state
+        new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
+        rows = zip(state.rows, roots, new, strict=True)
+        return replace(state, rows=tuple(self._advanced(*row) for row in rows), rides=False)
+
+    def join(self, state: LookaheadState, row: int, other: LookaheadState) -> LookaheadState:
+        """Take over the newcomer's window and pool."""
+        return replace(state, rows=(*state.rows[:row], other.rows[0], *state.rows[row + 1 :]))
+
+    def rewind(self, state: LookaheadState, row: int, length: int) -> LookaheadState:
+        """Read on from there; what was found stays, unless nothing of the text does."""
+        own = state.rows[row]
+        kept = replace(own, read=min(own.read, length)) if length else self._new()
+        return replace(state, rows=(*state.rows[:row], kept, *state.rows[row + 1 :]))
+
+    def sizes(self, rows: int) -> tuple[bool, int]:
+        """Return whether windows ride in a batch of so many rows, and how many guesses each row may have."""
+        share = self.most_scored // rows
+        if (self.level - 1) * (self.window + self.guesses) <= share:
+            return True, self.guesses
+        return False, min(self.guesses, share // (self.level - 1))
+
+    def _new(self) -> LookaheadRow:
+        return LookaheadRow(Window(), self.pool or NgramPool(self.level, self.guesses))
+
+    def _read(self, row: LookaheadRow, text: NDArray[np.int64]) -> LookaheadRow:
+        """Begin the window, and put the n-grams of what is new in the text into the pool, if they are wanted."""
+        window = row.window if row.window.rows else Window.begun(text, self.level, self.window)
+        first, stop = max(0, row.read - self.level + 1), len(text) - self.level + 1
+        if not self.pool_from_prompt or first >= stop:
+            return replace(row, window=window)
+        grams = np.lib.stride_tricks.sliding_window_view(text[first:], self.level).tolist()
+        phrases: list[Phrase] = [(key, tuple(others)) for key, *others in grams]
+        return replace(row, window=window, pool=row.pool.added(phrases), read=len(text))
+
+    def _guess(self, row: LookaheadRow, text: NDArray[np.int64], rides: bool, most: int) -> Guess:
+        """Return the newest continuations of the last token; none while the window fills."""
+        if rides and not row.window.is_full(self.level):
+            return Guess.nothing()
+        return newest_first([one.tokens for one in row.pool.of(int(text[-1]), most)])
+
+    def _riders(self, state: LookaheadState, nodes: int, text: Text) -> Riders | None:
+        """Return the windows of all rows; shorter ones are padded behind their own."""
+        windows = [row.window for row in state.rows]
+        most, batch = max(len(one.tokens) for one in windows), len(windows)
+        if not most:
+            return None
+        tokens, places = np.zeros((batch, most), np.int64), np.zeros((batch, most), np.int64)
+        valid = np.zeros((batch, most), bool)
+        sees = np.tile(np.eye(most, nodes + most, nodes, dtype=bool), (batch, 1, 1))
+        for row, window in enumerate(windows):
+            own, count = layout(len(window.rows), window.columns), len(window.tokens)
+            tokens[row, :count], places[row, :count], valid[row, :count] = window.tokens, own.places, True
+            sees[row, :count, 0], sees[row, :count, nodes : nodes + count] = own.sees[:, 0], own.sees[:, 1:]
+        sent = [torch.from_numpy(one).to(text.tokens.device) for one in (tokens, places, sees, valid)]
+        sent[0] = sent[0].clamp_max(state.vocab_size - 1)  # a draft model may have fewer tokens than the text
+        return Riders(*sent)
+
+    def _outputs(self, state: LookaheadState, step: Step) -> list[list[int]]:
+        """Return the target's likeliest tokens behind the last row of each window."""
+        riders, found = step.scored.riders, list[list[int]]()
+        roots = step.scored.logits[:, 0].argmax(dim=-1).tolist()
+        lasts = [(len(one.window.tokens), one.window.columns) for one in state.rows]
+        first = min(max(0, count - columns) for count, columns in lasts)
+        behind = [[]] * len(lasts) if riders is None else riders[:, first:].argmax(dim=-1).tolist()
+        for root, own, (count, columns) in zip(roots, behind, lasts, strict=True):
+            last = own[max(0, count - columns) - first : count - first]
+            found.append([root, *last] if count < columns else last)
+        return found
+
+    def _advanced(self, row: LookaheadRow, current: int, new: Sequence[int]) -> LookaheadRow:
+        window, phrases = row.window.advanced(self.level, current, list(new))
+        return replace(row, window=window, pool=row.pool.added(phrases))
+
+
+def newest_first(paths: Sequence[Sequence[int]]) -> Guess:
+    """Return paths as branches, each thought half as likely as the one before it."""
+    weights = 0.5 ** np.arange(1.0, len(paths) + 1)
+    return Guess.paths([np.array(one, np.int64) for one in paths], weights.tolist())
