@@ -26,6 +26,11 @@ from polydraft.drafters import (
     NgramDrafter,
     NoDraft,
     OuroborosDrafter,
+    RecyclingDrafter,
+    merge,
+    merge_beside,
+    route,
+    route_first,
 )
 from polydraft.schemes import (
     IID,
@@ -175,6 +180,11 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
     DrafterLine("ngram", NgramDrafter, scheme=Given()),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
+    DrafterLine("recycling", RecyclingDrafter, scheme=Given()),
+    DrafterLine("route", route, scheme=Given()),
+    DrafterLine("route-first", route_first, models=1, wraps=True),
+    DrafterLine("merge", merge, scheme=Given()),
+    DrafterLine("merge-beside", merge_beside, models=1, wraps=True),
     DrafterLine("jacobi", JacobiDrafter, scheme=Given()),
     DrafterLine("lookahead", LookaheadDrafter, scheme=Given()),
     DrafterLine("ouroboros", OuroborosDrafter, models=1, scheme=Given(), wraps=True),

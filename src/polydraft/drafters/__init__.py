@@ -14,7 +14,16 @@ from polydraft.drafters.heads import (
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
-from polydraft.drafters.routing import LookupFirst, MergedDrafter, RoutedDrafter
+from polydraft.drafters.routing import (
+    LookupFirst,
+    MergedDrafter,
+    RoutedDrafter,
+    merge,
+    merge_beside,
+    route,
+    route_first,
+    usual_members,
+)
 from polydraft.drafters.text import (
     JacobiDrafter,
     LookaheadDrafter,
@@ -54,8 +63,13 @@ __all__ = [
     "is_head",
     "is_sound",
     "load_head",
+    "merge",
+    "merge_beside",
     "model_defaults",
     "resumed",
+    "route",
+    "route_first",
+    "usual_members",
     "write_block",
     "write_eagle",
     "write_medusa",

@@ -4,6 +4,7 @@ from polydraft.drafters.routing.hedge import choice_law, hedged
 from polydraft.drafters.routing.lookup_first import LookupFirst
 from polydraft.drafters.routing.merged import MergedDrafter
 from polydraft.drafters.routing.routed import RoutedDrafter
+from polydraft.drafters.routing.usual import merge, merge_beside, route, route_first, usual_members
 
 __all__ = [
     "LookupFirst",
@@ -11,4 +12,9 @@ __all__ = [
     "RoutedDrafter",
     "choice_law",
     "hedged",
+    "merge",
+    "merge_beside",
+    "route",
+    "route_first",
+    "usual_members",
 ]

@@ -1,0 +1,31 @@
+"""The text drafters that are routed or merged where nobody names any."""
+
+from polydraft.drafters.protocol import Drafter
+from polydraft.drafters.routing.merged import MergedDrafter
+from polydraft.drafters.routing.routed import RoutedDrafter
+from polydraft.drafters.text import NgramDrafter, RecyclingDrafter, TextDrafter
+
+
+def usual_members() -> tuple[TextDrafter, ...]:
+    """Return prompt lookup and token recycling, with nothing learnt from other texts."""
+    return NgramDrafter(), RecyclingDrafter()
+
+
+def route() -> RoutedDrafter:
+    """Return a route between the usual text drafters."""
+    return RoutedDrafter(usual_members())
+
+
+def route_first(other: Drafter) -> RoutedDrafter:
+    """Return a route between the usual text drafters and another drafter."""
+    return RoutedDrafter(usual_members(), other)
+
+
+def merge() -> MergedDrafter:
+    """Return the usual text drafters in one tree."""
+    return MergedDrafter(usual_members())
+
+
+def merge_beside(other: Drafter) -> MergedDrafter:
+    """Return the usual text drafters and another drafter in one tree."""
+    return MergedDrafter(usual_members(), other)
