@@ -10,6 +10,10 @@ from polydraft.drafters import (
     ModelDrafter,
     NgramDrafter,
     NoDraft,
+    RetrievalDrafter,
+    SuffixDrafter,
+    SuffixStore,
+    TextStore,
     load_head,
 )
 from polydraft.engine import (
@@ -135,6 +139,7 @@ __all__ = [
     "Race",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
+    "RetrievalDrafter",
     "Run",
     "SamplingParams",
     "SharedNoise",
@@ -144,6 +149,9 @@ __all__ = [
     "SpeculativeSampling",
     "Statistics",
     "StreamDecoder",
+    "SuffixDrafter",
+    "SuffixStore",
+    "TextStore",
     "TopBeta",
     "TopDown",
     "TopK",

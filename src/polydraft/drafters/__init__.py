@@ -15,7 +15,16 @@ from polydraft.drafters.lookup_first import LookupFirst
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session, SoundDrafter, is_sound, resumed
-from polydraft.drafters.text import NgramDrafter, given_chain
+from polydraft.drafters.text import (
+    NgramDrafter,
+    RetrievalDrafter,
+    StoreWriter,
+    SuffixDrafter,
+    SuffixStore,
+    TextStore,
+    Vocabulary,
+    given_chain,
+)
 
 __all__ = [
     "BlockDrafter",
@@ -29,8 +38,14 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "NoDraft",
+    "RetrievalDrafter",
     "Session",
     "SoundDrafter",
+    "StoreWriter",
+    "SuffixDrafter",
+    "SuffixStore",
+    "TextStore",
+    "Vocabulary",
     "given_chain",
     "is_head",
     "is_sound",

@@ -42,6 +42,7 @@ from polydraft.models.loading import (
     load_pair,
     save,
     shipped_head,
+    tokenizer_of,
 )
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
@@ -127,6 +128,7 @@ __all__ = [
     "sources_of",
     "take_apart",
     "text_of",
+    "tokenizer_of",
     "warn_of_serial",
     "weight_bytes",
     "weights_of",

@@ -302,6 +302,14 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
     return found
 
 
+def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that lies where a model came from, on this machine; None if it is not found."""
+    if not str(getattr(model, "name_or_path", "") or ""):
+        return None
+    with held_back():
+        return _known_tokenizer(model)
+
+
 def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
     config, name = cast(PreTrainedModel, model).config, Path(str(cast(PreTrainedModel, model).name_or_path))
