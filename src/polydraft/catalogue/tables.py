@@ -17,7 +17,15 @@ from polydraft.catalogue.policies import (
     trunk,
     widths,
 )
-from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft
+from polydraft.drafters import (
+    EnsembleDrafter,
+    LookupFirst,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    RetrievalDrafter,
+    SuffixDrafter,
+)
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -165,6 +173,8 @@ POLICIES: tuple[PolicyLine, ...] = (
 DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
     DrafterLine("ngram", NgramDrafter, scheme=Given()),
+    DrafterLine("suffix", SuffixDrafter, scheme=Given(), store="may"),
+    DrafterLine("rest", RetrievalDrafter, scheme=Given(), store="must"),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
     DrafterLine("ensemble", EnsembleDrafter, models=2, scheme=Product()),
     DrafterLine("none", NoDraft, proposes=False),

@@ -302,6 +302,17 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
     return found
 
 
+def load_tokenizer(name: str | Path | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a target without its weights; None is the embedded pair's.
+
+    Raises:
+        CheckpointError: the model's folder or file is missing or damaged, or the hub does not give it.
+        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
+    """
+    with held_back():
+        return _tokenizer(_checked(EMBEDDED / "target" if name is None else name))
+
+
 def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer that lies where a model came from, on this machine; None if it is not found."""
     if not str(getattr(model, "name_or_path", "") or ""):

@@ -1,6 +1,6 @@
 """From what followed earlier occurrences to guesses: trees of continuations by how often each was seen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,21 +39,23 @@ class Continuing:
             sources: each a list of places to look at together.
             bounds: how large the tree may be.
         """
-        best, longest = Guess.nothing(), 0
+        best, score, longest = None, 0.0, 0
         for source in sources:
-            for match, _ in _lengths(source):
+            for match in _lengths(source):
                 most = self.guesses(match, bounds)
-                if most < best.promise or (most == best.promise and match <= longest):
+                if most < score or (most == score and match <= longest):
                     break  # no shorter match promises more
-                found = tree_of(source, match, self.occurrences, Bounds(most, bounds.depth, bounds.children), self.least)
-                if found.promise > best.promise or (found.promise == best.promise and match > longest):
-                    best, longest = found, match
-        return best, longest
+                rows = _followed(source, match, self.occurrences, min(bounds.depth, most))
+                found = grow_by_counts(rows, most, bounds.children, self.least)
+                promise = float(found[2].sum())
+                if promise > score or (promise == score and match > longest):
+                    best, score, longest = found, promise, match
+        return (Guess.nothing() if best is None else Guess(*best)), longest
 
 
 def longest_of(source: Sequence[Occurrences]) -> int:
     """Return the most last tokens that occurred before; 0 for none."""
-    return max((int(np.flatnonzero(one.counts)[-1]) for one in source if one.counts[0]), default=0)
+    return max((len(one.counts) - 1 for one in source), default=0)
 
 
 def tree_of(source: Sequence[Occurrences], match: int, occurrences: int, bounds: Bounds, least: float) -> Guess:
@@ -67,24 +69,32 @@ def tree_of(source: Sequence[Occurrences], match: int, occurrences: int, bounds:
         least: the least chance of a path.
     """
     depth = min(bounds.depth, bounds.nodes)
-    counts = [int(one.counts[match]) if match < len(one.counts) else 0 for one in source]
-    total = sum(counts)
-    if not total or depth < 1:
+    if depth < 1 or not any(_count(one, match) for one in source):
         return Guess.nothing()
+    return Guess(*grow_by_counts(_followed(source, match, occurrences, depth), bounds.nodes, bounds.children, least))
+
+
+def _followed(source: Sequence[Occurrences], match: int, occurrences: int, depth: int) -> Tokens:
+    """Return what followed where so many last tokens agree, from each place its share."""
+    counts = [_count(one, match) for one in source]
+    total = sum(counts)
     shares = counts if total <= occurrences else [-(-occurrences * one // total) for one in counts]
     rows = [one.followed(match, share, depth) for one, share in zip(source, shares, strict=True) if share]
-    joint = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return Guess(*grow_by_counts(joint, bounds.nodes, bounds.children, least))
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _lengths(source: Sequence[Occurrences]) -> list[tuple[int, int]]:
-    """Return the lengths that agree in other sets of places than the next longer one, and their sizes, longest first."""
-    width = max((len(one.counts) for one in source), default=0)
-    total = np.zeros(width + 1, np.int64)
-    for one in source:
-        total[: len(one.counts)] += one.counts
-    differ = np.flatnonzero(total[1:-1] > total[2:]) + 1 if width > 1 else []
-    return [(int(match), int(total[match])) for match in differ[::-1]]
+def _count(one: Occurrences, match: int) -> int:
+    return one.counts[match] if match < len(one.counts) else 0
+
+
+def _lengths(source: Sequence[Occurrences]) -> Iterator[int]:
+    """Yield the lengths that agree at other sets of places than the next longer one, the longest first."""
+    counts, before = [one.counts for one in source], 0
+    for match in range(longest_of(source), 0, -1):
+        total = sum([one[match] for one in counts if match < len(one)])
+        if total > before:
+            yield match
+        before = total
 
 
 @compiled

@@ -19,11 +19,12 @@ class Occurrences(Protocol):
     """The places where the last tokens of a context occurred before.
 
     Attributes:
-        counts: `counts[m]` is the number of places whose last m tokens are the context's; it never grows with m.
+        counts: `counts[m]` is the number of places whose last m tokens are the context's; it never grows with m, and
+            ends before it is zero.
     """
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> list[int]:
         """The number of places by the tokens that agree."""
         ...
 
@@ -52,16 +53,17 @@ class Scanned:
     tokens: Tokens
     ends: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    counts: list[int]
 
     @classmethod
     def of(cls, tokens: Tokens, stop: int, context: Tokens, longest: int) -> "Scanned":
         """Find a context's last tokens in the first `stop` tokens of a text."""
-        return cls(tokens, *scan(tokens, stop, context, min(longest, len(context))))
+        ends, lengths, counts = scan(tokens, stop, context, min(longest, len(context)))
+        return cls(tokens, ends, lengths, counts.tolist())
 
     def followed(self, match: int, most: int, depth: int) -> Tokens:
         """Return what followed the latest places."""
-        return after_scan(self.tokens, self.ends, self.lengths, match, min(most, int(self.counts[match])), depth)
+        return after_scan(self.tokens, self.ends, self.lengths, match, min(most, self.counts[match]), depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,27 +73,25 @@ class Ranged:
     Args:
         tokens: texts with sentinels around them.
         order: the places, ordered by the text before and at them, read backwards.
-        ranges: the first place in the order and the one behind the last, by the tokens that agree.
+        firsts: the first place in the order, by the tokens that agree.
+        counts: as `Occurrences` has it.
     """
 
     tokens: Tokens
     order: Tokens
-    ranges: NDArray[np.int64]
+    firsts: list[int]
+    counts: list[int]
 
     @classmethod
     def of(cls, tokens: Tokens, order: Tokens, context: Tokens, longest: int) -> "Ranged":
         """Find a context's last tokens."""
-        return cls(tokens, order, descend(tokens, order, context, min(longest, len(context))))
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """The number of places by the tokens that agree."""
-        return self.ranges[:, 1] - self.ranges[:, 0]
+        firsts, counts = descend(tokens, order, context, min(longest, len(context)))
+        return cls(tokens, order, firsts.tolist(), counts.tolist())
 
     def followed(self, match: int, most: int, depth: int) -> Tokens:
         """Return what followed, of many places some that are evenly spread over the order."""
-        first, stop = self.ranges[match]
-        return after_range(self.tokens, self.order, int(first), int(stop), min(most, int(stop - first)), depth)
+        first, count = self.firsts[match], self.counts[match]
+        return after_range(self.tokens, self.order, first, first + count, min(most, count), depth)
 
 
 @compiled
@@ -115,8 +115,10 @@ def scan(
             counts[length] += 1
     for length in range(longest - 1, 0, -1):
         counts[length] += counts[length + 1]
-    counts[0] = stop
-    return ends, lengths, counts
+    counts[0], agree = stop, 0
+    while agree < longest and counts[agree + 1]:
+        agree += 1
+    return ends, lengths, counts[: agree + 1]
 
 
 @compiled
@@ -139,17 +141,18 @@ def after_scan(
 
 
 @compiled
-def descend(tokens: Tokens, order: Tokens, context: Tokens, longest: int) -> NDArray[np.int64]:
-    """Return the nested ranges of places whose last 0, 1, 2, ... tokens are the context's.
+def descend(
+    tokens: Tokens, order: Tokens, context: Tokens, longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the nested ranges of places whose last 0, 1, 2, ... tokens are the context's: where each begins, its size.
 
     Damaged orders point anywhere: such places hold token 0.
     """
-    ranges = np.zeros((longest + 1, 2), np.int64)
-    ranges[0, 1] = len(order)
-    size = len(context)
+    firsts, counts = np.zeros(longest + 1, np.int64), np.zeros(longest + 1, np.int64)
+    counts[0], size, agree = len(order), len(context), 0
     for match in range(1, longest + 1):
         wanted, back = context[size - match], match - 1
-        low, high = ranges[match - 1]
+        low, high = firsts[agree], firsts[agree] + counts[agree]
         stop = high
         while low < high:
             middle = (low + high) // 2
@@ -170,8 +173,8 @@ def descend(tokens: Tokens, order: Tokens, context: Tokens, longest: int) -> NDA
                 high = middle
         if low == first:
             break
-        ranges[match, 0], ranges[match, 1] = first, low
-    return ranges
+        firsts[match], counts[match], agree = first, low - first, match
+    return firsts[: agree + 1], counts[: agree + 1]
 
 
 @compiled

@@ -94,5 +94,7 @@ class RetrievalDrafter(TextDrafter):
         found = [self._texts.found(context, self.longest) for context in contexts]
         lengths = [longest_of(one) for one in found]
         pairs = zip(found, lengths, strict=True)
-        trees = [tree_of(one, size, self.occurrences, own, 0.0) if size >= self.shortest else None for one, size in pairs]
+        trees = [
+            tree_of(one, size, self.occurrences, own, 0.0) if size >= self.shortest else None for one, size in pairs
+        ]
         return [one or Guess.nothing() for one in trees], state

@@ -76,6 +76,11 @@ class Segment:
         """The file's bytes."""
         return HEADER.size + 8 * len(self.tokens)
 
+    @property
+    def count(self) -> int:
+        """The number of tokens, without sentinels."""
+        return len(self.tokens) - self.texts - 1
+
     def check(self) -> None:
         """Read the file through and compare it with its checksum.
 
@@ -124,8 +129,8 @@ def place_segment(
     try:
         with open(half, "wb") as file:
             file.write(head)
-            file.write(memoryview(tokens).cast("B"))
-            file.write(memoryview(order).cast("B"))
+            file.write(tokens.data.cast("B"))
+            file.write(order.data.cast("B"))
             file.flush()
             os.fsync(file.fileno())
         os.replace(half, path)
@@ -161,5 +166,5 @@ def _header(path: Path, head: bytes) -> tuple:
 def _checksum(*parts: NDArray[np.uint32]) -> int:
     found = 0
     for part in parts:
-        found = crc32(memoryview(part).cast("B"), found)
+        found = crc32(part.data.cast("B"), found)
     return found

@@ -56,7 +56,7 @@ class TextStore:
     @property
     def tokens(self) -> int:
         """How many tokens they have."""
-        return sum(len(one.tokens) - one.texts - 1 for one in self.segments)
+        return sum(one.count for one in self.segments)
 
     @property
     def size(self) -> int:
