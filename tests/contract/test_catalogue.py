@@ -173,11 +173,15 @@ class Brief(NgramDrafter):
 
 def test_a_new_drafter_is_known_by_its_word(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
     monkeypatch.setattr(tables, "DRAFTERS", (DrafterLine("brief", Brief), *tables.DRAFTERS))
-    assert "brief" in drafter_words(0) and drafters_in_help() == "brief, model, ngram, lookup-first or none"
+    assert "brief" in drafter_words(0) and drafters_in_help() == (
+        "brief, model, ngram, suffix[:FOLDER], rest:FOLDER, lookup-first or none"
+    )
     found = generated(command, "--drafter", "brief", "--verifier", "naive", "--scheme", "given")
     assert found["settings"]["drafter"] == "brief lookup"
     assert spell_arm("drafter=brief").settings == {"drafter": "brief"}
-    with pytest.raises(InvalidParameter, match="is one of brief, model, ngram, lookup-first"):
+    with pytest.raises(
+        InvalidParameter, match=r"is one of brief, model, ngram, suffix\[:FOLDER\], rest:FOLDER, lookup-first"
+    ):
         spell_arm("drafter=none")
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_the_order_holds_for_sixty_four_tokens(kind: str) -> None:
         return own[: own.index(SENTINEL)] if SENTINEL in own else own
 
     known = [before(place) for place in order.tolist()]
-    for one, other in zip(known, known[1:], strict=False):
+    for one, other in pairwise(known):
         shared = min(len(one), len(other))
         assert one[:shared] <= other[:shared]
 

@@ -1,13 +1,11 @@
 """Stores on disk: one format, what is refused, growth within a bound, several writers, and writers that are killed."""
 
 import errno
-import os
-import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ def texts_of(store: Any) -> list[list[int]]:
     found = list[list[int]]()
     for one in store.segments:
         ends = np.flatnonzero(one.tokens == SENTINEL)
-        found += [one.tokens[a + 1 : b].tolist() for a, b in zip(ends, ends[1:], strict=False)]
+        found += [one.tokens[a + 1 : b].tolist() for a, b in pairwise(ends)]
     return found
 
 
@@ -327,27 +325,41 @@ def test_two_processes_write_and_both_are_kept(tmp_path: Path) -> None:
         one.stdout.close()
 
 
+KILLER = """
+import os, random, signal, sys, time
+chance = random.Random(0)
+for round in range(20):
+    child = os.fork()
+    if not child:
+        sys.argv[2] = str(round)
+        exec(WRITER)
+        os._exit(0)
+    time.sleep(chance.uniform(0.05, 1.0))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    store = SuffixStore(sys.argv[1], most_bytes=int(sys.argv[4]))  # compares all checksums
+    print(round, store.texts, store.size, len(store.segments), flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_killed_writers_damage_nothing(tmp_path: Path) -> None:
-    chance, last = random.Random(0), -1
-    for round_ in range(20):
-        one = writer(tmp_path, round_, flushed=1000, bound=1_500_000, count=10**6)
-        assert one.stdout.readline() == "ready\n"
-        time.sleep(chance.uniform(0.0, 1.0))
-        os.kill(one.pid, signal.SIGKILL)
-        one.wait(60)
-        one.stdout.close()
-        store = SuffixStore(tmp_path)  # all checksums are compared
-        for text in texts_of(store):
-            assert 50 <= len(text) < 200 and text[0] <= round_
-        names = [tuple(text[:2]) for text in texts_of(store)]
-        assert len({*names}) == len(names), "no text is there twice"
-        assert not store.size > 1_500_000 + 50_000
-        newest = max((one.path.name for one in store.segments), default="")
-        assert newest >= str(last)
-        last = newest
+    code = f"from polydraft.drafters import SuffixStore\nWRITER = {WRITER!r}\n{KILLER}"
+    arguments = [tmp_path, 0, 1000, 1_500_000, 10**6]  # a segment for each thousand tokens
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    rounds = [line for line in done.stdout.splitlines() if line != "ready"]
+    assert len(rounds) == 20
+    store = SuffixStore(tmp_path)
+    texts = texts_of(store)
+    assert texts and all(50 <= len(text) < 200 and text[0] < 20 for text in texts)
+    names = [tuple(text[:2]) for text in texts]
+    assert len({*names}) == len(names), "no text is there twice"
+    assert names == sorted(names) and names[-1][0] > 15, "the order by age stays, and the last writers' texts are there"
     store.add([1, 2, 3])
     store.flush()
+    assert store.size <= 1_500_000 + 20_000 and len(store.segments) < 30
     assert not [*tmp_path.glob("*.half")]
 
 

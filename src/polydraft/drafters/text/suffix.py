@@ -35,15 +35,31 @@ TREES = Fixed(room_for_paths(16, 12, 4))
 """The usual bounds of its trees."""
 
 
-class Told:
-    """How many tokens of a row's text a store has been given, and whether the text is over.
+class Once:
+    """Something that is done once, though the step that does it may be taken again."""
 
-    It changes once: a step that is taken again finds that the text was given away.
+    def __init__(self) -> None:
+        self.done = False
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a store was given of a row's text.
+
+    Args:
+        known: how many of its first tokens.
+        over: whether the text has come to its end.
+        once: whether it was given away in a step that may be taken again.
     """
 
-    def __init__(self, known: int = 0) -> None:
-        self.known = known
-        self.over = False
+    known: int
+    over: bool
+    once: Once
+
+    @classmethod
+    def begun(cls, known: int = 0) -> "Told":
+        """Return what holds of a text in progress."""
+        return cls(known, False, Once())
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +135,7 @@ class SuffixDrafter(TextDrafter):
         """
         if self._kept is not None:
             self._kept.check(Vocabulary.of_target(session))
-        return SuffixState(session.vocab_size, tuple(Told() for _ in text.counts))
+        return SuffixState(session.vocab_size, tuple(Told.begun() for _ in text.counts))
 
     def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
         """Look every row's end up, but for those that are over."""
@@ -128,22 +144,19 @@ class SuffixDrafter(TextDrafter):
 
     def finish(self, state: SuffixState, text: Text, row: int) -> SuffixState:
         """Add a text that is over to the store, once, but for what was added before."""
-        told = state.rows[row]
-        if self._kept is not None and self.keeps and not told.over:
-            told.over = True
-            own = text.tokens[row, : text.counts[row]].cpu().numpy()
-            self._kept.add(own[max(0, told.known - self.longest) :])
-        told.over, told.known = True, text.counts[row]
-        return state
+        told, length = state.rows[row], text.counts[row]
+        if self._kept is not None and self.keeps and not told.once.done:
+            told.once.done = True
+            self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
+        return _with(state, row, Told(length, True, told.once))
 
     def join(self, state: SuffixState, row: int, other: SuffixState) -> SuffixState:
         """Take the newcomer's place in the store along."""
-        return replace(state, rows=(*state.rows[:row], other.rows[0], *state.rows[row + 1 :]))
+        return _with(state, row, other.rows[0])
 
     def rewind(self, state: SuffixState, row: int, length: int) -> SuffixState:
         """Go on behind a part of the text, of which the store may know something."""
-        fresh = Told(min(length, state.rows[row].known))
-        return replace(state, rows=(*state.rows[:row], fresh, *state.rows[row + 1 :]))
+        return _with(state, row, Told.begun(min(length, state.rows[row].known)))
 
     def continues(self, state: object) -> bool:
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
@@ -155,6 +168,10 @@ class SuffixDrafter(TextDrafter):
         if self._kept is not None:
             sources.append(self._kept.found(own, self.longest))
         return Continuing(self.factor, self.offset, self.least, self.occurrences).best(sources, bounds)[0]
+
+
+def _with(state: SuffixState, row: int, told: Told) -> SuffixState:
+    return replace(state, rows=(*state.rows[:row], told, *state.rows[row + 1 :]))
 
 
 def check_longest(name: str, value: Any) -> None:
