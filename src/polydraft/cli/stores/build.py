@@ -24,6 +24,8 @@ TOGETHER = 1 << 20
 QUIET = 2.0
 """Seconds before a bar is shown."""
 USUAL_MB = 1074
+BYTES = 8
+"""Of a store for each token."""
 SMALL_CHUNK = 1 << 20
 """Tokens of a segment of a store that grows; larger ones come of merging."""
 TOLD = 5
@@ -89,7 +91,8 @@ def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
 def _writer(request: BuildRequest, vocabulary: Vocabulary) -> StoreWriter:
     if request.kind == "rest":
         return StoreWriter(request.out, vocabulary)
-    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=SMALL_CHUNK, merges=True)
+    chunk = min(SMALL_CHUNK, (request.most_bytes or 0) // BYTES // 8)  # so that to drop the oldest drops little
+    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=chunk, merges=True)
 
 
 def _fill(
@@ -104,7 +107,7 @@ def _fill(
         for batch in _batches(files):
             bad += [one.bad for one in batch if one.bad]
             for tokens in _encoded(tokenizer, batch, bad):
-                if most is not None and 8 * (writer.tokens + writer.texts + len(tokens)) > most:
+                if most is not None and BYTES * (writer.tokens + writer.texts + len(tokens)) > most:
                     notes.print(f"The store has its {most // 1_000_000} MB; the rest is left out.", soft_wrap=True)
                     return
                 writer.add(tokens)
