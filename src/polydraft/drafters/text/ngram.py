@@ -50,7 +50,7 @@ class NgramDrafter(TextDrafter):
         found = continuations(row, self.longest, self.shortest, bounds.depth, min(self.matches, bounds.children))
         weights = 0.5 ** np.arange(len(found))  # the more recent, the likelier
         return (
-            Guess.paths(found, (weights / max(weights.sum(), 1)).tolist()) if len(found) != 1 else Guess.chain(*found)
+            Guess.paths(found, (weights / max(weights.sum(), 1)).tolist()) if len(found) != 1 else Guess.chain(found[0])
         )
 
 
