@@ -23,7 +23,7 @@ TOGETHER = 1 << 20
 """Characters that are tokenized together."""
 QUIET = 2.0
 """Seconds before a bar is shown."""
-USUAL_MB = 1074
+USUAL_MB = 268
 BYTES = 8
 """Of a store for each token."""
 SMALL_CHUNK = 1 << 20

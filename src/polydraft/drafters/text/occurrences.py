@@ -1,7 +1,7 @@
 """Where earlier text ended as a text ends now, by the number of last tokens that agree, and what followed there."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ LONGEST = 64
 """How many last tokens matter at most."""
 
 
+@runtime_checkable
 class Occurrences(Protocol):
     """The places where the last tokens of a context occurred before.
 

@@ -10,17 +10,19 @@ import numpy as np
 from filelock import FileLock
 
 from polydraft.drafters.text.occurrences import Tokens
-from polydraft.drafters.text.stores.segment import HALF, HEADER, MOST_TOKENS, Segment, write_segment
+from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, write_segment
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import StoreError, VocabularyMismatch
 
 LOCK = ".lock"
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds that a writer waits for another."""
 FAN = 4
 """So many neighbours of one size become one segment."""
 PARTS = 8
 """A merged segment has at most this part of a bounded folder, so that to drop the oldest drops little."""
+MERGED = 1 << 23
+"""The most tokens of a merged segment: whoever adds a text waits for a merge."""
 NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
 
 
@@ -164,7 +166,7 @@ def _evict(folder: Path, most_bytes: int | None) -> None:
 
 def _merge(folder: Path, most_bytes: int | None) -> bool:
     """Merge the youngest neighbours of one size, if there are enough; tell whether that was done."""
-    largest = HEADER.size + 8 * MOST_TOKENS
+    largest = HEADER.size + 8 * MERGED
     if most_bytes is not None:
         largest = min(largest, most_bytes // PARTS)
     there = places(folder)

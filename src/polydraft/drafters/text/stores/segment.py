@@ -20,8 +20,6 @@ from polydraft.errors import StoreError
 MAGIC, VERSION = b"PDTEXTS\0", 1
 HEADER = struct.Struct("<8sIIQQI32s188sI")
 """Magic, version, vocabulary's size, tokens, texts, checksum, the tokenizer's mark and name, the header's checksum."""
-MOST_TOKENS = 1 << 27
-"""The most tokens of a segment, sentinels included."""
 CHECKED = 1 << 26
 """Larger files are not read through when they are opened; `Segment.check` does it."""
 HALF = ".half"

@@ -19,7 +19,7 @@ from polydraft.drafters.text.stores.segment import Segment
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 28
 """The usual bound on a store."""
 FLUSHED = 1 << 15
 """Tokens that are kept in memory before they are written."""
