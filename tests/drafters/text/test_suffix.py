@@ -1,5 +1,7 @@
 """Suffix decoding and retrieval: what they draft, what they add to a store, and that the text stays the target's."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,7 +24,7 @@ from polydraft.drafters.text import Guess
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
-from polydraft.probs import SamplingParams
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
 from polydraft.trees import TreePolicy, check_policy, largest_shape
@@ -43,7 +45,7 @@ def drafted(drafter: Drafter, *rows: list[int], policy: TreePolicy = WIDE, vocab
     """Return the drafted paths of every row."""
     text = text_of(*rows)
     state = drafter.start(text, Session(SamplingParams(), 64, vocab))
-    draft: Any = drafter.draft(state, text, Given(), policy, None)[0]  # type: ignore[arg-type]
+    draft: Any = drafter.draft(state, text, Given(), policy, Noise.from_seed(0, len(rows)))[0]
     found = []
     for row in range(len(rows)):
         paths: dict[int, tuple[int, ...]] = {0: ()}
@@ -123,14 +125,11 @@ def test_retrieval_takes_the_longest_end_that_occurs(tmp_path: Path) -> None:
 BAD: list[tuple[Callable[[Path], object], str]] = [
     (lambda _: SuffixDrafter(longest=0), "longest must be a whole number from 1 to 64, but is 0"),
     (lambda _: SuffixDrafter(longest=65), "longest must be"),
-    (lambda _: SuffixDrafter(longest=2.5), "longest must be"),  # type: ignore[arg-type]
     (lambda _: SuffixDrafter(factor=-1), "factor must be a finite number >= 0, but is -1"),
     (lambda _: SuffixDrafter(factor=float("nan")), "factor must be"),
     (lambda _: SuffixDrafter(offset=float("inf")), "offset must be a finite number, but is inf"),
     (lambda _: SuffixDrafter(least=1.5), "least must be a number from 0 to 1, but is 1.5"),
     (lambda _: SuffixDrafter(occurrences=0), "occurrences must be a whole number of at least 1"),
-    (lambda _: SuffixDrafter(store=3), "store must be a SuffixStore, its folder, or None, but is 3"),  # type: ignore
-    (lambda _: RetrievalDrafter(3), "store must be a TextStore, or its folder or file, but is 3"),  # type: ignore
     (lambda place: RetrievalDrafter(place, longest=2, shortest=3), "shortest must be no more than longest"),
     (lambda place: RetrievalDrafter(place, following=0), "following must be"),
     (lambda place: RetrievalDrafter(place, longest=True), "longest must be"),
@@ -141,6 +140,36 @@ BAD: list[tuple[Callable[[Path], object], str]] = [
 def test_wrong_values_are_refused(make: Callable[[Path], object], says: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match=says):
         make(written(tmp_path / "store", [1, 2, 3]))
+
+
+WRONG = """
+import sys
+from polydraft import RetrievalDrafter, SuffixDrafter, SuffixStore, TextStore
+from polydraft.errors import InvalidParameter
+place = sys.argv[1]
+for call in (
+    lambda: SuffixDrafter(longest=2.5),
+    lambda: SuffixDrafter(factor="x"),
+    lambda: SuffixDrafter(store=TextStore(place)),
+    lambda: RetrievalDrafter(3),
+    lambda: RetrievalDrafter(place, following=2.5),
+    lambda: SuffixStore(place, most_bytes=1e9),
+    lambda: SuffixStore(place, most_bytes="x"),
+):
+    try:
+        print(call())
+    except InvalidParameter as error:
+        print(error)
+"""
+
+
+def test_wrong_types_are_refused(tmp_path: Path) -> None:
+    """In a process without the checker that pytest may put around the package, which would see them first."""
+    place = written(tmp_path / "store", [1, 2, 3])
+    done = subprocess.run([sys.executable, "-c", WRONG, str(place)], capture_output=True, text=True, check=True)
+    says = done.stdout.splitlines()
+    names = ["longest", "factor", "store", "store", "following", "most_bytes", "most_bytes"]
+    assert len(says) == 7 and all(one.startswith(f"{name} must be") for one, name in zip(says, names, strict=True))
 
 
 @cache
