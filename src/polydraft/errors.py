@@ -11,6 +11,7 @@ PolydraftError
 ├── CheckpointError                      a model folder that is missing, incomplete or damaged
 ├── PromptFileError                      a prompt file that cannot be read: which file, which line, and why
 ├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
+├── StoreError                           a store of texts that cannot be read or used: which file, and why
 ├── FetchError                           something that cannot be fetched: what, and why
 ├── MissingExtra                         an optional package that is not installed, and how to install it
 └── NotConverged                         a computation that does not reach the accuracy asked for
@@ -68,6 +69,10 @@ class PromptFileError(PolydraftError):
 
 class ResultsError(PolydraftError):
     """A folder of results is damaged or belongs to a run with other settings."""
+
+
+class StoreError(PolydraftError):
+    """A store of texts cannot be read, or belongs to another tokenizer."""
 
 
 class FetchError(PolydraftError):

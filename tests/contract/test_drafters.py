@@ -1,8 +1,10 @@
 """One suite over all drafters: whatever they propose is a tree that the engine and the verifiers can work with."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from doubles import step_of, tiny_model
 from heads import WIDTH, every_head
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
-from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session
+from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session, StoreWriter, TextStore, Vocabulary
 from polydraft.engine.decode import LOOP
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
@@ -42,8 +44,21 @@ def model_drafter(family: str = "llama", vocab: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(tiny_model(family, vocab)), shortlist_size=8)
 
 
+@cache
+def store() -> TextStore:
+    """Return a store with what follows some of the rows."""
+    folder = TemporaryDirectory()
+    weakref.finalize(store, folder.cleanup)
+    with StoreWriter(folder.name, Vocabulary(VOCAB)) as writer:
+        for text in ([3, 1, 5, 6, 7], [3, 1, 5, 8], [5, 8, 2], [7, 1, 4, 4, 9], list(range(VOCAB))):
+            writer.add(text)
+    return TextStore(folder.name)
+
+
 def member(line: DrafterLine) -> Drafter:
     """Return a drafter of a line, with as many models as it takes."""
+    if line.store == "must":
+        return line.make(store=store())
     if line.models == 0:
         return line.make()
     if line.models == 1:

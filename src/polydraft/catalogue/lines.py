@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from polydraft.drafters import Drafter
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import Scheme
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import NodeVerifier, TreeVerifier
@@ -120,6 +121,7 @@ class DrafterLine:
         proposes: whether it drafts at all.
         wraps: whether it has another drafter inside; a drafter that does not is whatever a draft, be it a model or a
             head, drafts by itself.
+        store: whether its word may name a folder of texts behind a colon, as `store` of its class: "no", "may", "must".
     """
 
     word: str
@@ -128,6 +130,33 @@ class DrafterLine:
     scheme: Scheme | None = None
     proposes: bool = True
     wraps: bool = False
+    store: Literal["no", "may", "must"] = "no"
+
+    @property
+    def spelling(self) -> str:
+        """How it is named in help."""
+        return {"no": self.word, "may": f"{self.word}[:FOLDER]", "must": f"{self.word}:FOLDER"}[self.store]
+
+    def named(self, text: str) -> Drafter:
+        """Return the drafter that a text names, which begins with its word and may name a store.
+
+        Raises:
+            InvalidParameter: it names none and must.
+            StoreError: the store cannot be used.
+        """
+        folder = self.folder_in(text)
+        return self.make(store=folder) if folder else self.make()
+
+    def folder_in(self, text: str) -> str:
+        """Return the store that a text names behind its word; empty for none.
+
+        Raises:
+            InvalidParameter: it names none and must.
+        """
+        _, colon, folder = text.partition(":")
+        if not folder and (colon or self.store == "must"):
+            raise InvalidParameter(f"The drafter {self.word!r} needs a store: write {self.word}:FOLDER.")
+        return folder
 
     def of(self, drafter: Drafter) -> Drafter:
         """Return the drafter that has the drafter of a draft model inside, or is it."""

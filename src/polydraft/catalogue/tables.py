@@ -27,6 +27,8 @@ from polydraft.drafters import (
     NoDraft,
     OuroborosDrafter,
     RecyclingDrafter,
+    RetrievalDrafter,
+    SuffixDrafter,
     merge,
     merge_beside,
     route,
@@ -179,6 +181,8 @@ POLICIES: tuple[PolicyLine, ...] = (
 DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
     DrafterLine("ngram", NgramDrafter, scheme=Given()),
+    DrafterLine("suffix", SuffixDrafter, scheme=Given(), store="may"),
+    DrafterLine("rest", RetrievalDrafter, scheme=Given(), store="must"),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
     DrafterLine("recycling", RecyclingDrafter, scheme=Given()),
     DrafterLine("route", route, scheme=Given()),

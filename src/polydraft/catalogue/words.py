@@ -26,8 +26,26 @@ def scheme_words() -> list[str]:
 
 
 def drafter_words(most_models: int, *, proposing: bool = False) -> list[str]:
-    """Return the words of all drafters that take at most so many draft models; if asked, only those that draft."""
-    return [line.word for line in tables.DRAFTERS if line.models <= most_models and (line.proposes or not proposing)]
+    """Return the words of all drafters that take at most so many draft models; if asked, only those that draft.
+
+    A drafter that must have a store is no word by itself.
+    """
+    return [line.word for line in _drafters(most_models, proposing) if line.store != "must"]
+
+
+def drafter_spellings(most_models: int, *, proposing: bool = False) -> list[str]:
+    """Return the same for people to read, with the places of stores, and with drafters that must have one."""
+    return [line.spelling for line in _drafters(most_models, proposing)]
+
+
+def is_drafter_word(text: str, most_models: int, *, proposing: bool = False) -> bool:
+    """Tell whether a text names a drafter of the catalogue by its word, and maybe a store behind a colon."""
+    word, colon, _ = text.partition(":")
+    return any(line.word == word and (not colon or line.store != "no") for line in _drafters(most_models, proposing))
+
+
+def _drafters(most_models: int, proposing: bool) -> list[DrafterLine]:
+    return [line for line in tables.DRAFTERS if line.models <= most_models and (line.proposes or not proposing)]
 
 
 def example_trees(*, growing: bool) -> list[str]:
@@ -37,15 +55,16 @@ def example_trees(*, growing: bool) -> list[str]:
 
 
 def drafter_line(word: str) -> DrafterLine:
-    """Return the line of the drafter with a word.
+    """Return the line of the drafter with a word, behind which a store may be named.
 
     Raises:
         InvalidParameter: there is none.
     """
+    own, colon, _ = word.partition(":")
     for line in tables.DRAFTERS:
-        if line.word == word:
+        if line.word == own and (not colon or line.store != "no"):
             return line
-    words = ", ".join(line.word for line in tables.DRAFTERS)
+    words = ", ".join(line.spelling for line in tables.DRAFTERS)
     raise InvalidParameter(f"There is no drafter {word!r}; choose from {words}.")
 
 
@@ -101,7 +120,7 @@ def _rule_line(name: str) -> RuleLine:
 
 def _scheme_for(line: RuleLine, drafter: str) -> Scheme:
     """Return the scheme that a drafter is bound to, if the rule knows it; else the rule's usual one."""
-    bound = next((one.scheme for one in tables.DRAFTERS if one.word == drafter), None)
+    bound = next((one.scheme for one in tables.DRAFTERS if one.word == drafter.partition(":")[0]), None)
     return bound if bound in line.known else line.known[0]
 
 

@@ -136,9 +136,12 @@ def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
 
     Raises:
         InvalidParameter: a malformed tree, an unknown verifier, a sampling option outside its range.
+        StoreError: the drafter's store cannot be used.
     """
     check_sampling(request.sampling)
     refuse_clashes(*_clashes(request, drafter))
+    if drafter_line(drafter).folder_in(drafter):
+        drafter_line(drafter).named(drafter)
     options: dict[str, Any] = {
         **request.sampling,
         "compile": request.compiled,
@@ -225,7 +228,7 @@ def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
     """Return the drafter with a name; where none was named and a model drafts, what the engine takes by default."""
     line = drafter_line(name)
     if not line.models:
-        return line.make()
+        return line.named(name)
     drafter = as_drafter(pair.draft, compile=request.compiled)
     if request.drafter is not None:
         return line.of(drafter)

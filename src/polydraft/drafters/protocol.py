@@ -193,6 +193,14 @@ class Drafter(Protocol):
         """Take note that a row's text is over; the row may be joined later."""
         return self.rewind(state, row, 0)
 
+    def finish(self, state: Any, text: Text, row: int) -> Any:
+        """Take note that a row's text has come to its end, and what it is; called after the last step's `commit`.
+
+        Rows that are finished may stay in the batch, and are drafted for though nobody takes their drafts. Whatever is
+        kept outside the state must be kept once, though the step may be taken again.
+        """
+        return state
+
     def ended(self, state: Any) -> bool:
         """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
         return False

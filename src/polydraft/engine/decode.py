@@ -203,15 +203,15 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     gains = _emissions(tree, verdict, rows, target.usable)
     if method.logprobs is not None:
         gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
-    extended = _extended(text, gains)
+    extended, over = _extended(text, gains), {row for row, gained in gains.items() if gained.finish}
     after = replace(
         rows,
         text=extended,
         laws=target.laws_after(rows.laws, verdict),
         steps=tuple(count + 1 for count in rows.steps),
-        going=rows.going - {row for row, gained in gains.items() if gained.finish},
+        going=rows.going - over,
         reader=reader.keep(text, verdict, ends=[count - 1 for count in extended.counts]),
-        parts=tuple(part.committed(taken, own) for own, part in drafts),
+        parts=tuple(part.committed(taken, own).finished(extended, over) for own, part in drafts),
     )
     kept = (scored.logits, target.scores) if method.keeps_scores else (None, None)
     block = Block(gains, tree, verdict, *kept)

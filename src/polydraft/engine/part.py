@@ -1,6 +1,6 @@
 """Some rows of a batch with one drafter, one verifier and one policy: rows of a batch need not have the same."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +93,13 @@ class Part:
         own = replace(own, scored=own.scored.with_riders(riders))
         state = self.drafter.commit(self.state, own)
         return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
+
+    def finished(self, text: Text, rows: Collection[int]) -> "Part":
+        """Tell the drafter which rows of the batch have come to their ends with the last step."""
+        part, own = self, [place for place, row in enumerate(self.rows) if row in rows]
+        for place in own:
+            part = replace(part, state=part.drafter.finish(part.state, self.text(text), place))
+        return part
 
     def joined(self, row: int, other: Any) -> "Part":
         """Return the part with a new text in a row of the batch; the drafter's state of it is given."""

@@ -40,8 +40,10 @@ from polydraft.models.loading import (
     load,
     load_draft,
     load_pair,
+    load_tokenizer,
     save,
     shipped_head,
+    tokenizer_of,
 )
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
@@ -109,6 +111,7 @@ __all__ = [
     "load",
     "load_draft",
     "load_pair",
+    "load_tokenizer",
     "main_input",
     "module_of",
     "one_row",
@@ -127,6 +130,7 @@ __all__ = [
     "sources_of",
     "take_apart",
     "text_of",
+    "tokenizer_of",
     "warn_of_serial",
     "weight_bytes",
     "weights_of",

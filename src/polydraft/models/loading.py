@@ -302,6 +302,25 @@ def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
     return found
 
 
+def load_tokenizer(name: str | Path | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a target without its weights; None is the embedded pair's.
+
+    Raises:
+        CheckpointError: the model's folder or file is missing or damaged, or the hub does not give it.
+        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
+    """
+    with held_back():
+        return _tokenizer(_checked(EMBEDDED / "target" if name is None else name))
+
+
+def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that lies where a model came from, on this machine; None if it is not found."""
+    if not str(getattr(model, "name_or_path", "") or ""):
+        return None
+    with held_back():
+        return _known_tokenizer(model)
+
+
 def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
     config, name = cast(PreTrainedModel, model).config, Path(str(cast(PreTrainedModel, model).name_or_path))

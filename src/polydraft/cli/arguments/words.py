@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
-from polydraft.catalogue import AUTO, drafter_words, example_trees, rule_words, scheme_words
+from polydraft.catalogue import AUTO, drafter_spellings, example_trees, is_drafter_word, rule_words, scheme_words
 
 
 def verifier_word(word: str) -> str:
@@ -26,12 +26,14 @@ def scheme_word(word: str | None) -> str | None:
 
 
 def drafter_word(word: str | None) -> str | None:
-    """Return the word of a drafter that needs one draft model or none.
+    """Return the word of a drafter that needs one draft model or none, behind which a store may be named.
 
     Raises:
         BadParameter: it is none.
     """
-    return None if word is None else one_of(word, drafter_words(1))
+    if word is None or is_drafter_word(word, 1):
+        return word
+    return one_of(word, drafter_spellings(1))
 
 
 def rule_word(word: str) -> str:
@@ -66,7 +68,7 @@ def schemes_in_help() -> str:
 
 def drafters_in_help() -> str:
     """List the drafters."""
-    return _listed(drafter_words(1))
+    return _listed(drafter_spellings(1))
 
 
 def trees_in_help() -> str:

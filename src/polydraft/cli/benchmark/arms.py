@@ -19,7 +19,7 @@ from polydraft.bench.speed import (
     plain_arm,
     rounded_arm,
 )
-from polydraft.catalogue import AUTO, drafter_line, drafter_words, parse_policy, verifier_by_name
+from polydraft.catalogue import AUTO, drafter_line, drafter_spellings, is_drafter_word, parse_policy, verifier_by_name
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
@@ -94,9 +94,11 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
     """Check an arm's values, before models are loaded."""
     _numbers(text, settings)
     if not kind:
-        drafter, words = settings.get("drafter", MODEL), drafter_words(1, proposing=True)
-        if drafter not in words:
-            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {', '.join(words)}.")
+        drafter = settings.get("drafter", MODEL)
+        if not is_drafter_word(drafter, 1, proposing=True):
+            words = ", ".join(drafter_spellings(1, proposing=True))
+            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {words}.")
+        drafter_line(drafter).folder_in(drafter)
         _configuration(settings, drafter)
 
 
@@ -164,7 +166,7 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     drafter = one.settings.get("drafter", MODEL if draft is not None or one.kind == "hf-assisted" else LOOKUP)
     line = drafter_line(drafter)
     if not line.models:
-        return drafting_arm(one.name, target, line.make(), **_configuration(one.settings, drafter))
+        return drafting_arm(one.name, target, line.named(drafter), **_configuration(one.settings, drafter))
     if draft is None:
         raise InvalidParameter(f"The arm {one.name!r} needs a draft model: give --draft beside --target.")
     if one.kind == "hf-assisted":

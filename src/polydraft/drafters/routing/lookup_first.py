@@ -129,6 +129,10 @@ class LookupFirst(Drafter):
         """Tell the other drafter."""
         return replace(state, inner=self.drafter.leave(state.inner, row))
 
+    def finish(self, state: LookupState, text: Text, row: int) -> LookupState:
+        """Tell the other drafter."""
+        return replace(state, inner=self.drafter.finish(state.inner, text, row))
+
     def continues(self, state: object) -> bool:
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))

@@ -186,6 +186,12 @@ class MergedDrafter(Drafter):
         inner = None if self.other is None else self.other.leave(state.other, row)
         return replace(state, members=members, other=inner)
 
+    def finish(self, state: MergedState, text: Text, row: int) -> MergedState:
+        """Tell everybody."""
+        members = tuple(one.finish(own, text, row) for one, own in zip(self.members, state.members, strict=True))
+        inner = None if self.other is None else self.other.finish(state.other, text, row)
+        return replace(state, members=members, other=inner)
+
     def ended(self, state: MergedState) -> bool:
         """Ask the other drafter."""
         return self.other is not None and self.other.ended(state.other)

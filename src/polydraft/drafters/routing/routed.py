@@ -231,6 +231,13 @@ class RoutedDrafter(Drafter):
         members = tuple(one.leave(own, row) for one, own in zip(self.members, state.members, strict=True))
         return replace(state, members=members, other=None if self.other is None else self.other.leave(state.other, row))
 
+    def finish(self, state: RoutedState, text: Text, row: int) -> RoutedState:
+        """Tell everybody."""
+        pairs = zip(self.members, state.members, strict=True)
+        members = tuple(one.finish(own, text, row) for one, own in pairs)
+        other = None if self.other is None else self.other.finish(state.other, text, row)
+        return replace(state, members=members, other=other)
+
     def ended(self, state: RoutedState) -> bool:
         """Ask the other drafter."""
         return self.other is not None and self.other.ended(state.other)

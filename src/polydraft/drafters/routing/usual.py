@@ -3,12 +3,12 @@
 from polydraft.drafters.protocol import Drafter
 from polydraft.drafters.routing.merged import MergedDrafter
 from polydraft.drafters.routing.routed import RoutedDrafter
-from polydraft.drafters.text import NgramDrafter, RecyclingDrafter, TextDrafter
+from polydraft.drafters.text import NgramDrafter, RecyclingDrafter, SuffixDrafter, TextDrafter
 
 
 def usual_members() -> tuple[TextDrafter, ...]:
-    """Return prompt lookup and token recycling, with nothing learnt from other texts."""
-    return NgramDrafter(), RecyclingDrafter()
+    """Return prompt lookup, suffix decoding and token recycling, with nothing learnt from other texts."""
+    return NgramDrafter(), SuffixDrafter(), RecyclingDrafter()
 
 
 def route() -> RoutedDrafter:

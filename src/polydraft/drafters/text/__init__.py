@@ -9,6 +9,9 @@ from polydraft.drafters.text.ouroboros import OuroborosDrafter
 from polydraft.drafters.text.pool import NgramPool
 from polydraft.drafters.text.predicted import PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
+from polydraft.drafters.text.retrieval import RetrievalDrafter
+from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters.text.suffix import SuffixDrafter
 
 __all__ = [
     "LOOKUP",
@@ -22,7 +25,13 @@ __all__ = [
     "OuroborosDrafter",
     "PredictedDrafter",
     "RecyclingDrafter",
+    "RetrievalDrafter",
+    "StoreWriter",
+    "SuffixDrafter",
+    "SuffixStore",
     "TextDrafter",
+    "TextStore",
+    "Vocabulary",
     "given",
     "given_chain",
     "merged",

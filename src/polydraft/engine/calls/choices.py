@@ -7,7 +7,14 @@ from typing import Any, TypeGuard, cast
 
 from torch import Generator, nn
 
-from polydraft.catalogue import drafter_line, drafter_words, parse_policy, verifier_by_name, word_of
+from polydraft.catalogue import (
+    drafter_line,
+    drafter_spellings,
+    is_drafter_word,
+    parse_policy,
+    verifier_by_name,
+    word_of,
+)
 from polydraft.drafters import Drafter, NgramDrafter, is_head
 from polydraft.engine.calls.chains import chained, without_branches
 from polydraft.engine.calls.loading import head_for
@@ -110,10 +117,11 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     Raises:
         InvalidParameter: it is none of these.
         CheckpointError: no model can be loaded by that name.
+        StoreError: a drafter's store cannot be used.
         VocabularyMismatch: a draft model's tokens are others.
     """
     if _is_word(given):
-        return drafter_line(given).make()
+        return drafter_line(given).named(given)
     if isinstance(given, str | Path):
         if not is_derived(given) and is_head(given):
             return head_for(given, target.model)
@@ -125,7 +133,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if isinstance(given, Pair):
         raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
     raise InvalidParameter(
-        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(drafter_words(0))}, but is "
+        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(drafter_spellings(0))}, but is "
         f"{_described(given)}."
     )
 
@@ -217,7 +225,7 @@ def _with_drafts(policy: TreePolicy) -> TreePolicy:
 
 def _is_word(given: object) -> TypeGuard[str]:
     """Tell whether a value is the word of a drafter that needs no model; any other text is a folder or hub name."""
-    return isinstance(given, str) and given in drafter_words(0)
+    return isinstance(given, str) and is_drafter_word(given, 0)
 
 
 def _described(value: object) -> str:

@@ -14,7 +14,7 @@ from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID
-from polydraft.trees import MENDABLE, Chain
+from polydraft.trees import MENDABLE, Chain, in_pieces
 
 
 def load(
@@ -108,5 +108,6 @@ def check_head(head: Drafter, target: HuggingFaceModel) -> None:
         raise
     except Exception as error:  # it would fail at the first step of every text
         raise CheckpointError(f"The head cannot draft for this target: {lowered(error)}") from error
-    if draft.failure is not None:
-        raise CheckpointError(f"The head cannot draft for this target: {lowered(draft.failure)}")
+    failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
+    if failure is not None:
+        raise CheckpointError(f"The head cannot draft for this target: {lowered(failure)}")

@@ -119,6 +119,10 @@ class Guarded(Drafter):
         """Tell the drafter that a text is over."""
         return state if self.ended(state) else self._tried(partial(self.drafter.leave, state, row))
 
+    def finish(self, state: Any, text: Text, row: int) -> Any:
+        """Tell the drafter that a text is complete."""
+        return state if self.ended(state) else self._tried(partial(self.drafter.finish, state, text, row))
+
     def ended(self, state: Any) -> bool:
         """Tell whether the drafter has failed, or says itself that nothing will come."""
         return isinstance(state, Failed) or self.drafter.ended(state)

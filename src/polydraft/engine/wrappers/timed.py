@@ -179,6 +179,11 @@ class TimedDrafter(Drafter):
         """Pass it on."""
         return self.drafter.leave(state, row)
 
+    def finish(self, state: Any, text: Text, row: int) -> Any:
+        """Finish against the clock."""
+        with self.watch.charge("draft"):
+            return self.drafter.finish(state, text, row)
+
     def ended(self, state: Any) -> bool:
         """Pass the question on."""
         return self.drafter.ended(state)

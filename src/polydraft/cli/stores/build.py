@@ -1,0 +1,169 @@
+"""`polydraft store build`: files become a store of texts, of a target's tokens."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polydraft.cli.printing import console, on_one_line
+from polydraft.cli.process import FAILED, INTERRUPTED
+from polydraft.cli.stores.reading import Found, files_in, texts_in
+from polydraft.cli.stores.show import facts_of, in_words
+from polydraft.drafters import StoreWriter, TextStore, Vocabulary
+from polydraft.errors import InvalidParameter, StoreError
+from polydraft.models import load_tokenizer
+
+TOGETHER = 1 << 20
+"""Characters that are tokenized together."""
+QUIET = 2.0
+"""Seconds before a bar is shown."""
+USUAL_MB = 268
+BYTES = 8
+"""Of a store for each token."""
+SMALL_CHUNK = 1 << 20
+"""Tokens of a segment of a store that grows; larger ones come of merging."""
+TOLD = 5
+"""So many files that cannot be used are named, the others counted."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One call of `polydraft store build`.
+
+    Args:
+        files: files and folders.
+        out: the store's folder.
+        kind: "suffix" or "rest".
+        target: folder or name of the target whose tokens are stored; None for the embedded one.
+        most_mb: the store's largest size in millions of bytes; None for the usual one.
+    """
+
+    files: tuple[Path, ...]
+    out: Path
+    kind: str = "suffix"
+    target: str | None = None
+    most_mb: int | None = None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The store's largest size; None for none."""
+        usual = USUAL_MB if self.kind == "suffix" else None
+        return None if usual is self.most_mb is None else 1_000_000 * (self.most_mb or USUAL_MB)
+
+
+def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
+    """Build, and report; return the exit code: 0, 1 if files could not be used, or 130 after Ctrl-C.
+
+    Raises:
+        InvalidParameter: a store that is only read is there already.
+        PromptFileError: a file is not there.
+        StoreError: the folder holds something else, or cannot be written; nothing was to be stored.
+        VocabularyMismatch: the folder holds tokens of another tokenizer.
+    """
+    notes = console(errors=True, quiet=as_json)
+    files = files_in(request.files)
+    if request.kind == "rest" and request.out.is_dir() and any(request.out.glob("*.segment")):
+        raise InvalidParameter(f"--out {request.out} holds a store already; name a new folder, or take --kind suffix.")
+    tokenizer = load_tokenizer(request.target)
+    vocabulary = Vocabulary.of(tokenizer, request.target or "the embedded pair")
+    begin, bad, interrupted = time.perf_counter(), list[str](), False
+    with _writer(request, vocabulary) as writer:
+        try:
+            _fill(writer, files, tokenizer, bad, notes, request.most_bytes if request.kind == "rest" else None)
+        except KeyboardInterrupt:
+            interrupted = True
+    seconds = time.perf_counter() - begin
+    _tell_bad(bad, notes)
+    if interrupted:
+        notes.print(f"Interrupted; {request.out} holds the {writer.texts} texts that were read.", soft_wrap=True)
+    elif not writer.texts:
+        raise StoreError("Nothing was stored: the files hold no text of two tokens or more.")
+    _report(request, writer, seconds, bad, interrupted, as_json=as_json)
+    return INTERRUPTED if interrupted else FAILED if bad else 0
+
+
+def _writer(request: BuildRequest, vocabulary: Vocabulary) -> StoreWriter:
+    if request.kind == "rest":
+        return StoreWriter(request.out, vocabulary)
+    chunk = min(SMALL_CHUNK, (request.most_bytes or 0) // BYTES // 8)  # so that to drop the oldest drops little
+    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=chunk, merges=True)
+
+
+def _fill(
+    writer: StoreWriter, files: Sequence[Path], tokenizer: Any, bad: list[str], notes: Console, most: int | None
+) -> None:
+    """Add the files' texts, as many as there is room for; note what cannot be used."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[tokens]} tokens"))
+    bar = Progress(*columns, TimeElapsedColumn(), console=notes, transient=True)
+    total = sum(file.stat().st_size for file in files)
+    task, begin, shown = bar.add_task("Reading", total=total, tokens=0), time.monotonic(), False
+    try:
+        for batch in _batches(files):
+            bad += [one.bad for one in batch if one.bad]
+            for tokens in _encoded(tokenizer, batch, bad):
+                if most is not None and BYTES * (writer.tokens + writer.texts + len(tokens)) > most:
+                    notes.print(f"The store has its {most // 1_000_000} MB; the rest is left out.", soft_wrap=True)
+                    return
+                writer.add(tokens)
+            bar.update(task, advance=sum(one.read for one in batch), tokens=f"{writer.tokens:,}")
+            if not shown and notes.is_terminal and time.monotonic() - begin > QUIET:
+                bar.start()
+                shown = True
+    finally:
+        bar.stop()
+
+
+def _batches(files: Sequence[Path]) -> Iterator[list[Found]]:
+    batch, size = list[Found](), 0
+    for file in files:
+        for found in texts_in(file):
+            batch.append(found)
+            size += found.read
+            if size >= TOGETHER:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encoded(tokenizer: Any, batch: Sequence[Found], bad: list[str]) -> list[Sequence[int]]:
+    """Return the tokens of texts and conversations, as prompts have them but for what goes around a whole prompt."""
+    texts = [one.text for one in batch if one.text]
+    found: list[Sequence[int]] = []
+    if texts:
+        found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    for one in batch:
+        if one.messages:
+            told = [{"role": each.role, "content": each.content} for each in one.messages]
+            try:
+                found.append(tokenizer.apply_chat_template(told, tokenize=True, return_dict=False))
+            except Exception as error:  # noqa: BLE001  a template is a program of the model's authors
+                bad.append(f"{one.file}: the chat template refuses a conversation: {error}")
+    return found
+
+
+def _tell_bad(bad: Sequence[str], notes: Console) -> None:
+    for one in bad[:TOLD]:
+        notes.print(f"Left out: {on_one_line(one)}.", soft_wrap=True)
+    if len(bad) > TOLD:
+        notes.print(f"Left out: {len(bad) - TOLD} more.")
+
+
+def _report(
+    request: BuildRequest, writer: StoreWriter, seconds: float, bad: Sequence[str], interrupted: bool, *, as_json: bool
+) -> None:
+    there = None if interrupted and not any(request.out.glob("*.segment")) else TextStore(request.out)
+    added = {"added_texts": writer.texts, "added_tokens": writer.tokens, "seconds": round(seconds, 3)}
+    if as_json:
+        facts = {} if there is None else facts_of(there)
+        told = {**facts, **added, "left_out": list(bad), "finish": "interrupted" if interrupted else "done"}
+        sys.stdout.write(json.dumps(told) + "\n")
+    elif there is not None:
+        console().print(f"Added {writer.texts} texts, {writer.tokens} tokens, in {seconds:.1f} s.", soft_wrap=True)
+        console().print(in_words(there), soft_wrap=True)

@@ -1,0 +1,216 @@
+"""A folder of segments that several processes write to: numbered by age, merged, and bounded in bytes."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from polydraft.drafters.text.occurrences import Tokens
+from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, write_segment
+from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.errors import StoreError, VocabularyMismatch
+
+LOCK = ".lock"
+PATIENCE = 30.0
+"""Seconds that a writer waits for another."""
+FAN = 4
+"""So many neighbours of one size become one segment."""
+PARTS = 8
+"""A merged segment has at most this part of a bounded folder, so that to drop the oldest drops little."""
+MERGED = 1 << 23
+"""The most tokens of a merged segment: whoever adds a text waits for a merge."""
+NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A segment's file, and which of the segments that were ever written it holds.
+
+    Args:
+        path: the file.
+        first: the number of the oldest.
+        last: the number of the youngest.
+        size: the file's bytes.
+    """
+
+    path: Path
+    first: int
+    last: int
+    size: int
+
+
+def places(folder: Path) -> list[Place]:
+    """Return the segments of a folder, the oldest first, without those that a merged one holds.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    found = list[Place]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = NAME.fullmatch(entry.name)
+            if name:
+                try:
+                    found.append(Place(Path(entry.path), int(name[1]), int(name[2]), entry.stat().st_size))
+                except FileNotFoundError:  # another process has just dropped it
+                    continue
+    found.sort(key=lambda one: (one.first, -one.last))
+    whole, last = list[Place](), -1
+    for one in found:
+        if one.last > last:
+            whole.append(one)
+            last = one.last
+    return whole
+
+
+def check_folder(folder: Path, *, make: bool = False) -> None:
+    """Check that a folder is there, or make it.
+
+    Raises:
+        StoreError: it is not there, is no folder, holds other files and no segments, or cannot be made or read.
+    """
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        raise StoreError(f"There is no store of texts at {folder}; `polydraft store build` makes one.") from None
+    except (NotADirectoryError, FileExistsError):
+        raise StoreError(f"{folder} is a file; a store of texts is a folder.") from None
+    except OSError as error:
+        raise StoreError(f"The store {folder} cannot be used: {error.strerror or error}.") from error
+    foreign = [name for name in names if not (name == LOCK or NAME.fullmatch(name) or name.endswith(HALF))]
+    if foreign and len(foreign) == len([name for name in names if name != LOCK]):
+        raise StoreError(f"{folder} is no store of texts: it holds {sorted(foreign)[0]} and no segment.")
+
+
+def opened(place: Place, vocabulary: Vocabulary | None) -> Segment:
+    """Open a segment.
+
+    Raises:
+        StoreError: it cannot be read.
+        VocabularyMismatch: it holds tokens of another tokenizer.
+    """
+    try:
+        found = Segment.open(place.path)
+    except OSError as error:
+        raise StoreError(f"{place.path} cannot be read: {error.strerror or error}.") from error
+    if vocabulary is not None:
+        check_same(place.path, found.vocabulary, vocabulary)
+    return found
+
+
+def check_same(where: Path, theirs: Vocabulary, ours: Vocabulary) -> None:
+    """Check that a store's tokens are the target's.
+
+    Raises:
+        VocabularyMismatch: they are not.
+    """
+    if not theirs.agrees(ours):
+        raise VocabularyMismatch(
+            f"{where} holds tokens of {theirs.title}, and the target's are those of {ours.title}: build a store for it."
+        )
+
+
+def append(
+    folder: Path, tokens: Tokens, texts: int, vocabulary: Vocabulary, most_bytes: int | None, *, merges: bool = True
+) -> None:
+    """Write a segment behind all others; then merge small ones, and drop the oldest that exceed the bound.
+
+    Args:
+        folder: the store.
+        tokens: texts with sentinels around them.
+        texts: how many.
+        vocabulary: whose tokens these are.
+        most_bytes: the bound on all segments; None for none.
+        merges: whether small neighbours are merged.
+
+    Raises:
+        OSError: it cannot be written, or another process holds the lock for too long.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK, timeout=PATIENCE):
+        number = 1 + max((one.last for one in places(folder)), default=0)
+        write_segment(folder / f"{number:010d}-{number:010d}.segment", tokens, texts, vocabulary)
+        tidy(folder, most_bytes, merges=merges)
+
+
+def tidy(folder: Path, most_bytes: int | None, *, merges: bool = True) -> None:
+    """Clean a folder whose lock is held: what killed writers left, what was merged, what exceeds the bound."""
+    _evict(folder, most_bytes)
+    try:
+        while merges and _merge(folder, most_bytes):
+            continue
+    except StoreError:  # a damaged neighbour, or one of a later version: whoever opens the store is told
+        pass
+    kept = {one.path for one in places(folder)}
+    for path in folder.iterdir():
+        if path not in kept and (path.name.endswith(HALF) or NAME.fullmatch(path.name)):
+            _drop(path)
+
+
+def _evict(folder: Path, most_bytes: int | None) -> None:
+    """Drop the oldest segments until the rest fits; the youngest stays."""
+    there = places(folder)
+    total = sum(one.size for one in there)
+    for one in there[:-1]:
+        if most_bytes is None or total <= most_bytes:
+            break
+        _drop(one.path)
+        total -= one.size
+
+
+def _merge(folder: Path, most_bytes: int | None) -> bool:
+    """Merge the youngest neighbours of one size, if there are enough; tell whether that was done."""
+    largest = HEADER.size + 8 * MERGED
+    if most_bytes is not None:
+        largest = min(largest, most_bytes // PARTS)
+    there = places(folder)
+    for run in _runs([one.size for one in there]):
+        chosen, size = list[Place](), 0
+        for one in there[run:]:
+            if chosen and size + one.size > largest:
+                if len(chosen) > 1:
+                    break
+                chosen, size = [], 0
+            chosen, size = [*chosen, one], size + one.size
+        if len(chosen) > 1 and size <= largest:
+            _merge_into_one(folder, chosen)
+            return True
+    return False
+
+
+def _runs(sizes: Sequence[int]) -> list[int]:
+    """Return where the youngest neighbours begin that are enough to be merged, the smallest kind first."""
+    found, start = list[int](), len(sizes)
+    bound = FAN * min(sizes[-1:], default=0)
+    while start > 0:
+        bound = max(bound, FAN * sizes[start - 1])
+        while start > 0 and sizes[start - 1] < bound:
+            start -= 1
+        if len(sizes) - start >= FAN:
+            found.append(start)
+    return found
+
+
+def _merge_into_one(folder: Path, chosen: Sequence[Place]) -> None:
+    segments = [Segment.open(one.path) for one in chosen]
+    tokens = np.concatenate([segments[0].tokens, *(one.tokens[1:] for one in segments[1:])])
+    vocabulary = segments[0].vocabulary
+    for one in segments:
+        vocabulary = vocabulary.with_known(one.vocabulary)
+    name = f"{chosen[0].first:010d}-{chosen[-1].last:010d}.segment"
+    write_segment(folder / name, tokens, sum(one.texts for one in segments), vocabulary)
+    for one in chosen:
+        _drop(one.path)
+
+
+def _drop(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a system that keeps open files; the next writer tries again
+        return

@@ -1,0 +1,153 @@
+"""A store of texts that is built once and then read: a folder of segments, or one of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
+from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
+from polydraft.drafters.text.stores.segment import Segment, joined
+from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.errors import StoreError
+
+CHUNK = 1 << 25
+"""Tokens of a segment that is built: to order them takes a gigabyte of memory."""
+
+
+class TextStore:
+    """Texts in a folder of segments, or in one segment, to read.
+
+    Args:
+        path: the folder or file.
+
+    Raises:
+        StoreError: there is none, it holds no segment, or a segment is damaged.
+        VocabularyMismatch: two segments are of different tokenizers.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if self.path.is_file():
+            there = [Place(self.path, 1, 1, 0)]
+        else:
+            check_folder(self.path)
+            there = places(self.path)
+        if not there:
+            raise StoreError(f"The store {self.path} is empty; `polydraft store build` fills it.")
+        segments, vocabulary = list[Segment](), None
+        for place in there:
+            segments.append(opened(place, vocabulary))
+            vocabulary = segments[-1].vocabulary if vocabulary is None else vocabulary
+        self.segments: tuple[Segment, ...] = tuple(segments)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Whose tokens the texts are."""
+        return self.segments[0].vocabulary
+
+    @property
+    def texts(self) -> int:
+        """How many texts there are."""
+        return sum(one.texts for one in self.segments)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have."""
+        return sum(one.count for one in self.segments)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the files."""
+        return sum(one.size for one in self.segments)
+
+    def check(self, vocabulary: Vocabulary) -> None:
+        """Check that the texts are of a target's tokens.
+
+        Raises:
+            VocabularyMismatch: they are not.
+        """
+        check_same(self.path, self.vocabulary, vocabulary)
+
+    def found(self, context: Tokens, longest: int = LONGEST) -> list[Occurrences]:
+        """Find where the last tokens of a text occurred, in each segment.
+
+        Args:
+            context: the text, or its end.
+            longest: the most last tokens that matter.
+        """
+        return [one.found(context, longest) for one in self.segments]
+
+
+class StoreWriter:
+    """Fill a folder with texts, chunk by chunk; what was added is whole whenever it ends, also by Ctrl-C.
+
+    Args:
+        folder: the store's folder; what is in it stays.
+        vocabulary: whose tokens the texts are.
+        most_bytes: the bound on the store, beyond which the oldest segments are dropped; None for none.
+        chunk: tokens of a segment.
+        merges: whether small segments are merged, as in stores that grow.
+
+    Raises:
+        StoreError: the folder cannot be used.
+        VocabularyMismatch: it holds texts of another tokenizer.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        vocabulary: Vocabulary,
+        *,
+        most_bytes: int | None = None,
+        chunk: int = CHUNK,
+        merges: bool = False,
+    ) -> None:
+        self.folder, self.vocabulary = Path(folder), vocabulary
+        self.most_bytes, self.chunk, self.merges = most_bytes, chunk, merges
+        check_folder(self.folder, make=True)
+        for place in places(self.folder)[:1]:
+            opened(place, vocabulary)
+        self.texts = self.tokens = 0
+        self._waiting: list[NDArray[np.uint32]] = []
+        self._size = 1
+
+    def add(self, tokens: Sequence[int] | NDArray) -> None:
+        """Add a text; one of fewer than two tokens has nothing that follows.
+
+        Raises:
+            StoreError: a chunk is full and cannot be written.
+        """
+        text = np.asarray(tokens, np.uint32)
+        if len(text) < 2:
+            return
+        if self._waiting and self._size + len(text) + 1 > self.chunk:
+            self.flush()
+        self._waiting.append(text)
+        self._size += len(text) + 1
+        self.texts, self.tokens = self.texts + 1, self.tokens + len(text)
+
+    def flush(self) -> None:
+        """Write what was added since the last segment.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if not self._waiting:
+            return
+        whole = joined(self._waiting)
+        try:
+            append(self.folder, whole, len(self._waiting), self.vocabulary, self.most_bytes, merges=self.merges)
+        except OSError as error:
+            raise StoreError(f"The store {self.folder} cannot be written: {error.strerror or error}.") from error
+        self._waiting, self._size = [], 1
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()

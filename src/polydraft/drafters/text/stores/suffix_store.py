@@ -1,0 +1,247 @@
+"""A store of texts that grows while it is used, shared by requests and processes."""
+
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
+from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
+from polydraft.drafters.text.stores.segment import Segment
+from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
+
+MOST_BYTES = 1 << 28
+"""The usual bound on a store."""
+FLUSHED = 1 << 15
+"""Tokens that are kept in memory before they are written."""
+LATEST = 60.0
+"""Seconds after which they are written with the next text in any case."""
+RESCAN = 1.0
+"""Seconds between two looks at what other processes wrote."""
+
+
+@dataclass
+class _Buffer:
+    """Texts that are not written yet, in an array with room."""
+
+    folder: Path
+    most_bytes: int
+    vocabulary: Vocabulary | None
+    tokens: NDArray[np.uint32]
+    used: int = 1
+    texts: int = 0
+    since: float = 0.0
+    process: int = field(default_factory=os.getpid)
+    warned: bool = False
+
+    def add(self, tokens: NDArray[np.uint32]) -> None:
+        if self.used + len(tokens) + 1 > len(self.tokens):
+            room = np.full(2 * (self.used + len(tokens) + 1), SENTINEL, np.uint32)
+            room[: self.used] = self.tokens[: self.used]
+            self.tokens = room
+        self.tokens[self.used : self.used + len(tokens)] = tokens
+        self.used += len(tokens) + 1
+        self.tokens[self.used - 1] = SENTINEL
+        self.texts += 1
+        self.since = self.since if self.texts > 1 else time.monotonic()
+
+    def write(self) -> None:
+        """Write what is there as a segment; if that fails, drop it and warn once."""
+        if not self.texts or self.process != os.getpid():  # a fork's texts are its parent's to write
+            return
+        own, texts = np.array(self.tokens[: self.used]), self.texts
+        self.used, self.texts = 1, 0
+        try:
+            append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
+        except (OSError, PolydraftError) as error:
+            if not self.warned:
+                self.warned = True
+                why = error.strerror if isinstance(error, OSError) and error.strerror else error
+                warnings.warn(
+                    f"The store {self.folder} cannot be written ({why}); texts are not kept in it.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+class SuffixStore:
+    """Texts of the past in a folder, to find what followed wherever a text ended as another one ends now.
+
+    Texts are added when they are over. They are searchable at once, and written as a segment when `FLUSHED` tokens have
+    come together, with the next text after a minute, when the store is closed, and at the end of the process. Segments
+    are never changed: small neighbours are merged into larger ones, and the oldest are dropped when the store outgrows
+    its bound. Other processes may read and write the same folder; what they wrote is seen within seconds. A process
+    that is killed loses the texts that it had not written, and damages nothing. If nothing can be written, as on a full
+    disk, a warning says so once, and the texts are dropped.
+
+    Threads may share it. The texts lie on disk as they are, for everyone who may read the folder.
+
+    Args:
+        folder: the store's folder; it is made if it is not there.
+        most_bytes: the bound on its files. While segments are merged an eighth of it is needed in addition.
+        vocabulary: whose tokens its texts are; None for that of the first target.
+
+    Raises:
+        StoreError: the folder cannot be used, or a file in it is no segment or damaged.
+        VocabularyMismatch: the texts in it are of another tokenizer.
+        InvalidParameter: the bound is no whole number, or below a million.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, most_bytes: int = MOST_BYTES, vocabulary: Vocabulary | None = None
+    ) -> None:
+        if not is_whole(most_bytes) or most_bytes < 1_000_000:
+            raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
+        self.folder = Path(folder)
+        self.most_bytes = most_bytes
+        check_folder(self.folder, make=True)
+        room = np.full(FLUSHED + 1, SENTINEL, np.uint32)
+        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, room)
+        self._segments: dict[Place, Segment | None] = {}
+        self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
+        self._look(strict=True)
+        self._at_exit = weakref.finalize(self, self._buffer.write)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Whose tokens the texts are; None for an empty store."""
+        return self._buffer.vocabulary
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, the oldest first."""
+        return tuple(one for one in self._segments.values() if one is not None)
+
+    @property
+    def texts(self) -> int:
+        """How many texts there are."""
+        return sum(one.texts for one in self.segments) + self._buffer.texts
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(one.size for one in self.segments)
+
+    def check(self, vocabulary: Vocabulary) -> None:
+        """Check that the texts are of a target's tokens; an empty store takes them from now on.
+
+        Raises:
+            VocabularyMismatch: they are not.
+        """
+        with self._lock:
+            ours = self._buffer.vocabulary
+            if ours is None:
+                self._buffer.vocabulary = vocabulary
+            else:
+                check_same(self.folder, ours, vocabulary)
+                self._buffer.vocabulary = ours.with_known(vocabulary)
+
+    def add(self, tokens: Sequence[int] | NDArray) -> None:
+        """Add a text; one of fewer than two tokens has nothing that follows.
+
+        Args:
+            tokens: the whole text, its prompt included.
+        """
+        if len(tokens) < 2:
+            return
+        with self._lock:
+            buffer = self._buffer
+            if buffer.process != os.getpid():
+                buffer.used, buffer.texts, buffer.process = 1, 0, os.getpid()
+            buffer.add(np.asarray(tokens, np.uint32))
+            if buffer.used >= FLUSHED or time.monotonic() - buffer.since > LATEST:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what was added since the last segment."""
+        with self._lock:
+            self._buffer.write()
+            self._seen = -1
+            self._look()
+
+    def close(self) -> None:
+        """Write what was added; the store may be used again."""
+        self.flush()
+
+    def __enter__(self) -> "SuffixStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def found(self, context: Tokens, longest: int = LONGEST) -> list[Occurrences]:
+        """Find where the last tokens of a text occurred, in each segment and in what is not written yet.
+
+        Args:
+            context: the text, or its end.
+            longest: the most last tokens that matter.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked > RESCAN:
+                self._look()
+            found: list[Occurrences] = [one.found(context, longest) for one in self.segments]
+            buffer = self._buffer
+            if buffer.texts:
+                own = as_tokens(buffer.tokens[: buffer.used])
+                found.append(Scanned.of(own, buffer.used, context, longest))
+            return found
+
+    def _look(self, *, strict: bool = False) -> None:
+        """Open what is new in the folder and forget what is gone.
+
+        Raises:
+            StoreError: a segment cannot be used, if that is to be told; else it is left out.
+        """
+        self._looked = time.monotonic()
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+            if changed == self._seen:
+                return
+            there = places(self.folder)
+        except OSError:
+            return
+        recent = time.time_ns() - changed < 2e9  # a change in the same tick of the clock would not be seen
+        self._seen = -1 if recent else changed
+        known = self._segments
+        self._segments = {place: known[place] if place in known else self._open(place, strict) for place in there}
+
+    def _open(self, place: Place, strict: bool) -> Segment | None:
+        try:
+            found = opened(place, self._buffer.vocabulary)
+        except (StoreError, VocabularyMismatch) as error:
+            if not place.path.exists():  # dropped since the folder was read
+                return None
+            if strict:
+                raise
+            warnings.warn(f"{error} It is left out.", RuntimeWarning, stacklevel=2)
+            return None
+        ours = self._buffer.vocabulary
+        self._buffer.vocabulary = found.vocabulary if ours is None else ours.with_known(found.vocabulary)
+        return found
+
+
+_SHARED: dict[str, SuffixStore] = {}
+
+
+def shared_store(folder: str | Path) -> SuffixStore:
+    """Return this process's store of a folder: it is opened once, however many drafters name the folder.
+
+    Raises:
+        StoreError: as for `SuffixStore`.
+    """
+    name = os.path.abspath(os.path.expanduser(folder))
+    store = _SHARED.get(name)
+    if store is None or not os.path.isdir(name):
+        store = _SHARED[name] = SuffixStore(name)
+    return store

@@ -1,0 +1,209 @@
+"""Suffix decoding: what followed wherever the text, or another one before it, ended like this."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.text.continuing import Continuing
+from polydraft.drafters.text.given import TextDrafter, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Scanned, as_tokens
+from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
+from polydraft.errors import InvalidParameter, is_number, is_whole, shown
+from polydraft.probs import SamplingParams
+from polydraft.reading import Text
+from polydraft.schemes import Given
+from polydraft.trees import Fixed, TreeShape
+
+
+def room_for_paths(nodes: int, depth: int, children: int) -> TreeShape:
+    """Return a shape that bounds trees of guesses: so many nodes, so deep, so many children of each at most."""
+    levels, left, width = list[tuple[int, ...]](), nodes, 1
+    for level in range(depth):
+        own = min(children, left - (depth - 1 - level))
+        levels.append((own, *(0,) * (width - 1)))
+        width, left = own, left - own
+    return TreeShape(tuple(levels))
+
+
+TREES = Fixed(room_for_paths(16, 12, 4))
+"""The usual bounds of its trees."""
+
+
+class Once:
+    """Something that is done once, though the step that does it may be taken again."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a store was given of a row's text.
+
+    Args:
+        known: how many of its first tokens.
+        over: whether the text has come to its end.
+        once: whether it was given away in a step that may be taken again.
+    """
+
+    known: int
+    over: bool
+    once: Once
+
+    @classmethod
+    def begun(cls, known: int = 0) -> "Told":
+        """Return what holds of a text in progress."""
+        return cls(known, False, Once())
+
+
+@dataclass(frozen=True, eq=False)
+class SuffixState:
+    """The target's number of tokens, and what the store was given of each row."""
+
+    vocab_size: int
+    rows: tuple[Told, ...]
+
+
+@dataclass(frozen=True)
+class SuffixDrafter(TextDrafter):
+    """Drafts the tree of what followed earlier occurrences of the text's end, in the text itself and in a store.
+
+    The last m tokens are looked for, for every m that occurs. What followed makes a tree, in which a token is as likely
+    as it was frequent among what followed the token above; it has at most `m * factor + offset` tokens, none less
+    likely than `least`. The tree with the highest sum of chances is drafted, which is how many of its tokens are
+    expected to be accepted; of equal ones the one of the longer match, then that of the text itself. Texts that are
+    over are added to the store, if there is one, prompt and all; nothing of a text is added twice.
+
+    Args:
+        longest: the most last tokens that are compared, up to 64.
+        store: a `SuffixStore`, its folder, or None to look in the text alone. All drafters that name one folder share
+            one store.
+        factor: how many tokens are drafted for each token that agrees.
+        offset: how many more.
+        least: the least chance of a path.
+        occurrences: the most occurrences that are looked at: the latest in the text, evenly spread ones in the store.
+        keeps: whether texts that are over are added to the store; False to read it alone.
+
+    Raises:
+        InvalidParameter: a number outside its range, or a store that is none.
+        StoreError: the store cannot be used.
+        VocabularyMismatch: at the start, if the store is of another tokenizer than the target's.
+
+    Source: SuffixDecoding, arXiv 2411.04975; SAM-Decoding, arXiv 2411.10666.
+    """
+
+    longest: int = LONGEST
+    store: SuffixStore | str | Path | None = None
+    factor: float = 1.0
+    offset: float = 0.0
+    least: float = 0.1
+    occurrences: int = 128
+    keeps: bool = True
+    name = "suffix"
+    sound = True
+
+    def __post_init__(self) -> None:
+        check_longest("longest", self.longest)
+        _check_number("factor", self.factor, 0)
+        _check_number("offset", self.offset, float("-inf"))
+        check_chance(self.least)
+        check_count("occurrences", self.occurrences)
+        if isinstance(self.store, str | Path):
+            object.__setattr__(self, "store", shared_store(self.store))
+        if not isinstance(self.store, SuffixStore | None):
+            raise InvalidParameter(f"store must be a SuffixStore, its folder, or None, but is {shown(self.store)}.")
+
+    @property
+    def _kept(self) -> SuffixStore | None:
+        return self.store if isinstance(self.store, SuffixStore) else None
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give trees of sixteen, at most twelve deep."""
+        return Defaults(Given(), TREES)
+
+    def start(self, text: Text, session: Session) -> SuffixState:
+        """Begin, with a store of the target's tokens.
+
+        Raises:
+            VocabularyMismatch: the store's are others.
+        """
+        if self._kept is not None:
+            self._kept.check(Vocabulary.of_target(session))
+        return SuffixState(session.vocab_size, tuple(Told.begun() for _ in text.counts))
+
+    def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
+        """Look every row's end up, but for those that are over."""
+        pairs = zip(rows_of(text), state.rows, strict=True)
+        return [Guess.nothing() if told.over else self._of(row, bounds) for row, told in pairs], state
+
+    def finish(self, state: SuffixState, text: Text, row: int) -> SuffixState:
+        """Add a text that is over to the store, once, but for what was added before."""
+        told, length = state.rows[row], text.counts[row]
+        if self._kept is not None and self.keeps and not told.once.done:
+            told.once.done = True
+            self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
+        return _with(state, row, Told(length, True, told.once))
+
+    def join(self, state: SuffixState, row: int, other: SuffixState) -> SuffixState:
+        """Take the newcomer's place in the store along."""
+        return _with(state, row, other.rows[0])
+
+    def rewind(self, state: SuffixState, row: int, length: int) -> SuffixState:
+        """Go on behind a part of the text, of which the store may know something."""
+        return _with(state, row, Told.begun(min(length, state.rows[row].known)))
+
+    def continues(self, state: object) -> bool:
+        """Say whether a state is one of this drafter's, which knows what the store has been given."""
+        return isinstance(state, SuffixState)
+
+    def _of(self, row: NDArray[np.int64], bounds: Bounds) -> Guess:
+        own = as_tokens(row)
+        sources: list[Sequence[Occurrences]] = [[Scanned.of(own, len(own) - 1, own, self.longest)]]
+        if self._kept is not None:
+            sources.append(self._kept.found(own, self.longest))
+        return Continuing(self.factor, self.offset, self.least, self.occurrences).best(sources, bounds)[0]
+
+
+def _with(state: SuffixState, row: int, told: Told) -> SuffixState:
+    return replace(state, rows=(*state.rows[:row], told, *state.rows[row + 1 :]))
+
+
+def check_longest(name: str, value: Any) -> None:
+    """Check a number of tokens to compare.
+
+    Raises:
+        InvalidParameter: it is no whole number from 1 to 64.
+    """
+    if not is_whole(value) or not 1 <= value <= LONGEST:
+        raise InvalidParameter(f"{name} must be a whole number from 1 to {LONGEST}, but is {shown(value)}.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Check a number of things.
+
+    Raises:
+        InvalidParameter: it is no whole number of at least 1.
+    """
+    if not is_whole(value) or value < 1:
+        raise InvalidParameter(f"{name} must be a whole number of at least 1, but is {shown(value)}.")
+
+
+def check_chance(value: Any) -> None:
+    """Check the least chance of a path.
+
+    Raises:
+        InvalidParameter: it is no number from 0 to 1.
+    """
+    if not is_number(value) or not 0 <= value <= 1:
+        raise InvalidParameter(f"least must be a number from 0 to 1, but is {shown(value)}.")
+
+
+def _check_number(name: str, value: Any, least: float) -> None:
+    if not is_number(value) or not least <= value < float("inf") or value == float("-inf"):
+        raise InvalidParameter(f"{name} must be a finite number{' >= 0' if least == 0 else ''}, but is {shown(value)}.")
