@@ -131,6 +131,11 @@ class Drafter(Protocol):
     shares: bool = False
     proposes: bool = True
 
+    @property
+    def own_name(self) -> str:
+        """The name under which drafts count that do not say where they come from (`Draft.source`)."""
+        return self.name
+
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""
         return None

@@ -23,6 +23,7 @@ class Emission:
         kept: drafts that the verifier accepted, also those after the end of the text.
         finish: why the row ended with this step: "eos", "stop", "length" or "context"; empty if it goes on.
         logprobs: with output_logprobs, a `Logprob` for each token; else none.
+        source: who drafted; empty where nobody did.
     """
 
     tokens: tuple[int, ...]
@@ -32,6 +33,7 @@ class Emission:
     kept: int
     finish: str = ""
     logprobs: tuple[Any, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,7 @@ class Statistics:
             applied; those of the first row or text.
         prompt_read: tokens of the prompts that the target read.
         prompt_known: tokens of the prompts that it knew from a past.
+        sources: by who drafted, the drafts proposed, and those accepted and emitted.
     """
 
     new_tokens: int = 0
@@ -88,6 +91,7 @@ class Statistics:
     in_force: tuple[str, ...] = ()
     prompt_read: int = 0
     prompt_known: int = 0
+    sources: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, block: Block, prompt_read: int = 0, prompt_known: int = 0) -> None:
         """Count one block, all of it at once: whoever is interrupted has counted it or not.
@@ -98,11 +102,13 @@ class Statistics:
             prompt_known: tokens of prompts that were known before it.
         """
         new_tokens, drafted, accepted = self.new_tokens, self.drafted, self.accepted
-        offered_at, accepted_at = [*self.offered_at], [*self.accepted_at]
+        offered_at, accepted_at, sources = [*self.offered_at], [*self.accepted_at], {**self.sources}
         for row in block.rows.values():
             new_tokens, drafted, accepted = new_tokens + len(row.tokens), drafted + row.drafted, accepted + row.accepted
             _count(offered_at, row.offered)
             _count(accepted_at, row.kept)
+            if row.source:
+                _add_source(sources, row.source, (row.drafted, row.accepted))
         vars(self).update(
             steps=self.steps + 1,
             target_calls=self.target_calls + len(block.rows),
@@ -111,6 +117,7 @@ class Statistics:
             accepted=accepted,
             offered_at=offered_at,
             accepted_at=accepted_at,
+            sources=sources,
             prompt_read=self.prompt_read + prompt_read,
             prompt_known=self.prompt_known + prompt_known,
         )
@@ -164,6 +171,9 @@ class Statistics:
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "fallback": self.fallback,
             "in_force": list(self.in_force),
+            "sources": {
+                name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in self.sources.items()
+            },
         }
 
 
@@ -182,9 +192,16 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
         total.in_force = total.in_force or part.in_force
         _add_lists(total.offered_at, part.offered_at)
         _add_lists(total.accepted_at, part.accepted_at)
+        for name, counts in part.sources.items():
+            _add_source(total.sources, name, counts)
         for name, value in part.seconds.items():
             total.seconds[name] = total.seconds.get(name, 0.0) + value
     return total
+
+
+def _add_source(sources: dict[str, tuple[int, int]], name: str, more: tuple[int, int]) -> None:
+    drafted, accepted = sources.get(name, (0, 0))
+    sources[name] = (drafted + more[0], accepted + more[1])
 
 
 def _count(totals: list[int], reached: int) -> None:

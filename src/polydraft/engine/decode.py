@@ -23,6 +23,7 @@ from polydraft.probs import Noise, sent
 from polydraft.reading import Reader, Step, Text, reader_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import (
+    Piece,
     TokenTree,
     TreePolicy,
     Verdict,
@@ -200,7 +201,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
     )
     taken = Step(text, tree, scored, target.probs, verdict)
-    gains = _emissions(tree, verdict, rows, target.usable)
+    gains = _with_sources(_emissions(tree, verdict, rows, target.usable), drafts)
     if method.logprobs is not None:
         gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
     extended, over = _extended(text, gains), {row for row, gained in gains.items() if gained.finish}
@@ -286,6 +287,17 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tenso
         past = rows.text.tokens[row, : lengths[row]]
         gains[row] = rows.endings[row].cut(past, tokens[: kept + 1], kept, drafts, bool(more))
     return gains
+
+
+def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Piece], Part]]) -> dict[int, Emission]:
+    """Say of each gain who drafted, if somebody did."""
+    names = {
+        row: piece.draft.source or part.drafter.own_name
+        for pieces, part in drafts
+        for piece in pieces
+        for row in piece.rows
+    }
+    return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
 
 
 def _told(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b"] | None) -> list[list[int]]:

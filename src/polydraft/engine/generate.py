@@ -14,6 +14,7 @@ from polydraft.engine.calls.choices import Choices, check_reads, chosen_parts, w
 from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past
+from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
 from polydraft.engine.stopping import Ending
@@ -71,6 +72,7 @@ def generate(
     past: Past | None = None,
     keep_past: bool = False,
     output_logprobs: int | None = None,
+    prediction: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
     time: bool = False,
     inputs_tensor: Tensor | None = None,
     **options: Any,
@@ -109,6 +111,9 @@ def generate(
         keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
         output_logprobs: return the model's own log-probability of every new token, before processors, temperature and
             filters, and those of so many of the likeliest tokens; 0 for the token's own alone.
+        prediction: a text that the answer will resemble, as in edits: its tokens, of all rows or of each, or a text with
+            `tokenizer`. It is drafted from where the answer stands in it, before the drafter's own drafts, and changes
+            no more than the time. `statistics.sources` counts its drafts under "prediction".
         time: on a GPU, time the parts of every step too, for `statistics.seconds`, which waits for the device once a
             step. On a CPU they are timed in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
@@ -131,6 +136,7 @@ def generate(
     """
     with _ended_in_any_case(streamer):
         choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
+        choices = predicting(choices, prediction, options.get("tokenizer"))
         if is_prepared(options):
             return _decoded(model, input_ids, choices, {**options, "inputs_tensor": inputs_tensor}, streamer)
         if inputs_tensor is not None:
@@ -165,6 +171,7 @@ def stream(
     past: Past | None = None,
     keep_past: bool = False,
     output_logprobs: int | None = None,
+    prediction: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
     time: bool = False,
     **options: Any,
 ) -> Run:
@@ -174,6 +181,7 @@ def stream(
     `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
     choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
+    choices = predicting(choices, prediction, options.get("tokenizer"))
     run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
 
@@ -220,6 +228,7 @@ def _run_prepared(
     mask = inputs.get("decoder_attention_mask" if target.encodes else "attention_mask")
     sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
+    check_predictions(choices.prediction, len(input_ids))
     parts = chosen_parts(choices, target, prepared.params)
     check_reads(parts.drafter, target, sources)
     reason = warn_of_serial(prepared.processors[0])

@@ -67,6 +67,11 @@ class LookupFirst(Drafter):
         """Whether the other drafter's drafts are sound; chains that are looked up always are."""
         return is_sound(self.drafter)
 
+    @property
+    def own_name(self) -> str:
+        """The other drafter's: what is looked up says so."""
+        return self.drafter.own_name
+
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits the other drafter."""
         return self.drafter.defaults(params)

@@ -147,6 +147,11 @@ class RoutedDrafter(Drafter):
         """Whether the other drafter's drafts are sound; guesses always are."""
         return self.other is None or is_sound(self.other)
 
+    @property
+    def own_name(self) -> str:
+        """The other drafter's: guesses name their member."""
+        return self.name if self.other is None else self.other.own_name
+
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits the other drafter; without one, trees of sixteen guesses."""
         if self.other is not None:

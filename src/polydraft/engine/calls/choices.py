@@ -19,6 +19,7 @@ from polydraft.drafters import Drafter, NgramDrafter, is_head
 from polydraft.engine.calls.chains import chained, without_branches
 from polydraft.engine.calls.loading import head_for
 from polydraft.engine.calls.logprobs import checked_logprobs
+from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
@@ -49,6 +50,7 @@ class Choices:
     keep_past: bool = False
     output_logprobs: Any = None
     time: bool = False
+    prediction: object = None
 
     def __post_init__(self) -> None:
         checked_logprobs(self.output_logprobs)
@@ -75,6 +77,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     """
     given = choices.drafter
     drafter = chosen_drafter(given, target, compile=choices.compile)
+    if choices.prediction is not None:
+        drafter = with_prediction(choices.prediction, None if given is None else drafter)
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)

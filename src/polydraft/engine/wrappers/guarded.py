@@ -50,6 +50,11 @@ class Guarded(Drafter):
         self.name, self.reads = drafter.name, drafter.reads
         self.riders, self.shares = drafter.riders, drafter.shares
 
+    @property
+    def own_name(self) -> str:
+        """The drafter's."""
+        return self.drafter.own_name
+
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
         self.drafter.check(scheme)

@@ -132,6 +132,11 @@ class TimedDrafter(Drafter):
         self.name, self.reads = drafter.name, drafter.reads
         self.riders, self.shares = drafter.riders, drafter.shares
 
+    @property
+    def own_name(self) -> str:
+        """The drafter's."""
+        return self.drafter.own_name
+
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
         self.drafter.check(scheme)
