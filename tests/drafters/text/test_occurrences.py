@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polydraft.drafters.text import Bounds
 from polydraft.drafters.text.continuing import Continuing, grow_by_counts, longest_of, tree_of
 from polydraft.drafters.text.occurrences import SENTINEL, Occurrences, Ranged, Scanned, as_tokens
-from polydraft.drafters.text.stores.order import backward_order
+from polydraft.drafters.text.stores.order import backward_order, joined_orders
 from polydraft.drafters.text.stores.segment import joined
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6)
@@ -104,6 +104,21 @@ def test_the_order_holds_for_sixty_four_tokens(kind: str) -> None:
     for one, other in pairwise(known):
         shared = min(len(one), len(other))
         assert one[:shared] <= other[:shared]
+
+
+@given(every=texts, context=contexts, parts=st.integers(1, 5))
+def test_orders_of_parts_are_joined(every: list[list[int]], context: list[int], parts: int) -> None:
+    tokens, orders, start = as_tokens(joined([np.array(one) for one in every])), [], 0
+    cuts = np.array_split(np.arange(len(every)), min(parts, len(every)))
+    for number, cut in enumerate(cuts):
+        own = joined([np.array(every[one]) for one in cut])
+        order = backward_order(own)
+        orders.append(as_tokens(order[order > 0] + np.uint32(start)) if number else as_tokens(order))
+        start += len(own) - 1
+    whole = joined_orders(tokens, orders)
+    assert sorted(whole.tolist()) == [*range(len(tokens))]
+    found, slow = Ranged.of(tokens, as_tokens(whole), as_tokens(np.array(context)), 64), both(every, context, 64)[0]
+    assert found.counts == slow.counts
 
 
 rows_of_tokens = st.integers(1, 4).flatmap(

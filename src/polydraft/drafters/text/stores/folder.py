@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from polydraft.drafters.text.occurrences import Tokens
-from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, write_segment
+from polydraft.drafters.text.occurrences import Tokens, as_tokens
+from polydraft.drafters.text.stores.order import joined_orders
+from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, write_segment
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import StoreError, VocabularyMismatch
 
@@ -200,11 +201,15 @@ def _runs(sizes: Sequence[int]) -> list[int]:
 def _merge_into_one(folder: Path, chosen: Sequence[Place]) -> None:
     segments = [Segment.open(one.path) for one in chosen]
     tokens = np.concatenate([segments[0].tokens, *(one.tokens[1:] for one in segments[1:])])
+    starts = np.cumsum([0, *(len(one.tokens) - 1 for one in segments[:-1])])  # neighbours share a sentinel
+    orders = [segments[0].order, *(one.order[one.order > 0] for one in segments[1:])]
+    moved = [as_tokens(one + np.uint32(start)) for one, start in zip(orders, starts, strict=True)]
     vocabulary = segments[0].vocabulary
     for one in segments:
         vocabulary = vocabulary.with_known(one.vocabulary)
     name = f"{chosen[0].first:010d}-{chosen[-1].last:010d}.segment"
-    write_segment(folder / name, tokens, sum(one.texts for one in segments), vocabulary)
+    order = joined_orders(as_tokens(tokens), moved)
+    place_segment(folder / name, tokens, order, sum(one.texts for one in segments), vocabulary)
     for one in chosen:
         _drop(one.path)
 

@@ -1,9 +1,12 @@
 """The order of a segment's places: by the text before and at each, read backwards, as far as `LONGEST` tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.occurrences import LONGEST, Tokens
+from polydraft.drafters.text.occurrences import LONGEST, Tokens, as_tokens
+from polydraft.machine_code import compiled
 
 
 def backward_order(tokens: Tokens) -> NDArray[np.uint32]:
@@ -32,6 +35,46 @@ def backward_order(tokens: Tokens) -> NDArray[np.uint32]:
         slots = _ranked(order, slots, keys[again], ranks)
         known *= 2
     return order
+
+
+def joined_orders(tokens: Tokens, orders: Sequence[Tokens]) -> Tokens:
+    """Return the order of tokens of which the orders of parts are known, in a tenth of the time of a new one.
+
+    Args:
+        tokens: all parts behind one another.
+        orders: the places of each part, ordered.
+    """
+    left = list(orders)
+    while len(left) > 1:
+        pairs = [left[at : at + 2] for at in range(0, len(left), 2)]
+        left = [as_tokens(merge(tokens, *pair, LONGEST)) if len(pair) > 1 else pair[0] for pair in pairs]
+    return left[0]
+
+
+@compiled
+def merge(tokens: Tokens, first: Tokens, second: Tokens, longest: int) -> Tokens:
+    """Merge two orders of places of the same tokens. Damaged ones point anywhere, and give an order of some kind."""
+    whole, one, other = np.empty(len(first) + len(second), np.uint32), 0, 0
+    for at in range(len(whole)):
+        goes_first = one < len(first)
+        if goes_first and other < len(second):
+            here, there = np.int64(first[one]), np.int64(second[other])
+            for back in range(longest):
+                if back > here or back > there or here >= len(tokens) or there >= len(tokens):
+                    break
+                token, rival = tokens[here - back], tokens[there - back]
+                if token != rival:
+                    goes_first = token < rival
+                    break
+                if token == 0xFFFFFFFF:
+                    break
+        if goes_first:
+            whole[at] = first[one]
+            one += 1
+        else:
+            whole[at] = second[other]
+            other += 1
+    return whole
 
 
 def _ranked(
