@@ -73,7 +73,7 @@ def policy_of(drafter: Drafter) -> TreePolicy:
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("prompts", [[[1, 0, 1, 1, 0]], [[1, 0, 1, 0], [0, 0, 1, 1]]], ids=["alone", "beside another"])
 def test_all_steps(name: str, prompts: list[list[int]]) -> None:
-    noting, new = Noting(DRAFTERS[name]()), 6 if len(prompts) == 1 else 2
+    noting, new = Noting(DRAFTERS[name]()), 6 if len(prompts) == 1 else 3
     law, failures = law_of(SMALL, noting, RULE, policy_of(noting.inner), prompts, new)
     assert not failures
     assert distance(law, SMALL.texts(prompts[0], new)) < NEAR

@@ -291,12 +291,8 @@ def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tenso
 
 def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Piece], Part]]) -> dict[int, Emission]:
     """Say of each gain who drafted, if somebody did."""
-    names = {
-        row: piece.draft.source or part.drafter.own_name
-        for pieces, part in drafts
-        for piece in pieces
-        for row in piece.rows
-    }
+    named = ((piece, piece.draft.source or part.drafter.own_name) for pieces, part in drafts for piece in pieces)
+    names = {row: name for piece, name in named for row in piece.rows}
     return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
 
 

@@ -111,9 +111,9 @@ def generate(
         keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
         output_logprobs: return the model's own log-probability of every new token, before processors, temperature and
             filters, and those of so many of the likeliest tokens; 0 for the token's own alone.
-        prediction: a text that the answer will resemble, as in edits: its tokens, of all rows or of each, or a text with
-            `tokenizer`. It is drafted from where the answer stands in it, before the drafter's own drafts, and changes
-            no more than the time. `statistics.sources` counts its drafts under "prediction".
+        prediction: a text that the answer will resemble, as in edits: its tokens, of all rows or of each, or a text
+            with `tokenizer`. It is drafted from where the answer stands in it, before what the drafter drafts, and
+            changes no more than the time. `statistics.sources` counts its drafts under "prediction".
         time: on a GPU, time the parts of every step too, for `statistics.seconds`, which waits for the device once a
             step. On a CPU they are timed in any case.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
