@@ -23,7 +23,7 @@ from polydraft.cli.printing import on_one_line, progress_bar, visible
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
-from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream
+from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
@@ -221,7 +221,8 @@ def drafter_name(request: GenerateRequest) -> str:
     has_model = named_draft(request.target, request.draft) is not None
     if request.drafter and drafter_line(request.drafter).models and not has_model:
         raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
-    return request.drafter or ("model" if has_model else "ngram")
+    usual = text_word(SamplingParams(request.sampling.get("temperature") or 0.0))
+    return request.drafter or ("model" if has_model else usual)
 
 
 def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:

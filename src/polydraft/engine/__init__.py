@@ -6,7 +6,7 @@ from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, Prompts, decode
-from polydraft.engine.defaults import as_drafter, default_drafter
+from polydraft.engine.defaults import as_drafter, default_drafter, text_word
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, generate_many
 from polydraft.engine.planner import Goodput, Planner
@@ -44,4 +44,5 @@ __all__ = [
     "load_models",
     "stream",
     "summed",
+    "text_word",
 ]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, NgramDrafter, model_defaults
+from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, model_defaults
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, Product, Scheme, TopK
@@ -62,10 +62,17 @@ def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.devi
     return drafter if fixed or params.temperature or device.type != "cpu" else LookupFirst(drafter)
 
 
-def as_drafter(drafter: Drafter | nn.Module | None, *, compile: bool = False) -> Drafter:
-    """Turn what users pass into a drafter: a model drafts, compiled if asked; None means prompt lookup."""
-    if drafter is None:
-        return NgramDrafter()
+def text_word(params: SamplingParams) -> str:
+    """Return the word of who drafts if nobody was named: all text drafters in one tree, or one of them in each step.
+
+    At temperature 0 the merge was fastest. Above it drafts from text are seldom right, and a route soon drafts nothing
+    where they are not (docs/performance.md).
+    """
+    return "route" if params.temperature else "merge"
+
+
+def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafter:
+    """Turn what users pass into a drafter: a model drafts, compiled if asked."""
     if not isinstance(drafter, nn.Module):
         return drafter
     return ModelDrafter(draft_model(drafter, compile=compile))

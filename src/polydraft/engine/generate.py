@@ -96,9 +96,10 @@ def generate(
         input_ids: prompts, which an encoder-decoder's encoder reads, under the name that its processor has for them,
             such as `input_features`; with `attention_mask`, left- or right-padded. Also what a tokenizer or
             `apply_chat_template` returns: a mapping that has both, of tensors or lists, or a prompt's list of tokens.
-        drafter: a drafter, or a draft model with the same tokens, or its folder or hub name; "ngram" or None is prompt
-            lookup, "suffix", "suffix:FOLDER" and "rest:FOLDER" look texts up too; "none" decodes plainly. Hugging
-            Face's `assistant_model` and `prompt_lookup_num_tokens` are other words for it.
+        drafter: a drafter, or a draft model with the same tokens, or its folder or hub name, or a word such as "ngram",
+            "suffix:FOLDER" or "merge"; "none" decodes plainly. None drafts from text in all ways that need nothing
+            else: "merge", and "route" above temperature 0. Hugging Face's `assistant_model` and
+            `prompt_lookup_num_tokens` are other words for it.
         verifier: the rule that keeps drafts, or its word on the command line such as "optimal"; a rule for single nodes
             is applied from the root down. None is the one that accepts most (see `default_verifier`).
         policy: the shape of the token trees: a policy, a `TreeShape`, text as for `parse_policy`, children per depth,

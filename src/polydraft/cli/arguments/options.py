@@ -64,7 +64,7 @@ DrafterOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"Who drafts: {drafters_in_help()}. Default: model if there is one, else ngram.",
+        help=f"Who drafts: {drafters_in_help()}. Default: model if there is one, else merge; when sampling, route.",
         callback=drafter_word,
         rich_help_panel=DRAFTING,
     ),

@@ -35,7 +35,7 @@ KEYS = {
     "bfloat16": (),
     "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
-MODEL, LOOKUP = "model", "ngram"
+MODEL, TEXT = "model", "merge"
 """The words of the drafters that arms have where they name none: with a draft model and without."""
 FLAGS = ("bottom-up",)
 
@@ -163,7 +163,9 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
         return hugging_face_arm(target)
     if one.kind == "hf-lookup":
         return lookup_arm(target, tokens=int(numbers.get("tokens", LOOKUP_TOKENS)))
-    drafter = one.settings.get("drafter", MODEL if draft is not None or one.kind == "hf-assisted" else LOOKUP)
+    drafter = one.settings.get("drafter", MODEL if draft is not None or one.kind == "hf-assisted" else "")
+    if not drafter:
+        return drafting_arm(one.name, target, None, **_configuration(one.settings, TEXT))
     line = drafter_line(drafter)
     if not line.models:
         return drafting_arm(one.name, target, line.named(drafter), **_configuration(one.settings, drafter))

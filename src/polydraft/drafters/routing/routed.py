@@ -22,6 +22,8 @@ MOST = 9.0
 """A value that counts as a gain of one."""
 HOPE = 2.0
 """How many drafts of the other drafter are expected to be accepted before anything is known of it."""
+WARM = 0.25
+"""The share of what guesses promise that is believed above temperature 0: drawn text seldom repeats itself."""
 UNKNOWN = 0.25
 """The cost of a pass of the other drafter, where the sizes of its weights are not known."""
 Expert = tuple[int, int]
@@ -72,6 +74,7 @@ class RoutedState:
         vocab_size: the target's number of tokens.
         standings: per row.
         cost: of a pass of the other drafter, in passes of the target.
+        trust: the share of what guesses promise that is believed at first.
         rounds: per row, in the step at hand.
         asked: the rows for which the other drafter drafts in it.
     """
@@ -81,6 +84,7 @@ class RoutedState:
     vocab_size: int
     standings: tuple[Standing, ...]
     cost: float
+    trust: float = 1.0
     rounds: tuple[Round, ...] = ()
     asked: tuple[int, ...] = ()
 
@@ -118,7 +122,7 @@ class RoutedDrafter(Drafter):
     members: tuple[TextDrafter, ...]
     other: Drafter | None = None
     rate: float = 8.0
-    price: float = 0.02
+    price: float = 0.04
     sure: float = 1.0
     name: str = field(init=False)
     reads: tuple[Layer, ...] = field(init=False)
@@ -153,10 +157,10 @@ class RoutedDrafter(Drafter):
         return self.name if self.other is None else self.other.own_name
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
-        """Return what suits the other drafter; without one, trees of sixteen guesses."""
+        """Return what suits the other drafter; without one, trees of eight guesses."""
         if self.other is not None:
             return self.other.defaults(params)
-        return Defaults(Given(), BestFirst(16, depth=12, children=4))
+        return Defaults(Given(), BestFirst(8, depth=8, children=4))
 
     def models(self) -> tuple[LanguageModel, ...] | None:
         """Return the other drafter's."""
@@ -174,7 +178,8 @@ class RoutedDrafter(Drafter):
         members = tuple(one.start(text, session) for one in self.members)
         other = None if self.other is None else self.other.start(text, session)
         standings = (Standing(),) * len(text.counts)
-        return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session))
+        trust = WARM if session.params.temperature else 1.0
+        return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session), trust)
 
     def read(self, state: RoutedState, text: Text, features: Features | None) -> RoutedState:
         """Let all members and the other drafter read the prompts."""
@@ -196,7 +201,8 @@ class RoutedDrafter(Drafter):
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
         seconds = 1 + state.cost * policy.shape.depth + self.price * most_drafts(policy)
-        rounds = tuple(map(self._round, offers, state.standings, draws, [seconds] * len(offers)))
+        rows = zip(offers, state.standings, draws, strict=True)
+        rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
         looked = rows_taken(policy, [len(one.offers[one.choice]) for one in rounds], 1)
         return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
 
@@ -270,9 +276,11 @@ class RoutedDrafter(Drafter):
                     offers[row][number, class_of(kept)] = kept
         return offers, tuple(states)
 
-    def _round(self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float) -> Round:
+    def _round(
+        self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float, trust: float
+    ) -> Round:
         """Choose for a row."""
-        hopes = {expert: self._value(guess.promise, len(guess)) for expert, guess in offers.items()}
+        hopes = {expert: self._value(trust * guess.promise, len(guess)) for expert, guess in offers.items()}
         nothing = Guess.nothing()
         every = {**offers, (PLAIN, 0): nothing}
         hopes[PLAIN, 0] = 1.0

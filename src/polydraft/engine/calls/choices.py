@@ -20,7 +20,7 @@ from polydraft.engine.calls.chains import chained, without_branches
 from polydraft.engine.calls.loading import head_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
-from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier
+from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_derived, load_draft
@@ -76,7 +76,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
         CheckpointError: a draft model's folder cannot be loaded.
     """
     given = choices.drafter
-    drafter = chosen_drafter(given, target, compile=choices.compile)
+    drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
     if choices.prediction is not None:
         drafter = with_prediction(choices.prediction, None if given is None else drafter)
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
@@ -132,8 +132,8 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
         return as_drafter(load_draft(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
         check_same_source(target.model, given)
-    if given is None or isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
-        return as_drafter(cast(Drafter | nn.Module | None, given), compile=compile)
+    if isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
+        return as_drafter(cast(Drafter | nn.Module, given), compile=compile)
     if isinstance(given, Pair):
         raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
     raise InvalidParameter(

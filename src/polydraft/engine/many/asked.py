@@ -16,6 +16,7 @@ from polydraft.engine.calls.choices import (
     chosen_parts,
 )
 from polydraft.engine.calls.logprobs import Logprob
+from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
 from polydraft.engine.slots import Request
 from polydraft.engine.target_law import TargetLaw
@@ -44,7 +45,7 @@ from polydraft.trees.policies import FixedShape
 Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
 """One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
 LARGEST_SEED = 2**62
-CHOICES = ("drafter", "verifier", "policy")
+CHOICES = ("drafter", "verifier", "policy", "prediction")
 NAMES_BYTES = 4
 """A name becomes a number of this many bytes: from small seeds come seeds below 2^53, that JSON readers keep."""
 
@@ -202,6 +203,9 @@ def with_parts(
         if not own:
             found.append(one)
             continue
+        if "prediction" in own:
+            own["prediction"] = predicting(Choices(), own["prediction"], options.get("tokenizer")).prediction
+            check_predictions(own["prediction"], 1)
         rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
         params = _params(target, rest, options) if rest.own else law.params
         key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)

@@ -77,7 +77,7 @@ def generate_many(
         policy: likewise.
         seed: fixes the texts.
         per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed,
-            and `drafter`, `verifier` and `policy` are its own too.
+            and `drafter`, `verifier`, `policy` and `prediction` are its own too.
         output_logprobs: as for `generate`; a `Completed` has them.
         time: as for `generate`.
         compile: as for `generate`; the batch keeps its shape whatever joins and leaves.

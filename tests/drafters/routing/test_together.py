@@ -1,0 +1,157 @@
+"""Routes and merges in generation: the text of plain decoding, alone and in batches; the law; what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+
+import polydraft
+from polydraft.conformance import check
+from polydraft.drafters import (
+    Drafter,
+    LookaheadDrafter,
+    MergedDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    PredictedDrafter,
+    RecyclingDrafter,
+    RoutedDrafter,
+    SuffixDrafter,
+)
+from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.models import HuggingFaceModel
+from polydraft.schemes import IID, Given, Product, TopK
+from polydraft.trees import BestFirst, Chain, Confident, Widths
+
+VOCAB = 20
+TARGET = tiny_model("llama", VOCAB)
+DRAFT = perturbed(TARGET, 0.05)
+IDS = torch.tensor([[3, 1, 4, 3, 1, 4], [5, 8, 5, 8, 5, 8], [7, 7, 2, 1, 9, 0]])
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 40}
+TEXT = (NgramDrafter(3, 1, 2), SuffixDrafter(), RecyclingDrafter())
+
+
+def model() -> ModelDrafter:
+    return ModelDrafter(HuggingFaceModel(DRAFT))
+
+
+MAKERS = {
+    "route": lambda: RoutedDrafter(TEXT),
+    "route-first": lambda: RoutedDrafter(TEXT, model()),
+    "merge": lambda: MergedDrafter(TEXT),
+    "merge-beside": lambda: MergedDrafter(TEXT, model()),
+    "a route between a merge's members and a model with lookups": lambda: RoutedDrafter(
+        TEXT[:1], polydraft.LookupFirst(model())
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", [None, Chain(4), Widths((3, 2, 1)), BestFirst(8)], ids=repr)
+@pytest.mark.parametrize("name", MAKERS)
+def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
+    plain = polydraft.generate(TARGET, IDS, drafter="none", **GREEDY)
+    found = polydraft.generate(TARGET, IDS, drafter=MAKERS[name](), policy=policy, **GREEDY)
+    assert torch.equal(found.sequences, plain.sequences)
+    assert found.statistics.block_efficiency > 1.1 and not found.statistics.fallback
+    most = {None: 99, Chain(4): 4, Widths((3, 2, 1)): 15, BestFirst(8): 8}[policy]
+    assert found.statistics.drafted <= most * found.statistics.target_calls
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_texts_of_a_running_batch_are_those_of_single_calls(name: str) -> None:
+    prompts = {place: row[: 3 + place % 4] for place, row in enumerate([*IDS, *IDS.flip(1)])}
+    drafter = MAKERS[name]()
+    for temperature in (0.0, 0.8):
+        options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 14}
+        many = polydraft.generate_many(TARGET, prompts, batch_size=2, drafter=drafter, seed=5, **options)
+        for one in many:
+            ids = prompts[one.name].unsqueeze(0)
+            alone = polydraft.generate(TARGET, ids, drafter=drafter, seed=one.seed, **options)
+            assert one.tokens == alone.sequences[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("name", ["route", "merge", "route-first", "merge-beside"])
+def test_a_text_goes_on_from_a_past(name: str) -> None:
+    drafter = MAKERS[name]()
+    first = polydraft.generate(TARGET, IDS[:1], drafter=drafter, keep_past=True, **GREEDY)
+    longer = torch.cat([first.sequences, torch.tensor([[4, 4, 2]])], dim=1)
+    on = polydraft.generate(TARGET, longer, drafter=drafter, past=first.past, **GREEDY)
+    assert torch.equal(on.sequences, polydraft.generate(TARGET, longer, drafter="none", **GREEDY).sequences)
+
+
+def test_drafts_are_counted_by_who_made_them() -> None:
+    found = polydraft.generate(TARGET, IDS, drafter=RoutedDrafter(TEXT, model()), **GREEDY).statistics
+    assert {*found.sources} <= {"n-gram", "suffix", "recycling", "model"} and len(found.sources) > 1
+    assert sum(drafted for drafted, _ in found.sources.values()) == found.drafted
+    assert sum(accepted for _, accepted in found.sources.values()) == found.accepted
+    assert found.as_dict()["sources"]
+
+
+@pytest.mark.parametrize("name", ["route", "merge", "merge-beside"])
+def test_the_sampled_law_is_the_targets(name: str) -> None:
+    drafter = MAKERS[name]()
+
+    def sampled(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        made = polydraft.generate(
+            TARGET, ids, drafter=drafter, temperature=1.0, top_k=0, max_new_tokens=3, seed=seeds[0]
+        )
+        return made.sequences[:, ids.shape[1] :].tolist()
+
+    report = check(sampled, TARGET, [[1, 2, 3, 4, 1, 2]], batch_size=250, most_samples=1000)
+    assert report.passed, str(report)
+
+
+def test_what_cannot_be_together_is_refused_by_name() -> None:
+    for kind in (RoutedDrafter, MergedDrafter):
+        for members in ((), (model(),), [NgramDrafter()], (LookaheadDrafter(),)):
+            with pytest.raises(InvalidParameter, match="text drafter"):
+                kind(members)
+    with pytest.raises(InvalidParameter, match="rate and sure must be positive"):
+        RoutedDrafter(TEXT, rate=0)
+    with pytest.raises(InvalidParameter, match="hope must be between 0 and 1"):
+        MergedDrafter(TEXT, hope=1.0)
+    with pytest.raises(InvalidParameter, match="no place for the riders of lookahead"):
+        MergedDrafter(TEXT, LookaheadDrafter())
+    merged = MergedDrafter(TEXT, model())
+    with pytest.raises(UnpairedScheme, match="deterministic or"):
+        merged.check(IID())
+    merged.check(TopK())
+    merged.check(Product())
+    for alone in (RoutedDrafter(TEXT), MergedDrafter(TEXT)):
+        alone.check(Given())
+        with pytest.raises(UnpairedScheme, match="works with drafts that are given"):
+            alone.check(IID())
+
+
+def test_a_merge_splits_budgets_and_refuses_trees_that_have_none() -> None:
+    drafter = MergedDrafter(TEXT, model())
+    with pytest.warns(RuntimeWarning, match="splits trees of a fixed shape or of a budget"):
+        polydraft.generate(TARGET, IDS[:1], drafter=drafter, policy=Confident((1, 1), 0.3), verifier=None, **GREEDY)
+
+
+def test_a_prediction_goes_before_any_drafter() -> None:
+    plain = polydraft.generate(TARGET, IDS, drafter="none", **GREEDY)
+    answers = plain.sequences[:, IDS.shape[1] :].tolist()
+    given: tuple[Drafter | str | None, ...] = (None, "ngram", model(), RoutedDrafter(TEXT), PredictedDrafter([1, 2]))
+    for drafter in given:
+        found = polydraft.generate(TARGET, IDS, drafter=drafter, prediction=answers, **GREEDY)
+        assert torch.equal(found.sequences, plain.sequences)
+        assert found.statistics.sources["prediction"][1] > 30
+    many = polydraft.generate_many(
+        TARGET,
+        list(IDS),
+        batch_size=2,
+        per_prompt={1: {"prediction": answers[1]}, 2: {"prediction": answers[0]}},
+        **GREEDY,
+    )
+    found_many = {one.name: one for one in many}
+    assert [found_many[place].tokens for place in range(3)] == answers
+    assert found_many[1].target_calls < 8
+    with pytest.raises(InvalidParameter, match="prediction is to be drafted, but the drafter none drafts nothing"):
+        polydraft.generate(TARGET, IDS, drafter="none", prediction=[1], **GREEDY)
+    with pytest.raises(InvalidParameter, match="2 predictions for 3 rows"):
+        polydraft.generate(TARGET, IDS, prediction=[[1], [2]], **GREEDY)
+    with pytest.raises(InvalidParameter, match="tokenizer is missing"):
+        polydraft.generate(TARGET, IDS, prediction="text", **GREEDY)
