@@ -207,5 +207,6 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     at_nodes = {of_lines[line.word] for line in tables.RULES if line.decides_at_nodes}
     assert exported(verifiers, "law", "lossless") <= at_nodes
     assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
-    named = {line.make for line in tables.DRAFTERS} | {kind.drafter for kind in KINDS}  # by a word, or by a folder
-    assert exported(drafters, "draft", "commit") <= named
+    named = {line.kind for line in tables.DRAFTERS} | {kind.drafter for kind in KINDS}  # by a word, or by a folder
+    by_argument = {drafters.PredictedDrafter, drafters.TextDrafter}  # `prediction=`, and what text drafters derive from
+    assert exported(drafters, "draft", "commit") - by_argument <= named

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_type_hints
 
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnpairedScheme
@@ -161,6 +161,12 @@ class DrafterLine:
     def of(self, drafter: Drafter) -> Drafter:
         """Return the drafter that has the drafter of a draft model inside, or is it."""
         return self.make(drafter) if self.wraps and not self.makes(drafter) else drafter
+
+    @property
+    def kind(self) -> type | None:
+        """The class of what it makes: `make` itself, or what it says that it returns."""
+        made = self.make if isinstance(self.make, type) else get_type_hints(self.make).get("return")
+        return made if isinstance(made, type) else None
 
     def makes(self, drafter: Drafter) -> bool:
         """Tell whether a drafter is of this line."""

@@ -21,6 +21,7 @@ from polydraft.drafters.routing import (
     merge,
     merge_beside,
     route,
+    route_before,
     route_first,
     usual_members,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "model_defaults",
     "resumed",
     "route",
+    "route_before",
     "route_first",
     "usual_members",
     "write_block",

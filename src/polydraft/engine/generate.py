@@ -96,10 +96,9 @@ def generate(
         input_ids: prompts, which an encoder-decoder's encoder reads, under the name that its processor has for them,
             such as `input_features`; with `attention_mask`, left- or right-padded. Also what a tokenizer or
             `apply_chat_template` returns: a mapping that has both, of tensors or lists, or a prompt's list of tokens.
-        drafter: a drafter, or a draft model with the same tokens, or its folder or hub name, or a word such as "ngram",
-            "suffix:FOLDER" or "merge"; "none" decodes plainly. None drafts from text in all ways that need nothing
-            else: "merge", and "route" above temperature 0. Hugging Face's `assistant_model` and
-            `prompt_lookup_num_tokens` are other words for it.
+        drafter: a drafter, or a draft model with the same tokens, its folder or hub name, or a word such as "ngram" or
+            "suffix:FOLDER"; "none" decodes plainly. None is "merge", and "route" above temperature 0. Also said by
+            Hugging Face's `assistant_model` and `prompt_lookup_num_tokens`.
         verifier: the rule that keeps drafts, or its word on the command line such as "optimal"; a rule for single nodes
             is applied from the root down. None is the one that accepts most (see `default_verifier`).
         policy: the shape of the token trees: a policy, a `TreeShape`, text as for `parse_policy`, children per depth,
@@ -107,23 +106,20 @@ def generate(
         seed: fixes the text; without seed and generator the text depends on torch's global random state.
         generator: the random state to use instead of a seed.
         streamer: gets the prompt and then new tokens as they come; one row only. Its `end` is called in any case.
-        past: what an earlier run or call with keep_past=True has as its past: of the prompt only what comes after
-            their common beginning is read. One row only. The text is the same as without it, up to rounding.
+        past: what an earlier run or call with keep_past=True has as its past: their common beginning is not read again.
+            One row only. The text is the same as without it, up to rounding.
         keep_past: keep what the models know of the text, for the next call. It takes the memory of their caches.
-        output_logprobs: return the model's own log-probability of every new token, before processors, temperature and
-            filters, and those of so many of the likeliest tokens; 0 for the token's own alone.
-        prediction: a text that the answer will resemble, as in edits: its tokens, of all rows or of each, or a text
-            with `tokenizer`. It is drafted from where the answer stands in it, before what the drafter drafts, and
-            changes no more than the time. `statistics.sources` counts its drafts under "prediction".
-        time: on a GPU, time the parts of every step too, for `statistics.seconds`, which waits for the device once a
-            step. On a CPU they are timed in any case.
+        output_logprobs: return the model's own log-probability of every new token, before processors and filters, and
+            those of so many of the likeliest tokens; 0 for the token's own alone.
+        prediction: what the answer will resemble, as in edits: tokens, of all rows or of each, or a text with
+            `tokenizer`. It is drafted first, and counted in `statistics.sources`; the law of the text stays.
+        time: on a GPU, time the parts of every step too, which waits for the device once a step.
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
         **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
-            repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id,
-            num_return_sequences, attention_mask, generation_config, output_scores, output_logits and the others of its
-            sampling mode. A temperature above 0 turns sampling on, 0 turns it off.
+            repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id and the
+            others of its sampling mode. A temperature above 0 turns sampling on, 0 turns it off.
 
     Raises:
         InvalidParameter: an argument outside its range, refused or unknown, an empty prompt, a streamer for several

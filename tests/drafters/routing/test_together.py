@@ -27,7 +27,7 @@ from polydraft.trees import BestFirst, Chain, Confident, Widths
 VOCAB = 20
 TARGET = tiny_model("llama", VOCAB)
 DRAFT = perturbed(TARGET, 0.05)
-IDS = torch.tensor([[3, 1, 4, 3, 1, 4], [5, 8, 5, 8, 5, 8], [7, 7, 2, 1, 9, 0]])
+IDS = torch.tensor([[3, 1, 4, 3, 1, 4], [5, 8, 5, 8, 5, 8], [7, 7, 2, 1, 9, 6]])
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 40}
 TEXT = (NgramDrafter(3, 1, 2), SuffixDrafter(), RecyclingDrafter())
 

@@ -4,7 +4,7 @@ from polydraft.drafters.routing.hedge import choice_law, hedged
 from polydraft.drafters.routing.lookup_first import LookupFirst
 from polydraft.drafters.routing.merged import MergedDrafter
 from polydraft.drafters.routing.routed import RoutedDrafter
-from polydraft.drafters.routing.usual import merge, merge_beside, route, route_first, usual_members
+from polydraft.drafters.routing.usual import merge, merge_beside, route, route_before, route_first, usual_members
 
 __all__ = [
     "LookupFirst",
@@ -15,6 +15,7 @@ __all__ = [
     "merge",
     "merge_beside",
     "route",
+    "route_before",
     "route_first",
     "usual_members",
 ]

@@ -21,6 +21,17 @@ def route_first(other: Drafter) -> RoutedDrafter:
     return RoutedDrafter(usual_members(), other)
 
 
+def route_before(first: TextDrafter, drafter: Drafter) -> RoutedDrafter:
+    """Return a route between a text drafter and any other, which is a member if it can be."""
+    if isinstance(drafter, RoutedDrafter) and drafter.other is None:
+        return RoutedDrafter((first, *drafter.members))
+    if isinstance(drafter, MergedDrafter) and drafter.other is None:
+        return RoutedDrafter((first, *drafter.members))
+    if isinstance(drafter, TextDrafter) and not drafter.riders:
+        return RoutedDrafter((first, drafter))
+    return RoutedDrafter((first,), drafter)
+
+
 def merge() -> MergedDrafter:
     """Return the usual text drafters in one tree."""
     return MergedDrafter(usual_members())

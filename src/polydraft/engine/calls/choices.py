@@ -78,7 +78,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     given = choices.drafter
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
     if choices.prediction is not None:
-        drafter = with_prediction(choices.prediction, None if given is None else drafter)
+        drafter = with_prediction(choices.prediction, drafter)
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
