@@ -117,9 +117,8 @@ def generate(
         compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
             and batch takes seconds to a minute once; a `Drafter` is taken as it is.
         inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
-        **options: Hugging Face's generation arguments: max_new_tokens, temperature, top_k, top_p, min_p, typical_p,
-            repetition_penalty, logits_processor, stopping_criteria, stop_strings with tokenizer, eos_token_id and the
-            others of its sampling mode. A temperature above 0 turns sampling on, 0 turns it off.
+        **options: Hugging Face's generation arguments, such as max_new_tokens, temperature, logits_processor, and
+            stop_strings with tokenizer. A temperature above 0 turns sampling on, 0 turns it off.
 
     Raises:
         InvalidParameter: an argument outside its range, refused or unknown, an empty prompt, a streamer for several
