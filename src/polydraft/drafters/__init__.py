@@ -26,6 +26,7 @@ from polydraft.drafters.routing import (
     usual_members,
 )
 from polydraft.drafters.text import (
+    LOOKUP,
     JacobiDrafter,
     LookaheadDrafter,
     NgramDrafter,
@@ -44,6 +45,7 @@ from polydraft.drafters.text import (
 )
 
 __all__ = [
+    "LOOKUP",
     "BlockDrafter",
     "Decoder",
     "Defaults",

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.drafters import LOOKUP
 from polydraft.engine.block import Emission
 from polydraft.engine.target_law import TargetLaw
 from polydraft.trees import Draft, Piece, Verdict
@@ -30,7 +31,7 @@ class Lesson:
     """What a step showed of the drafts of one text.
 
     Args:
-        source: who drafted: "lookup" for what was found in the text, else "".
+        source: "lookup" for fixed tokens, whoever found them in which text, else "".
         law: the names of processors and filters of the target's law; texts of other laws accept other drafts.
         tried: the drafts whose chance is known.
         stopped: whether the planner wanted no deeper tree when it saw what was drawn.
@@ -78,7 +79,7 @@ def lessons_of(
             rows = [piece.rows[place] for place in places]
             found += [
                 Lesson(
-                    piece.draft.source,
+                    LOOKUP if piece.draft.source else "",
                     laws[row].in_force,
                     own,
                     len(gains[row].tokens),

@@ -16,8 +16,8 @@ from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Given
 from polydraft.trees import BestFirst
 
-RANK_CHANCES = (0.48, 0.13, 0.07, 0.045, 0.03, 0.025, 0.02, 0.015)
-"""How often the j-th of a token's successors is the next token; measured with SmolLM2 on Spec-Bench's kinds."""
+RANK_CHANCES = (0.435, 0.065, 0.035, 0.034, 0.017, 0.014, 0.006, 0.005)
+"""How often the j-th of a token's successors came next: 802 greedy tokens of SmolLM2 behind 12 prompts of six kinds."""
 
 
 Table = dict[int, tuple[int, ...]]
