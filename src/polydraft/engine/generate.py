@@ -97,8 +97,8 @@ def generate(
             such as `input_features`; with `attention_mask`, left- or right-padded. Also what a tokenizer or
             `apply_chat_template` returns: a mapping that has both, of tensors or lists, or a prompt's list of tokens.
         drafter: a drafter, or a draft model with the same tokens, its folder or hub name, or a word such as "ngram" or
-            "suffix:FOLDER"; "none" decodes plainly. None is "merge", and "route" above temperature 0. Also said by
-            Hugging Face's `assistant_model` and `prompt_lookup_num_tokens`.
+            "suffix:FOLDER"; "none" decodes plainly. None is "merge", and "route" above temperature 0. Hugging Face's
+            `assistant_model` and `prompt_lookup_num_tokens` are other words for it.
         verifier: the rule that keeps drafts, or its word on the command line such as "optimal"; a rule for single nodes
             is applied from the root down. None is the one that accepts most (see `default_verifier`).
         policy: the shape of the token trees: a policy, a `TreeShape`, text as for `parse_policy`, children per depth,
@@ -114,8 +114,7 @@ def generate(
         prediction: what the answer will resemble, as in edits: tokens, of all rows or of each, or a text with
             `tokenizer`. It is drafted first, and counted in `statistics.sources`; the law of the text stays.
         time: on a GPU, time the parts of every step too, which waits for the device once a step.
-        compile: run short passes of target and draft model as compiled code (`CompiledModel`). Every new shape of tree
-            and batch takes seconds to a minute once; a `Drafter` is taken as it is.
+        compile: run short passes of target and draft model as compiled code; every new shape takes seconds to a minute.
         inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
         **options: Hugging Face's generation arguments, such as max_new_tokens, temperature, logits_processor, and
             stop_strings with tokenizer. A temperature above 0 turns sampling on, 0 turns it off.
