@@ -8,7 +8,7 @@ behind it is text at positions that go on from the prompt's last.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -68,6 +68,7 @@ def check_not_again(cache: TreeCache, starts: Int[Tensor, "b"]) -> None:
         raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")
 
 
+@runtime_checkable
 class Door(Protocol):
     """A model as the engine runs it."""
 

@@ -29,7 +29,7 @@ class HeadKind:
     """
 
     name: str
-    drafter: type[Drafter]
+    drafter: type
     told: Callable[[Mapping[str, Any]], bool]
     read: Callable[[PlainFolder, int | None], Drafter]
 
