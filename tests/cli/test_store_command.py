@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,10 @@ def test_drafters_without_their_store_are_refused_before_models_are_loaded(tmp_p
         CliRunner().invoke(
             app, ["generate", "x", "--drafter", "ngram:x"], catch_exceptions=False, standalone_mode=False
         )
+
+
+@pytest.mark.parametrize(("folder", "told"), [("a" * 300, "File name too long"), ("~nosuchuser/x", "no home folder")])
+def test_names_that_nothing_can_have_are_one_sentence(folder: str, told: str) -> None:
+    command = [sys.executable, "-c", "from polydraft_command import main; main()", "store", "show", folder]
+    ran = subprocess.run(command, capture_output=True)
+    assert ran.returncode == 2 and told in ran.stderr.decode()

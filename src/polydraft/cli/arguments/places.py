@@ -66,6 +66,19 @@ def to_read(path: Path | None) -> Path | None:
     return place
 
 
+def to_look_at(path: Path | None) -> Path | None:
+    """Return the place of a folder or file to read, ~ expanded; whether it is there is seen when it is read.
+
+    Raises:
+        InvalidParameter: there can be nothing of that name.
+    """
+    if path is None:
+        return None
+    place = _expanded(path)
+    _kind(place)
+    return place
+
+
 def _expanded(path: Path) -> Path:
     place = Path(os.path.expanduser(path))
     first = str(place).split("/", 1)[0]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.arguments.options import OUTPUT, JsonOption, TargetOption
-from polydraft.cli.arguments.places import folder_to_write
+from polydraft.cli.arguments.places import folder_to_write, to_look_at
 from polydraft.cli.arguments.values import count
 from polydraft.cli.arguments.words import one_of
 from polydraft.cli.process import importing
@@ -63,7 +63,9 @@ def build(
 
 @store_app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The store's folder, or one of its files.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The store's folder, or one of its files.", callback=to_look_at)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Tell what is in a store, and whether its files are whole."""
