@@ -178,6 +178,11 @@ def branched(first: Draft, second: Draft, scheme: Scheme) -> Branches:
         torch.stack([one.probs for one in joint]).to(first.probs),
         most_children=None if None in bounds else sum(one for one in bounds if one),
         failure=first.failure or second.failure,
+        sound=first.sound
+        if second.sound is None
+        else second.sound
+        if first.sound is None
+        else first.sound & second.sound,
     )
     return Branches(draft, mine.to(device), torch.tensor([graft.places for graft in grafts], device=device))
 

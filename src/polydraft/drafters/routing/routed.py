@@ -341,8 +341,9 @@ class RoutedDrafter(Drafter):
         return (1 + accepted) / (1 + self.price * guesses)
 
 
-_LEVEL = 1
-"""Names the random numbers by which rows choose; nothing else reads them."""
+_LEVEL = 0x526F757465
+"""Names the random numbers by which rows choose. No decoder inside a drafter may read the same ones: its drafts would
+not be draws from their rows, given that it was chosen."""
 
 
 def class_of(guess: Guess) -> int:
