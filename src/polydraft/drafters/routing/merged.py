@@ -5,11 +5,12 @@ from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.routing.routed import check_members, names_of
+from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
 from polydraft.errors import InvalidParameter, UnpairedScheme
-from polydraft.models import LanguageModel, Layer
+from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
@@ -45,7 +46,7 @@ class MergedState:
 
 
 @dataclass(frozen=True, eq=False)
-class MergedDrafter(Drafter):
+class MergedDrafter(Together):
     """Puts the guesses of several text drafters, and the tree of another drafter, below the same roots.
 
     What several guess is scored once. The policy's budget is split before anything is drawn: the other drafter gets the
@@ -101,10 +102,6 @@ class MergedDrafter(Drafter):
             return Defaults(Product(), Chain(8) if usual is None else usual.policy)
         return usual or Defaults(Given(), Chain(12))
 
-    def models(self) -> tuple[LanguageModel, ...] | None:
-        """Return the other drafter's."""
-        return () if self.other is None else self.other.models()
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless fixed tokens may stand beside the other drafter's under the scheme."""
         if self.other is None:
@@ -121,16 +118,6 @@ class MergedDrafter(Drafter):
         """Start everybody."""
         members = tuple(one.start(text, session) for one in self.members)
         return MergedState(members, None if self.other is None else self.other.start(text, session), session.vocab_size)
-
-    def read(self, state: MergedState, text: Text, features: Features | None) -> MergedState:
-        """Let everybody read the prompts."""
-        members = tuple(one.read(own, text, None) for one, own in zip(self.members, state.members, strict=True))
-        other = None if self.other is None else self.other.read(state.other, text, features)
-        return replace(state, members=members, other=other)
-
-    def over(self, state: MergedState, target: Reader) -> MergedState:
-        """Hand the target's reader to the other drafter."""
-        return state if self.other is None else replace(state, other=self.other.over(state.other, target))
 
     def draft(
         self, state: MergedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
@@ -181,22 +168,6 @@ class MergedDrafter(Drafter):
         members = tuple(one.rewind(own, row, length) for one, own in zip(self.members, state.members, strict=True))
         inner = None if self.other is None else self.other.rewind(state.other, row, length)
         return replace(state, members=members, other=inner)
-
-    def leave(self, state: MergedState, row: int) -> MergedState:
-        """Tell everybody."""
-        members = tuple(one.leave(own, row) for one, own in zip(self.members, state.members, strict=True))
-        inner = None if self.other is None else self.other.leave(state.other, row)
-        return replace(state, members=members, other=inner)
-
-    def finish(self, state: MergedState, text: Text, row: int) -> MergedState:
-        """Tell everybody."""
-        members = tuple(one.finish(own, text, row) for one, own in zip(self.members, state.members, strict=True))
-        inner = None if self.other is None else self.other.finish(state.other, text, row)
-        return replace(state, members=members, other=inner)
-
-    def ended(self, state: MergedState) -> bool:
-        """Ask the other drafter."""
-        return self.other is not None and self.other.ended(state.other)
 
     def continues(self, state: object) -> bool:
         """Ask everybody."""

@@ -6,11 +6,12 @@ from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
+from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel, Layer, weight_bytes
+from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import BestFirst, Draft, Piece, Pieces, TreePolicy, in_pieces, most_drafts, restricted, rows_taken
 
@@ -90,7 +91,7 @@ class RoutedState:
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedDrafter(Drafter):
+class RoutedDrafter(Together):
     """Lets every member guess and takes the guesses of one of them, row by row: of those that would have brought most.
 
     Once a step is over, the text itself says what each member's guesses would have brought. So all are judged in every
@@ -162,10 +163,6 @@ class RoutedDrafter(Drafter):
             return self.other.defaults(params)
         return Defaults(Given(), BestFirst(8, depth=8, children=4))
 
-    def models(self) -> tuple[LanguageModel, ...] | None:
-        """Return the other drafter's."""
-        return () if self.other is None else self.other.models()
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` where the other drafter does; without one, unless the scheme is `Given`."""
         if self.other is not None:
@@ -180,16 +177,6 @@ class RoutedDrafter(Drafter):
         standings = (Standing(),) * len(text.counts)
         trust = WARM if session.params.temperature else 1.0
         return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session), trust)
-
-    def read(self, state: RoutedState, text: Text, features: Features | None) -> RoutedState:
-        """Let all members and the other drafter read the prompts."""
-        members = tuple(one.read(own, text, None) for one, own in zip(self.members, state.members, strict=True))
-        other = None if self.other is None else self.other.read(state.other, text, features)
-        return replace(state, members=members, other=other)
-
-    def over(self, state: RoutedState, target: Reader) -> RoutedState:
-        """Hand the target's reader to the other drafter."""
-        return state if self.other is None else replace(state, other=self.other.over(state.other, target))
 
     def draft(
         self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
@@ -236,22 +223,6 @@ class RoutedDrafter(Drafter):
             return inner
         members = tuple(one.rewind(own, row, length) for one, own in zip(self.members, state.members, strict=True))
         return replace(state, members=members, other=inner)
-
-    def leave(self, state: RoutedState, row: int) -> RoutedState:
-        """Tell everybody."""
-        members = tuple(one.leave(own, row) for one, own in zip(self.members, state.members, strict=True))
-        return replace(state, members=members, other=None if self.other is None else self.other.leave(state.other, row))
-
-    def finish(self, state: RoutedState, text: Text, row: int) -> RoutedState:
-        """Tell everybody."""
-        pairs = zip(self.members, state.members, strict=True)
-        members = tuple(one.finish(own, text, row) for one, own in pairs)
-        other = None if self.other is None else self.other.finish(state.other, text, row)
-        return replace(state, members=members, other=other)
-
-    def ended(self, state: RoutedState) -> bool:
-        """Ask the other drafter."""
-        return self.other is not None and self.other.ended(state.other)
 
     def continues(self, state: object) -> bool:
         """Ask everybody, or the other drafter of a state of its own."""
