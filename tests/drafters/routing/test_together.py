@@ -1,7 +1,9 @@
 """Routes and merges in generation: the text of plain decoding, alone and in batches; the law; what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doubles import perturbed, tiny_model
@@ -19,10 +21,12 @@ from polydraft.drafters import (
     RoutedDrafter,
     SuffixDrafter,
 )
+from polydraft.drafters.text import Guess, given
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
+from polydraft.reading import Text
 from polydraft.schemes import IID, Given, Product, TopK
-from polydraft.trees import BestFirst, Chain, Confident, Widths
+from polydraft.trees import BestFirst, Chain, Confident, Widths, branched
 
 VOCAB = 20
 TARGET = tiny_model("llama", VOCAB)
@@ -134,8 +138,8 @@ def test_a_merge_splits_budgets_and_refuses_trees_that_have_none() -> None:
 def test_a_prediction_goes_before_any_drafter() -> None:
     plain = polydraft.generate(TARGET, IDS, drafter="none", **GREEDY)
     answers = plain.sequences[:, IDS.shape[1] :].tolist()
-    given: tuple[Drafter | str | None, ...] = (None, "ngram", model(), RoutedDrafter(TEXT), PredictedDrafter([1, 2]))
-    for drafter in given:
+    asked: tuple[Drafter | str | None, ...] = (None, "ngram", model(), RoutedDrafter(TEXT), PredictedDrafter([1, 2]))
+    for drafter in asked:
         found = polydraft.generate(TARGET, IDS, drafter=drafter, prediction=answers, **GREEDY)
         assert torch.equal(found.sequences, plain.sequences)
         assert found.statistics.sources["prediction"][1] > 30
@@ -155,3 +159,12 @@ def test_a_prediction_goes_before_any_drafter() -> None:
         polydraft.generate(TARGET, IDS, prediction=[[1], [2]], **GREEDY)
     with pytest.raises(InvalidParameter, match="tokenizer is missing"):
         polydraft.generate(TARGET, IDS, prediction="text", **GREEDY)
+
+
+def test_a_merge_keeps_what_is_known_of_rows_that_are_no_law() -> None:
+    text = Text(IDS[:2], torch.tensor([6, 6]))
+    first, second = (given(text, [Guess.chain(np.array([1])), Guess.chain(np.array([2]))], TopK()) for _ in range(2))
+    for flags in ((torch.tensor([True, False]), None), (None, torch.tensor([True, False]))):
+        both = branched(replace(first, sound=flags[0]), replace(second, sound=flags[1]), TopK())
+        assert both.draft.sound is not None and both.draft.sound.tolist() == [True, False]
+    assert branched(first, second, TopK()).draft.sound is None
