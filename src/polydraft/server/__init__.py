@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server for any target with any drafter."""

@@ -1,0 +1,194 @@
+"""From what was asked to what the engine decodes: options as Hugging Face takes them, and who drafts."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import polydraft
+from polydraft.catalogue import drafter_line
+from polydraft.drafters import Drafter
+from polydraft.engine import Request
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.decode import check_drafting
+from polydraft.engine.many.asked import Asked, request_for
+from polydraft.errors import ContextOverflow, InvalidParameter
+from polydraft.models import AdditivePenalties, TokenBias
+from polydraft.probs import SamplingParams
+from polydraft.server.worker.asks import Ask, Speculation
+from polydraft.server.worker.served import Served
+from polydraft.trees import Chain, largest_shape
+
+MOST_NODES = 128
+"""The largest tree that a request may ask for; every text has room for it."""
+MOST_KEPT = 64
+"""So many kinds of parts are kept for the next request."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A text that is to be written.
+
+    Args:
+        ask: what asked for it.
+        number: its number there.
+        tokens: its prompt.
+        prediction: the tokens of what it will resemble; () for nothing.
+    """
+
+    ask: Ask
+    number: int
+    tokens: tuple[int, ...]
+    prediction: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """What the batch knows it by."""
+        return self.ask.name, self.number
+
+
+def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
+    """Return the texts that a request asks for.
+
+    Raises:
+        ContextOverflow: a prompt is too long, or the text would be.
+        InvalidParameter: a prompt that is empty, or cannot be made into tokens.
+    """
+    prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
+    served.check_tokens([*ask.bias], "logit_bias")
+    served.check_tokens(ask.stop_tokens, "stop_token_ids")
+    found: list[Wanted] = []
+    for prompt in ask.prompts:
+        tokens = tuple(served.ids(prompt, ask.tools))
+        _check_length(served, len(tokens), ask.max_tokens)
+        found += [Wanted(ask, len(found) + choice, tokens, prediction) for choice in range(ask.n)]
+    return found
+
+
+def _check_length(served: Served, count: int, new: int | None) -> None:
+    if not count:
+        raise InvalidParameter("prompt is empty: give at least one token.")
+    if count > served.max_prompt:
+        raise ContextOverflow(f"The prompt has {count} tokens, but at most {served.max_prompt} are taken.")
+    if new is not None and count + new > served.max_length:
+        raise ContextOverflow(
+            f"The prompt has {count} tokens and max_tokens asks for {new} more, but a text has at most "
+            f"{served.max_length} tokens here."
+        )
+
+
+def request_of(served: Served, wanted: Wanted) -> Request:
+    """Prepare a text as Hugging Face's `generate` does; who drafts for it is still to be said.
+
+    Raises:
+        InvalidParameter: an option outside its range.
+    """
+    ask, length = wanted.ask, len(wanted.tokens)
+    new = served.max_length - length if ask.max_tokens is None else ask.max_tokens
+    options: dict[str, Any] = {**ask.options, "max_new_tokens": new}
+    added: list[Any] = []
+    if ask.bias:
+        added.append(TokenBias(ask.bias, served.target.vocab_size))
+    if ask.presence or ask.frequency:
+        added.append(AdditivePenalties(length, ask.presence, ask.frequency))
+    if added:
+        options["logits_processor"] = added
+    options |= grammar_options(served, ask)
+    tokens = torch.tensor(wanted.tokens, device=served.target.device)
+    request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
+    eos = frozenset() if ask.ignore_eos else request.ending.eos
+    eos |= frozenset(ask.stop_tokens)
+    return replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+
+
+def grammar_options(served: Served, ask: Ask) -> dict[str, Any]:
+    """Return the option that holds the answer to a grammar, if one is asked for.
+
+    Raises:
+        InvalidParameter: the grammar is none, or this version has no grammars.
+    """
+    if ask.grammar is None:
+        return {}
+    kind = getattr(polydraft, "Grammar", None)
+    if kind is None:
+        raise InvalidParameter("This version of polydraft cannot hold text to a grammar: leave response_format out.")
+    make = getattr(kind, ask.grammar.kind)
+    grammar = make() if ask.grammar.text is None else make(ask.grammar.text)
+    return {"grammar": grammar, "tokenizer": served.tokenizer}
+
+
+class PartsShelf:
+    """Who drafts, verifies and how, by what requests say: requests that say the same share their passes.
+
+    Args:
+        served: the models.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self._known: OrderedDict[Hashable, Parts] = OrderedDict()
+
+    def parts_for(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Parts:
+        """Return the parts of a request.
+
+        Raises:
+            InvalidParameter: a word that means nothing, or a tree that is too large.
+            UnpairedScheme: parts that do not go together.
+        """
+        key = (speculation, params)
+        if prediction:
+            return self._made(speculation, params, prediction)
+        if key not in self._known:
+            self._known[key] = self._made(speculation, params, ())
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def dropped(self) -> list[Parts]:
+        """Return the parts that were not asked for in a long time, and forget them."""
+        return [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST_KEPT)]
+
+    def _made(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...]) -> Parts:
+        settings, own = self.served.settings, speculation
+        if not own.enabled or own.max_draft_tokens == 0:
+            choices = Choices("none")
+        else:
+            choices = Choices(
+                self._drafter(own.drafter), own.verifier or settings.verifier, own.tree or settings.tree
+            )
+            choices = replace(choices, prediction=prediction or None)
+        parts = chosen_parts(choices, self.served.target, params)
+        most = own.max_draft_tokens
+        if most and largest_shape(parts.policy).size - 1 > most:
+            if own.tree:
+                raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
+            parts = chosen_parts(replace(choices, policy=Chain(most)), self.served.target, params)
+        if largest_shape(parts.policy).size > MOST_NODES:
+            raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
+        check_drafting(parts.drafter, parts.verifier, parts.policy)
+        return parts
+
+    def _drafter(self, word: str | None) -> object:
+        """Return what a word means here; folders are the operator's to name.
+
+        Raises:
+            InvalidParameter: it is none, or needs a draft model that there is not.
+        """
+        draft: Drafter | None = self.served.draft
+        if word is None and self.served.settings.drafter is None:
+            return draft
+        named = word or str(self.served.settings.drafter)
+        line = drafter_line(named)
+        if ":" in named and named != self.served.settings.drafter:
+            raise InvalidParameter("drafter names a folder, which only the server's operator may do; leave it out.")
+        if not line.models:
+            return line.named(named) if ":" in named else named
+        if draft is None or line.models > 1:
+            raise InvalidParameter(f"drafter {named} needs a draft model that this server does not have.")
+        return line.of(draft)
+
+
+def said_by(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not None."""
+    return {name: value for name, value in mapping.items() if value is not None}

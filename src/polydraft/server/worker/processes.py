@@ -1,0 +1,84 @@
+"""A worker in a process of its own: an error in its depths, or a lack of memory, does not end the server."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from polydraft.server.settings import Settings
+from polydraft.server.worker.asks import Event, Stop
+from polydraft.server.worker.working import work
+from polydraft.server.worker.writing import Say
+
+
+class ProcessWorker:
+    """Run a worker in a child process, to which plain values go through a pipe.
+
+    Args:
+        settings: the server's.
+        say: takes what it says, on a thread; "gone" when the process has ended, for whatever reason.
+    """
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._say = say
+        self._lock = threading.Lock()
+        self._process = context.Process(target=run, args=(settings, theirs, os.getpid()), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def tell(self, told: Any) -> None:
+        """Tell the worker something; nothing if it is gone, which is said elsewhere."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._pipe.send(told)
+
+    def end(self, seconds: float) -> None:
+        """Tell the worker to stop, wait for it, and kill it if it does not."""
+        self.tell(Stop())
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(seconds)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                for event in self._pipe.recv():
+                    self._say(event)
+        except (EOFError, OSError):
+            self._process.join()
+            self._say(Event("gone", said={"code": self._process.exitcode}))
+
+
+def run(settings: Settings, pipe: Connection, parent: int) -> None:
+    """Be the child process. Ctrl-C is the parent's to hear, and where the parent is gone there is nothing to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    said: list[Event] = []
+
+    def say(event: Event) -> None:
+        said.append(event)
+
+    def hear(seconds: float | None) -> Any:
+        if said:
+            pipe.send(said)
+            said.clear()
+        return pipe.recv() if pipe.poll(seconds) else None
+
+    try:
+        work(settings, hear, say)
+        if said:
+            pipe.send(said)
+    except (EOFError, OSError, BrokenPipeError):
+        return

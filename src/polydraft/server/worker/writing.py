@@ -1,0 +1,178 @@
+"""The texts in progress: requests join between steps, and everything a step brings is said."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from polydraft.engine import OpenBatch, OpenStep, Request
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.wrappers.watched import Watched
+from polydraft.errors import ContextOverflow, PolydraftError
+from polydraft.probs import SamplingParams
+from polydraft.server.worker.asking import MOST_NODES, PartsShelf, Wanted, request_of, wanted_of
+from polydraft.server.worker.asks import Ask, Event
+from polydraft.server.worker.served import Served
+from polydraft.server.worker.telling import Telling, spelt
+
+Say = Callable[[Event], None]
+ROOM = MOST_NODES + 64
+"""Key slots of a row beside its text: the largest tree, and riders."""
+SEEDS = 2**53
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A text in progress: what was wanted, what is told of it, and the parts that only it has."""
+
+    wanted: Wanted
+    telling: Telling
+    own: Parts | None = None
+
+
+class Writing:
+    """All texts of a worker; `step` takes a step with those that fit, and says what it brought.
+
+    Args:
+        served: the models.
+        say: takes events.
+    """
+
+    def __init__(self, served: Served, say: Say) -> None:
+        settings, target = served.settings, served.target
+        self.served, self.say = served, say
+        self.shelf = PartsShelf(served)
+        plain = chosen_parts(Choices("none"), target, SamplingParams())
+        self._watched = Watched(target, plain.drafter, plain.verifier, plain.policy)
+        self._batch = OpenBatch(
+            self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk
+        )
+        self._waiting: deque[Wanted] = deque()
+        self._texts: dict[Hashable, _Text] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self._waiting or self._texts)
+
+    def take(self, ask: Ask) -> None:
+        """Take a request, or say why not."""
+        if ask.seed is None:
+            ask = replace(ask, seed=secrets.randbelow(SEEDS))
+        try:
+            texts = wanted_of(self.served, ask)
+            for one in texts[:: ask.n]:
+                self._request(one)  # whatever is wrong with it is known before it waits
+        except PolydraftError as error:
+            self.say(refusal(ask.name, error))
+            return
+        self._waiting.extend(texts)
+        self.say(Event("begun", ask.name, self._told(ask, texts)))
+
+    def cancel(self, name: str) -> None:
+        """Forget a request."""
+        self._waiting = deque(one for one in self._waiting if one.ask.name != name)
+        for key in [key for key, one in self._texts.items() if one.wanted.ask.name == name]:
+            self._leave(key)
+
+    def step(self) -> None:
+        """Let texts join, take a step, and say what it brought. An error costs the texts in progress, not the server."""
+        try:
+            self._join()
+            found = self._stepped()
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told, and the server goes on
+            self._lost(error)
+            return
+        if found is not None:
+            self._tell(found)
+            self._batch.sweep()
+
+    def _stepped(self) -> OpenStep | None:
+        asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
+        self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
+        return self._batch.step()
+
+    def _join(self) -> None:
+        while self._waiting and self._batch.free:
+            wanted = self._waiting.popleft()
+            request, own = self._request(wanted)
+            known = self._batch.join(request)
+            self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
+            self._say("joined", wanted, {"cached": known})
+
+    def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
+        """Return a text as the batch takes it, and the parts that it has for itself."""
+        request = request_of(self.served, wanted)
+        speculation = replace(wanted.ask.speculation, trace=False)
+        parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
+        used = {id(one.method) for one in self._batch.running} | {id(one.method) for one in self._batch.reading}
+        for old in self.shelf.dropped():
+            if id(self._watched.method_of(old)) not in used:
+                self._watched.forget(old)
+        return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
+
+    def _tell(self, step: OpenStep) -> None:
+        for row, gain in step.block.rows.items():
+            name = step.names[row]
+            text = self._texts[name]
+            told = text.telling.gained(gain, step.block, row)
+            self._say("gained", text.wanted, told)
+            if told["finish"]:
+                self._leave(name)
+
+    def _leave(self, name: Hashable) -> None:
+        text = self._texts.pop(name)
+        if text.own is not None:
+            self._watched.forget(text.own)
+        self._batch.leave(name)
+
+    def _lost(self, error: Exception) -> None:
+        """Say of all texts in progress that they are lost, and begin with an empty batch."""
+        names = {one.wanted.ask.name for one in self._texts.values()}
+        reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
+        for name in [*self._texts]:
+            self._leave(name)
+        for name in names:
+            self.cancel(name)
+            self.say(Event("failed", name, {"message": reason}))
+
+    def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
+        prompts = [one.tokens for one in texts[:: ask.n]]
+        told: dict[str, Any] = {
+            "prompt_tokens": [len(tokens) for tokens in prompts],
+            "prediction_tokens": len(texts[0].prediction),
+            "seeds": [ask.seed_of(one.number) for one in texts],
+        }
+        if ask.echo:
+            told["echo"] = [self._echoed(tokens, ask) for tokens in prompts]
+        return told
+
+    def _echoed(self, tokens: Sequence[int], ask: Ask) -> dict[str, Any]:
+        """Return a prompt's text, and how likely the model holds each of its tokens."""
+        echo: dict[str, Any] = {"text": self.served.text(tokens, skip=not ask.special), "tokens": list(tokens)}
+        if ask.logprobs is not None:
+            echo["logprobs"] = self._scored(tokens, ask.logprobs)
+        return echo
+
+    @torch.inference_mode()
+    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any] | None]:
+        """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
+        given = torch.tensor([list(tokens)], device=self.served.target.device)
+        rows = self.served.target.model(input_ids=given).logits[0, :-1].double().log_softmax(dim=-1)
+        values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
+        own = rows.gather(-1, given[0, 1:].unsqueeze(-1)).squeeze(-1).tolist()
+        likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+        told = [spelt(self.served, *one) for one in zip(tokens[1:], own, likeliest, strict=True)]
+        return [None, *told]
+
+    def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
+        self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
+
+
+def refusal(name: str, error: PolydraftError) -> Event:
+    """Return what is said of a request that cannot be done."""
+    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return Event("refused", name, {"message": str(error), "code": code})
