@@ -1,7 +1,7 @@
 """From what was asked to what the engine decodes: options as Hugging Face takes them, and who drafts."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, TokenBias
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.asks import Ask, Speculation
+from polydraft.server.worker.asks import Ask, Speculation, about
 from polydraft.server.worker.served import Served
 from polydraft.trees import Chain, largest_shape
 
@@ -57,12 +57,14 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
         InvalidParameter: a prompt that is empty, or cannot be made into tokens.
     """
     prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
-    served.check_tokens([*ask.bias], "logit_bias")
-    served.check_tokens(ask.stop_tokens, "stop_token_ids")
+    with about("logit_bias"):
+        served.check_tokens([*ask.bias], "logit_bias")
+        served.check_tokens(ask.stop_tokens, "stop_token_ids")
     found: list[Wanted] = []
     for prompt in ask.prompts:
-        tokens = tuple(served.ids(prompt, ask.tools))
-        _check_length(served, len(tokens), ask.max_tokens)
+        with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
+            tokens = tuple(served.ids(prompt, ask.tools))
+            _check_length(served, len(tokens), ask.max_tokens)
         found += [Wanted(ask, len(found) + choice, tokens, prediction) for choice in range(ask.n)]
     return found
 
@@ -95,7 +97,8 @@ def request_of(served: Served, wanted: Wanted) -> Request:
         added.append(AdditivePenalties(length, ask.presence, ask.frequency))
     if added:
         options["logits_processor"] = added
-    options |= grammar_options(served, ask)
+    with about("response_format"):
+        options |= grammar_options(served, ask)
     tokens = torch.tensor(wanted.tokens, device=served.target.device)
     request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
     eos = frozenset() if ask.ignore_eos else request.ending.eos
@@ -185,10 +188,5 @@ class PartsShelf:
         if not line.models:
             return line.named(named) if ":" in named else named
         if draft is None or line.models > 1:
-            raise InvalidParameter(f"drafter {named} needs a draft model that this server does not have.")
+            raise InvalidParameter(f"The drafter {named} needs a draft model that this server does not have.")
         return line.of(draft)
-
-
-def said_by(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is not None."""
-    return {name: value for name, value in mapping.items() if value is not None}

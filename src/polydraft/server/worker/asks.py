@@ -1,14 +1,21 @@
 """What a worker is asked for, and what it answers: plain values, which go through a pipe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from polydraft.errors import ContextOverflow, PolydraftError
 
 Prompt = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 """A text, its tokens, or the messages of a conversation."""
 SEED_STEP = 1_000_003
 """From one choice's seed to the next one's, as between the rows of `polydraft.generate`."""
 MOST_SEED = 2**63
+NAMED = frozenset(
+    "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens".split()
+)
+"""Fields that errors begin with."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +142,33 @@ class Event:
     kind: str
     name: str = ""
     said: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Unfit(PolydraftError):
+    """A request cannot be done.
+
+    Args:
+        error: why.
+        field: the field that it is about.
+    """
+
+    def __init__(self, error: PolydraftError, field: str) -> None:
+        super().__init__(str(error))
+        self.field = field
+        self.code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Say of errors which field they are about.
+
+    Raises:
+        Unfit: for an error of polydraft's.
+    """
+    try:
+        yield
+    except Unfit:
+        raise
+    except PolydraftError as error:
+        named = str(error).split()[0].split(".")[0]
+        raise Unfit(error, named if named in NAMED else field) from error

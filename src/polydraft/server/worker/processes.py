@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -28,18 +29,17 @@ class ProcessWorker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._say = say
-        self._lock = threading.Lock()
+        self._told: queue.Queue[Any] = queue.Queue()
         self._process = context.Process(target=run, args=(settings, theirs, os.getpid()), daemon=True)
         self._process.start()
         theirs.close()
         self.pid = self._process.pid
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        for task in (self._listen, self._speak):
+            threading.Thread(target=task, daemon=True).start()
 
     def tell(self, told: Any) -> None:
-        """Tell the worker something; nothing if it is gone, which is said elsewhere."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._pipe.send(told)
+        """Tell the worker something; nothing if it is gone, which is said elsewhere. It does not wait for a step."""
+        self._told.put(told)
 
     def end(self, seconds: float) -> None:
         """Tell the worker to stop, wait for it, and kill it if it does not."""
@@ -48,6 +48,15 @@ class ProcessWorker:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(seconds)
+
+    def _speak(self) -> None:
+        """Send what is to be told: a pipe that is full waits until the worker listens."""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                told = self._told.get()
+                self._pipe.send(told)
+                if isinstance(told, Stop):
+                    return
 
     def _listen(self) -> None:
         try:

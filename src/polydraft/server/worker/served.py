@@ -58,6 +58,8 @@ class Served:
             found = self.tokenizer(prompt, add_special_tokens=special, verbose=False)["input_ids"]
             return [int(token) for token in found]
         if prompt and isinstance(prompt[0], Mapping):
+            if not self.tokenizer.chat_template:
+                raise InvalidParameter("This model has no chat template, so it takes no messages: ask /v1/completions.")
             return conversation_ids(self.tokenizer, [one for one in prompt if isinstance(one, Mapping)], tools)
         tokens = [token for token in prompt if isinstance(token, int)]
         self.check_tokens(tokens, "prompt")

@@ -1,7 +1,7 @@
 """What a step brought a text, as plain values: its text, log-probabilities, and the tree it came from."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from polydraft.engine import Block, Emission
@@ -142,6 +142,7 @@ def spelt(
     }
 
 
-def summary(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event's values without what only a page needs."""
-    return {name: value for name, value in said.items() if name != "trace"}
+def nothing() -> dict[str, Any]:
+    """Return what is told of a text that is to have no tokens."""
+    counts = dict.fromkeys(("drafted", "accepted", "offered", "kept"), 0)
+    return {"text": "", "tokens": [], **counts, "source": "", "finish": "length", "stopped_by": None}

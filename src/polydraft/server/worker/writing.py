@@ -11,12 +11,12 @@ import torch
 from polydraft.engine import OpenBatch, OpenStep, Request
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.wrappers.watched import Watched
-from polydraft.errors import ContextOverflow, PolydraftError
+from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, PartsShelf, Wanted, request_of, wanted_of
-from polydraft.server.worker.asks import Ask, Event
+from polydraft.server.worker.asks import Ask, Event, Unfit, about
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import Telling, spelt
+from polydraft.server.worker.telling import Telling, nothing, spelt
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + 64
@@ -64,13 +64,17 @@ class Writing:
             ask = replace(ask, seed=secrets.randbelow(SEEDS))
         try:
             texts = wanted_of(self.served, ask)
-            for one in texts[:: ask.n]:
+            for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
                 self._request(one)  # whatever is wrong with it is known before it waits
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
             return
-        self._waiting.extend(texts)
         self.say(Event("begun", ask.name, self._told(ask, texts)))
+        if ask.max_tokens == 0:  # the prompt alone is wanted
+            for one in texts:
+                self._say("gained", one, nothing())
+        else:
+            self._waiting.extend(texts)
 
     def cancel(self, name: str) -> None:
         """Forget a request."""
@@ -101,13 +105,14 @@ class Writing:
             request, own = self._request(wanted)
             known = self._batch.join(request)
             self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
-            self._say("joined", wanted, {"cached": known})
+            self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
     def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
         """Return a text as the batch takes it, and the parts that it has for itself."""
         request = request_of(self.served, wanted)
         speculation = replace(wanted.ask.speculation, trace=False)
-        parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
+        with about("prediction" if wanted.prediction else "speculative"):
+            parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
         used = {id(one.method) for one in self._batch.running} | {id(one.method) for one in self._batch.reading}
         for old in self.shelf.dropped():
             if id(self._watched.method_of(old)) not in used:
@@ -158,7 +163,7 @@ class Writing:
         return echo
 
     @torch.inference_mode()
-    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any] | None]:
+    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any]]:
         """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
         given = torch.tensor([list(tokens)], device=self.served.target.device)
         rows = self.served.target.model(input_ids=given).logits[0, :-1].double().log_softmax(dim=-1)
@@ -166,7 +171,8 @@ class Writing:
         own = rows.gather(-1, given[0, 1:].unsqueeze(-1)).squeeze(-1).tolist()
         likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
         told = [spelt(self.served, *one) for one in zip(tokens[1:], own, likeliest, strict=True)]
-        return [None, *told]
+        first = {"token": tokens[0], "text": self.served.text(tokens[:1]), "logprob": None, "top": []}
+        return [first, *told]
 
     def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
@@ -174,5 +180,5 @@ class Writing:
 
 def refusal(name: str, error: PolydraftError) -> Event:
     """Return what is said of a request that cannot be done."""
-    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return Event("refused", name, {"message": str(error), "code": code})
+    field, code = (error.field, error.code) if isinstance(error, Unfit) else (None, None)
+    return Event("refused", name, {"message": str(error), "param": field, "code": code})
