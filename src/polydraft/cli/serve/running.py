@@ -63,7 +63,7 @@ def run_serve(settings: "Settings", host: str, port: int) -> int:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
-        log("serving", model=settings.name, host=host, port=number, batch_size=settings.batch_size)
+        log("serving", model=settings.name, host=host, port=number, batch_size=settings.batch_size, worker=desk.pid)
         _serving(uvicorn, config, desk).run(sockets=[listening])
     finally:
         listening.close()

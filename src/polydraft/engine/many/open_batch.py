@@ -94,6 +94,7 @@ class OpenBatch:
         """The batch; None as long as there is no text."""
         return self._rows
 
+    @torch.inference_mode()
     def join(self, request: Request, past: Past | None = None) -> int:
         """Take a text in; its prompt is read in the next steps. Return how many of its tokens were known.
 
@@ -119,6 +120,7 @@ class OpenBatch:
         self._reading[request.name] = _Waiting(request, alone, known)
         return known
 
+    @torch.inference_mode()
     def leave(self, name: Hashable) -> None:
         """End a text before its time; nothing if it is not there."""
         self._reading.pop(name, None)
@@ -127,6 +129,7 @@ class OpenBatch:
                 self._rows = replace(self._rows, going=self._rows.going - {row})
                 self._swept()
 
+    @torch.inference_mode()
     def step(self) -> OpenStep | None:
         """Read the next chunk of a prompt, and take a step with all texts; None if no prompt was read to its end yet.
 
@@ -139,6 +142,7 @@ class OpenBatch:
         self._rows, block = step(self.method, self._rows)
         return OpenStep(block, names)
 
+    @torch.inference_mode()
     def sweep(self) -> None:
         """Take the texts out that ended with the last step: what is to be kept of them must be kept before."""
         if self._rows is not None and len(self._rows.going) < len(self.running):
@@ -199,7 +203,6 @@ class OpenBatch:
         count = len(rows.steps) + 1
         text = Text(self._tokens[:count], torch.nn.functional.pad(rows.text.lengths, (0, 1), value=1))
         reader = self._view(count, (*rows.reader.read, 0), rows.reader)
-        parts = tuple(replace(part, alone=False) for part in rows.parts)
         return replace(
             rows,
             text=text,
@@ -208,7 +211,6 @@ class OpenBatch:
             noise=Noise((*rows.noise.generators, rows.noise.generators[-1])),
             steps=(*rows.steps, 0),
             reader=reader,
-            parts=parts if any(part.drafter.shares for part in rows.parts) else rows.parts,
         )
 
     def _swept(self) -> None:
