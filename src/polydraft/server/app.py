@@ -51,9 +51,15 @@ def build_app(settings: Settings) -> FastAPI:
     if settings.origins:
         exposed = ["x-request-id", "retry-after"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=exposed,
         )
     app.add_middleware(Door, desk=desk)
+    usual = app.openapi
+    app.openapi = lambda: described(usual())  # pyright: ignore[reportAttributeAccessIssue]
     return app
 
 

@@ -42,7 +42,9 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drafter(word: str) -> Any:
     line = catalogue.drafter_line(word)
-    return line.kind if line.kind is not None and not line.kind.__name__.startswith("_") and not line.wraps else line.make
+    return (
+        line.kind if line.kind is not None and not line.kind.__name__.startswith("_") and not line.wraps else line.make
+    )
 
 
 def _rule(word: str) -> Any:

@@ -97,7 +97,11 @@ def _add_tokens(app: FastAPI) -> None:
         desk = _desk(request)
         ticket, event = await attended(desk, request, body.as_spell(_id(request, "tok")))
         desk.leave(ticket)
-        told = {"count": len(event.said["tokens"]), "max_model_len": event.said["length"], "tokens": event.said["tokens"]}
+        told = {
+            "count": len(event.said["tokens"]),
+            "max_model_len": event.said["length"],
+            "tokens": event.said["tokens"],
+        }
         return JSONResponse({**told, "token_strs": event.said["texts"] if body.return_token_strs else None})
 
     @app.post("/detokenize", responses=ERRORS)

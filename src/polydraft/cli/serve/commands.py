@@ -2,7 +2,14 @@
 
 import typer
 
-from polydraft.cli.arguments.options import DeviceOption, DrafterOption, DraftOption, DtypeOption, TargetOption, TreeOption
+from polydraft.cli.arguments.options import (
+    DeviceOption,
+    DrafterOption,
+    DraftOption,
+    DtypeOption,
+    TargetOption,
+    TreeOption,
+)
 from polydraft.cli.arguments.serving import (
     BodyOption,
     ChunkOption,

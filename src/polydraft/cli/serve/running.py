@@ -77,6 +77,7 @@ def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
         draining: Any = None
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Take note of a signal."""
             if self.draining is not None or not self.started:
                 self.should_exit = self.force_exit = True
                 return

@@ -250,4 +250,10 @@ class Desk:
         begun = time.perf_counter()
         await asyncio.to_thread(self.launch)
         await asyncio.to_thread(self._known.wait)
-        log("worker started", pid=self.pid, ready=self.ready, seconds=round(time.perf_counter() - begun, 3), error=self.broken or None)
+        log(
+            "worker started",
+            pid=self.pid,
+            ready=self.ready,
+            seconds=round(time.perf_counter() - begun, 3),
+            error=self.broken or None,
+        )

@@ -102,9 +102,7 @@ class Shape:
         return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
 
 
-def _text_chunk(
-    number: int, text: str, logprobs: Any, reason: str | None, stopped_by: Any = None
-) -> dict[str, Any]:
+def _text_chunk(number: int, text: str, logprobs: Any, reason: str | None, stopped_by: Any = None) -> dict[str, Any]:
     return {
         "index": number,
         "text": text,

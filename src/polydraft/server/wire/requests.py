@@ -15,9 +15,13 @@ MOST_PROMPTS = 128
 class CompletionBody(Common):
     """`POST /v1/completions`."""
 
-    prompt: Text | Annotated[list[Token], Field(min_length=1)] | Annotated[
-        list[Text] | list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)
-    ]
+    prompt: (
+        Text
+        | Annotated[list[Token], Field(min_length=1)]
+        | Annotated[
+            list[Text] | list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)
+        ]
+    )
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
     echo: Annotated[bool, Field(strict=True)] = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None

@@ -157,9 +157,7 @@ class PartsShelf:
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
         else:
-            choices = Choices(
-                self._drafter(own.drafter), own.verifier or settings.verifier, own.tree or settings.tree
-            )
+            choices = Choices(self._drafter(own.drafter), own.verifier or settings.verifier, own.tree or settings.tree)
             choices = replace(choices, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
         most = own.max_draft_tokens

@@ -48,7 +48,9 @@ class Served:
         """How many tokens a prompt may be made of."""
         return read_size(self.target.model)
 
-    def ids(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None, *, special: bool = True) -> list[int]:
+    def ids(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None, *, special: bool = True
+    ) -> list[int]:
         """Return a prompt's tokens.
 
         Raises:

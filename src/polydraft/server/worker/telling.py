@@ -84,9 +84,7 @@ class Telling:
         most = self.ask.logprobs or 0
         return spelt(self.served, one.token, one.logprob, one.top[:most])
 
-    def _traced(
-        self, gain: Emission, block: Block, row: int, pieces: Sequence[str], accepted: int
-    ) -> dict[str, Any]:
+    def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str], accepted: int) -> dict[str, Any]:
         """Return what a page shows of a step."""
         elapsed = time.perf_counter() - self.begun
         tokens = [
@@ -130,9 +128,7 @@ def by_depth(offered: Sequence[int], kept: Sequence[int]) -> list[float]:
     return [round(one / of, 4) for one, of in zip(padded, offered, strict=False)]
 
 
-def spelt(
-    served: Served, token: int, logprob: float, top: Sequence[tuple[int, float]]
-) -> dict[str, Any]:
+def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
     """Return a token's log-probability and those of the likeliest in its place, with their texts."""
     return {
         "token": token,

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.errors import PolydraftError
 from polydraft.server.settings import Settings
-from polydraft.server.worker.asks import Ask, Cancel, Event, Spell, Stop
+from polydraft.server.worker.asks import Ask, Cancel, Event, Spell, Stop, about
 from polydraft.server.worker.served import Served, load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 
@@ -61,7 +61,9 @@ def _do(served: Served, writing: Writing, told: Ask | Cancel | Spell) -> None:
 
 def _spelt(served: Served, told: Spell) -> dict[str, Any]:
     if told.tokens is not None:
-        served.check_tokens(told.tokens, "tokens")
+        with about("tokens"):
+            served.check_tokens(told.tokens, "tokens")
         return {"text": served.text(told.tokens)}
-    ids = served.ids(told.prompt or "", special=told.special)
+    with about("prompt" if isinstance(told.prompt, str) else "messages"):
+        ids = served.ids(told.prompt or "", special=told.special)
     return {"tokens": ids, "texts": [served.text([token]) for token in ids], "length": served.max_length}

@@ -47,9 +47,7 @@ class Writing:
         self.shelf = PartsShelf(served)
         plain = chosen_parts(Choices("none"), target, SamplingParams())
         self._watched = Watched(target, plain.drafter, plain.verifier, plain.policy)
-        self._batch = OpenBatch(
-            self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk
-        )
+        self._batch = OpenBatch(self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk)
         self._waiting: deque[Wanted] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
@@ -83,7 +81,10 @@ class Writing:
             self._leave(key)
 
     def step(self) -> None:
-        """Let texts join, take a step, and say what it brought. An error costs the texts in progress, not the server."""
+        """Let texts join, take a step, and say what it brought.
+
+        An error costs the texts in progress, not the server.
+        """
         try:
             self._join()
             found = self._stepped()
