@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from fastapi.testclient import TestClient
+from serving import client
 
 from polydraft.models import Pair, load_pair
-from serving import client
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-
 from serving import MODEL, PROMPT, ask, error
 
 CHAT = "/v1/chat/completions"

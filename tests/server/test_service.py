@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from serving import PROMPT, ask, client, error, served
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.server import Settings, build_app
-from serving import PROMPT, ask, client, error, served
 
 LONG = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
 
@@ -22,7 +22,9 @@ def numbers(found: TestClient, prefix: str = "polydraft:") -> dict[str, float]:
     """Return the metrics by their names and labels, without the model's."""
     lines = [line for line in found.get("/metrics").text.splitlines() if line.startswith(prefix)]
     pairs = (line.rsplit(" ", 1) for line in lines)
-    return {name.replace('model_name="polydraft-embedded"', "").replace("{}", ""): float(value) for name, value in pairs}
+    return {
+        name.replace('model_name="polydraft-embedded"', "").replace("{}", ""): float(value) for name, value in pairs
+    }
 
 
 def until(true: Any, seconds: float = 20) -> None:
@@ -34,7 +36,9 @@ def until(true: Any, seconds: float = 20) -> None:
 
 
 def test_keys_limits_and_metrics_under_another_name() -> None:
-    with client(keys=("right", "other"), max_body=2000, vllm_metrics=True, model_name="m", max_prompt_tokens=5) as found:
+    with client(
+        keys=("right", "other"), max_body=2000, vllm_metrics=True, model_name="m", max_prompt_tokens=5
+    ) as found:
         for key in ("", "wrong", "righ", "right2", "ü"):
             answer = found.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
@@ -96,7 +100,7 @@ def test_a_full_queue_says_when_to_try_again() -> None:
                 assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
                 assert answer.json()["error"]["type"] == "rate_limit_error"
                 assert found.post("/v1/completions", json={"prompt": "a", "n": 3}).json()["error"]["param"] == "n"
-        until(lambda: "num_requests_running{model_name=\"polydraft-embedded\"} 0.0" in found.get("/metrics").text)
+        until(lambda: 'num_requests_running{model_name="polydraft-embedded"} 0.0' in found.get("/metrics").text)
         assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
@@ -105,7 +109,7 @@ def test_a_client_that_goes_away_is_not_written_for() -> None:
         with pytest.raises(httpx.ReadTimeout):
             found.post("/v1/completions", json=LONG, timeout=0.5)
         begun = time.monotonic()
-        until(lambda: "num_requests_running{model_name=\"polydraft-embedded\"} 0.0" in found.get("/metrics").text)
+        until(lambda: 'num_requests_running{model_name="polydraft-embedded"} 0.0' in found.get("/metrics").text)
         assert time.monotonic() - begun < 3
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polydraft.engine.block import Block, Emission
-from polydraft.engine.calls.past import Past
+from polydraft.engine.calls.past import Past, committed
 from polydraft.engine.decode import Method, Prompts, Rows, joined, opened, read_on, room_for, step
 from polydraft.engine.part import Part
 from polydraft.engine.slots import Request
@@ -16,6 +16,9 @@ from polydraft.errors import ContextOverflow
 from polydraft.models import can_branch
 from polydraft.probs import Noise
 from polydraft.reading import Reader, Text, reader_of
+
+LEAST = 8
+"""Fewer tokens than these are read sooner than copied."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +40,10 @@ class OpenStep:
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A text whose prompt is being read: what it is, its rows, and how many tokens of it were known before."""
+    """A text whose prompt is being read, and its rows."""
 
     request: Request
     alone: Rows
-    known: int
 
 
 class OpenBatch:
@@ -54,14 +56,19 @@ class OpenBatch:
 
     Prompts are read in chunks, in passes of their own and one in each step, so that no text waits for another's prompt.
 
+    The last prompts are kept with what target and drafter made of them. What a new prompt begins with is then not read
+    again, but copied (`Past`). That is exact, since keys follow from the tokens up to them and their places, which are
+    the same, and nothing is written where a prompt lies; what is left is rounding, by passes of other widths.
+
     Args:
         method: the target, and what is told of every step. Requests name what drafts for them and verifies.
         size: the most texts at a time.
         capacity: key slots for each, for the longest text and one tree.
         chunk: read prompts by so many tokens at a time; None to read them whole.
+        keeps: how many prompts are kept.
     """
 
-    def __init__(self, method: Method, size: int, capacity: int, chunk: int | None = None) -> None:
+    def __init__(self, method: Method, size: int, capacity: int, chunk: int | None = None, keeps: int = 0) -> None:
         self.method = method
         self.size = size
         self.capacity = capacity
@@ -73,6 +80,7 @@ class OpenBatch:
         self._rows: Rows | None = None
         self._requests: tuple[Request | None, ...] = ()
         self._reading: dict[Hashable, _Waiting] = {}
+        self._kept = KeptPrompts(keeps)
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -95,12 +103,8 @@ class OpenBatch:
         return self._rows
 
     @torch.inference_mode()
-    def join(self, request: Request, past: Past | None = None) -> int:
+    def join(self, request: Request) -> int:
         """Take a text in; its prompt is read in the next steps. Return how many of its tokens were known.
-
-        Args:
-            request: the text; its method is the one by which it is drafted for.
-            past: what the target knows of how the prompt begins.
 
         Raises:
             ContextOverflow: the prompt is empty, leaves no room for a token, or could outgrow its slots.
@@ -115,10 +119,10 @@ class OpenBatch:
         prompt = request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
         prompts = Prompts(text, (request.law,), (request.ending,), request.noise)
+        past = self._kept.like(text, method)
         alone = opened(method, prompts, self.capacity, past, room=prompt.shape[1] + 1)
-        known = alone.reader.read[0]
-        self._reading[request.name] = _Waiting(request, alone, known)
-        return known
+        self._reading[request.name] = _Waiting(request, alone)
+        return alone.reader.read[0]
 
     @torch.inference_mode()
     def leave(self, name: Hashable) -> None:
@@ -144,16 +148,9 @@ class OpenBatch:
 
     @torch.inference_mode()
     def sweep(self) -> None:
-        """Take the texts out that ended with the last step: what is to be kept of them must be kept before."""
+        """Take the texts out that ended with the last step."""
         if self._rows is not None and len(self._rows.going) < len(self.running):
             self._swept()
-
-    def past_of(self, name: Hashable) -> tuple[Text, Reader] | None:
-        """Return the text and the target's reader of a row that was not swept out yet; views, to be copied."""
-        for row, request in enumerate(self._requests):
-            if request is not None and request.name == name and self._rows is not None:
-                return self._rows.text.of([row]), self._rows.reader.of_row(row)
-        return None
 
     def _read_chunk(self) -> None:
         """Read on in the prompt that has waited longest, which may then join; the next one reads first next time."""
@@ -165,6 +162,7 @@ class OpenBatch:
         if self.chunk is not None and alone.unread:
             self._reading[name] = replace(one, alone=alone)
         else:
+            self._kept.add(Past(self.method.target, committed(alone.text), alone.reader, alone.parts[0].state, None))
             self._placed(one.request, alone)
 
     def _placed(self, request: Request, alone: Rows) -> None:
@@ -246,6 +244,39 @@ class OpenBatch:
             parts=_moved(rows.parts, places, count),
         )
         return closed, _picked(self._requests, order)
+
+
+class KeptPrompts:
+    """The last prompts that were read, with what is known of them.
+
+    Args:
+        size: how many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pasts: list[Past] = []
+
+    def like(self, text: Text, method: Method) -> Past | None:
+        """Return what is known of the prompt that begins like a text, if that is worth a copy."""
+        known = [past.known(text, method.drafter) for past in self._pasts]
+        best = max(range(len(known)), key=known.__getitem__, default=None)
+        if best is None or known[best] < LEAST:
+            return None
+        self._pasts.append(self._pasts.pop(best))
+        return self._pasts[-1]
+
+    def add(self, past: Past) -> None:
+        """Keep a prompt, and forget those that it begins with, or the one that was wanted least lately."""
+        if self.size:
+            own = past.text.tokens[0]
+            left = [one for one in self._pasts if not _begins(own, one.text.tokens[0])]
+            self._pasts = [*left, past][-self.size :]
+
+
+def _begins(text: Tensor, other: Tensor) -> bool:
+    """Tell whether a text begins with another."""
+    return len(text) >= len(other) and torch.equal(text[: len(other)], other)
 
 
 def _picked(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

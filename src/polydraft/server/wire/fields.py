@@ -209,7 +209,9 @@ class Common(Body):
             raise ValueError("stream_options is for streams; set stream to true or leave it out")
         wanted = [self.response_format and self.response_format.as_grammar(), *self._guides()]
         if sum(one is not None for one in wanted) > 1:
-            raise ValueError("response_format is not the only field that says what the answer must match; leave the others out")
+            raise ValueError(
+                "response_format is not the only field that says what the answer must match; leave the others out"
+            )
         return self
 
     @property

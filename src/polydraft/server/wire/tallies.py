@@ -148,7 +148,7 @@ class Tally:
         for choice in self.choices:
             accepted += choice.counts.sources.get(PREDICTION, [0, 0])[1]
         rejected = max(0, predicted * len(self.choices) - accepted)
-        cached = sum(max(self.choices[first + i].cached for i in range(self.n)) for first in self._firsts())
+        cached = sum(self.choices[first].cached for first in range(0, len(self.choices), self.n))
         new = self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -167,9 +167,6 @@ class Tally:
         if len(self.choices) > 1:
             told["choices"] = [choice.counts.told() for choice in self.choices]
         return {"speculative_decoding": told}
-
-    def _firsts(self) -> Sequence[int]:
-        return range(0, len(self.choices), self.n)
 
 
 def _add(totals: list[int], more: Sequence[int]) -> None:

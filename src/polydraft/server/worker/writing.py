@@ -47,7 +47,9 @@ class Writing:
         self.shelf = PartsShelf(served)
         plain = chosen_parts(Choices("none"), target, SamplingParams())
         self._watched = Watched(target, plain.drafter, plain.verifier, plain.policy)
-        self._batch = OpenBatch(self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk)
+        self._batch = OpenBatch(
+            self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
+        )
         self._waiting: deque[Wanted] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
