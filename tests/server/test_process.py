@@ -26,9 +26,9 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(InvalidParameter, match="Nobody can listen at 127.0.0.1"):
+        with pytest.raises(InvalidParameter, match="Nobody can listen at 127"):
             bound("127.0.0.1", other.getsockname()[1])
-    with pytest.raises(InvalidParameter, match="Nobody can listen at no.such.host.invalid"):
+    with pytest.raises(InvalidParameter, match="Nobody can listen at no"):
         bound("no.such.host.invalid", 0)
     bound("127.0.0.1", 0).close()
 

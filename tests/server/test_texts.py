@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from serving import PROMPT, alone, ask, chunks, streamed
+from serving import PROMPT, alone, ask, chunks, client, streamed
 
 from polydraft.models import AdditivePenalties, Pair, TokenBias
 
@@ -181,3 +181,15 @@ def test_tokens_go_in_and_out(app: TestClient) -> None:
     assert app.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": PROMPT}
     whole, own = ask(app, seed=1), ask(app, seed=1, prompt=told["tokens"])
     assert whole["choices"] == own["choices"]
+
+
+@pytest.mark.parametrize("plan", ["auto", "goodput"])
+def test_a_planner_chooses_the_trees_of_requests_without_a_seed(pair: Pair, plan: str) -> None:
+    greedy = alone(pair, PROMPT, temperature=0, max_new_tokens=12)
+    with client(plan=plan, batch_size=3) as app, ThreadPoolExecutor(6) as pool:
+        seeded = {"seed": 5, "temperature": 1.0, "max_tokens": 12}
+        fields = [{"temperature": 0, "max_tokens": 12}, seeded, {"n": 2, "max_tokens": 20}] * 2
+        answers = list(pool.map(lambda own: ask(app, **own), fields))
+    assert [answers[place]["choices"][0]["text"] for place in (0, 3)] == [greedy] * 2
+    assert answers[1]["choices"] == answers[4]["choices"]
+    assert answers[1]["choices"][0]["text"] == alone(pair, PROMPT, seed=5, temperature=1.0, max_new_tokens=12)

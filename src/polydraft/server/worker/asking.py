@@ -19,7 +19,7 @@ from polydraft.models import AdditivePenalties, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import Ask, Speculation, about
 from polydraft.server.worker.served import Served
-from polydraft.trees import Chain, largest_shape
+from polydraft.trees import Chain, TreePolicy, largest_shape
 
 MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
@@ -147,6 +147,18 @@ class PartsShelf:
             self._known[key] = self._made(speculation, params, ())
         self._known.move_to_end(key)
         return self._known[key]
+
+    def planned(self, planner: TreePolicy) -> Parts:
+        """Return the parts of all texts for which a planner chooses the trees, whatever their temperature.
+
+        Raises:
+            UnpairedScheme: parts that do not go together.
+        """
+        settings = self.served.settings
+        choices = Choices(self._drafter(None), settings.verifier, planner)
+        parts = chosen_parts(choices, self.served.target, SamplingParams())
+        check_drafting(parts.drafter, parts.verifier, parts.policy)
+        return parts
 
     def dropped(self) -> list[Parts]:
         """Return the parts that were not asked for in a long time, and forget them."""

@@ -65,6 +65,7 @@ class Ask:
         prediction: what the answer will resemble.
         grammar: what it must match.
         speculation: how to draft.
+        planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Ask:
     prediction: str | None = None
     grammar: Grammar | None = None
     speculation: Speculation = Speculation()
+    planned: bool = False
 
     @property
     def size(self) -> int:

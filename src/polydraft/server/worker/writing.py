@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from polydraft.engine import OpenBatch, OpenStep, Request
+from polydraft.engine import OpenBatch, OpenStep, Request, Statistics
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.planner import PLANNERS
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
@@ -45,8 +46,14 @@ class Writing:
         settings, target = served.settings, served.target
         self.served, self.say = served, say
         self.shelf = PartsShelf(served)
-        plain = chosen_parts(Choices("none"), target, SamplingParams())
-        self._watched = Watched(target, plain.drafter, plain.verifier, plain.policy)
+        self._plans = settings.plan is not None
+        usual = (
+            self.shelf.planned(PLANNERS[settings.plan]())
+            if settings.plan is not None
+            else chosen_parts(Choices("none"), target, SamplingParams())
+        )
+        self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy)
+        self._statistics, self._rows = Statistics(), 0
         self._batch = OpenBatch(
             self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
         )
@@ -61,7 +68,8 @@ class Writing:
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
         if ask.seed is None:
-            ask = replace(ask, seed=secrets.randbelow(SEEDS))
+            planned = self._plans and not (ask.speculation.says_how or ask.prediction)
+            ask = replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
         try:
             texts = wanted_of(self.served, ask)
             for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
@@ -100,7 +108,22 @@ class Writing:
     def _stepped(self) -> OpenStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
         self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
-        return self._batch.step()
+        if not self._plans:
+            return self._batch.step()
+        self._open()
+        with self._watched.counting(self._statistics):
+            found = self._batch.step()
+        if found is not None:
+            self._watched.learn(found.block)
+        return found
+
+    def _open(self) -> None:
+        """Tell the planner of another number of rows, for which steps take another time."""
+        requests = [*self._batch.running, *self._batch.reading]
+        if requests and len(requests) != self._rows:
+            self._rows, newest = len(requests), requests[-1]
+            length = len(newest.tokens)
+            self._watched.opens(length, newest.ending.max_length - length, self._rows, newest.law)
 
     def _join(self) -> None:
         while self._waiting and self._batch.free:
@@ -113,6 +136,8 @@ class Writing:
     def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
         """Return a text as the batch takes it, and the parts that it has for itself."""
         request = request_of(self.served, wanted)
+        if wanted.ask.planned:
+            return request, None
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else "speculative"):
             parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
