@@ -24,6 +24,7 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
     try:
         served = load_served(settings)
         writing = Writing(served, say)
+        _warm(writing)
         say(Event("ready", said=served.told()))
     except PolydraftError as error:
         say(Event("broken", said={"message": str(error)}))
@@ -31,6 +32,14 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
     while _heard(served, writing, hear):
         if not writing.idle:
             writing.step()
+
+
+def _warm(writing: Writing) -> None:
+    """Write a few tokens greedily and sampled, so that no client waits for what is made or compiled only once."""
+    for heat in (0.0, 1.0):
+        writing.take(Ask("", ((0,),), seed=0, max_tokens=8, ignore_eos=True, options={"temperature": heat, "top_k": 0}))
+    while not writing.idle:
+        writing.step()
 
 
 def _heard(served: Served, writing: Writing, hear: Hear) -> bool:
