@@ -222,6 +222,7 @@ def test_what_is_looked_up_is_the_same_when_an_interrupted_step_is_taken_again()
         planner.note([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
     assert planner.takes([2], ["lookup"]) == (0,), "and tried again when a trial is due and affordable"
 
+
 def test_a_planner_learns_apart_what_each_finder_brings() -> None:
     planner = opened()
     speed(world(0.6, 0.3), planner, 200, 1)

@@ -206,7 +206,9 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("eagle", rows=8)
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
-    with pytest.raises(InvalidParameter, match="published, entropy, acceptance, d-pace, lk-alpha, lk-lambda, not 'best'"):
+    with pytest.raises(
+        InvalidParameter, match="published, entropy, acceptance, d-pace, lk-alpha, lk-lambda, not 'best'"
+    ):
         HeadSize(loss="best")
 
 
