@@ -125,7 +125,7 @@ def grown(root: str, path: list[str], after: str, numbers: random.Random) -> dic
     return tree
 
 
-def steps(text: str, most: int, drafted: bool) -> Iterator[Step]:
+def steps(text: str, most: int, drafted: bool, bushy: bool = False) -> Iterator[Step]:
     numbers = random.Random(3)
     tokens = words(text)
     deltas = pieces(text, tokens)
@@ -139,7 +139,15 @@ def steps(text: str, most: int, drafted: bool) -> Iterator[Step]:
         marked = [{"id": 7, "text": word, "origin": source} for word in path]
         marked.append({"id": 9, "text": after, "origin": "target"})
         delta = "".join(deltas[place : place + kept + 1])
-        yield Step(marked, delta, grown(root, path, after, numbers) if drafted else None, source)
+        tree = grown(root, path, after, numbers) if drafted else None
+        if tree and bushy:
+            for parent in [0] * 20 + list(range(1, 40)):
+                tree["tokens"].append(" elsewhere")
+                tree["ids"].append(11)
+                tree["parents"].append(parent)
+                tree["depth"].append(tree["depth"][parent] + 1)
+                tree["valid"].append(True)
+        yield Step(marked, delta, tree, source)
         place, root = place + kept + 1, after
 
 
@@ -190,7 +198,7 @@ def refusal(request: Request, body: dict, prompt: str) -> Response | None:
     if "locked" in prompt and request.headers.get("Authorization") != "Bearer right":
         return wrong("No such key.", None, 401)
     if not 0 <= body.get("temperature", 1) <= 2:
-        return wrong("It must be between 0 and 2.", "temperature")
+        return wrong("temperature is wrong: it must be between 0 and 2.", "temperature")
     if "busy" in prompt:
         return wrong("The queue is full.", None, 429, "rate_limit_error", Retry_After="3")
     if "unnamed" in prompt:
@@ -223,7 +231,7 @@ async def stream(body: dict, prompt: str, chat: bool) -> AsyncIterator[str]:
         return f"data: {json.dumps({'id': 'x', 'choices': [choice], **more})}\r\n\r\n"
 
     await asyncio.sleep(0.05)
-    for step in steps(text, most, drafted):
+    for step in steps(text, most, drafted, "bushy" in prompt):
         await asyncio.sleep(pause)
         trace = totals.add(step)
         if "broken" in prompt and totals.calls > 5:

@@ -74,6 +74,65 @@ def test_text_streams_and_shows_whose_words_they_are(page) -> None:
     assert sum(counts) == int(page.text_content(".answer .numbers").split()[0])
 
 
+def test_events_are_read_whatever_pieces_they_come_in(page) -> None:
+    sent = ": hello\r\n\r\ndata: one\r\n\r\nevent: x\ndata:two\ndata: \u00e9\U0001f600\n\ndata: three\r\rdata: last"
+    for size in (1, 2, 3, 1000):
+        read = page.evaluate(
+            """async ([sent, size]) => {
+                const { events } = await import('/page/stream.js');
+                const bytes = new TextEncoder().encode(sent);
+                const body = new ReadableStream({ start(controller) {
+                    for (let i = 0; i < bytes.length; i += size) controller.enqueue(bytes.slice(i, i + size));
+                    controller.close();
+                } });
+                const all = [];
+                for await (const data of events(body)) all.push(data);
+                return all;
+            }""",
+            [sent, size],
+        )
+        assert read == ["one", "two\n\u00e9\U0001f600", "three", "last"]
+
+
+def test_the_coloured_text_is_that_of_the_deltas_however_they_lag(page) -> None:
+    """Tokens that are halves of a character, that have no text, or a space less; deltas that lag or end early."""
+    differing = page.evaluate(
+        """async () => {
+            const { Painter, Palette } = await import('/page/text.js');
+            let state = 1;
+            const draw = n => (state = (state * 48271) % 2147483647) % n;
+            const kinds = [['word', ' word'], ['<|x|>', ''], // a token's text and its delta
+                [' a', ' a'], ['\\n', '\\n'], ['b', ' b'], ['  ', '  '], [' c', 'c']];
+            const differing = [];
+            for (let round = 0; round < 300; round += 1) {
+                const box = document.createElement('div');
+                const painter = new Painter(box, new Palette());
+                let all = '', shown = '', step = 0;
+                for (let i = 0; i < 30; i += 1) {
+                    const tokens = [];
+                    for (let k = draw(4); k >= 0; k -= 1) {
+                        const half = draw(6) === 0;
+                        const [text, delta] = kinds[draw(kinds.length)];
+                        const origin = draw(2) ? 'target' : 'drafter';
+                        if (half) tokens.push({ text: '\ufffd', origin }, { text: '\ufffd', origin });
+                        else tokens.push({ text, origin });
+                        all += half ? '\U0001f600' : delta;
+                    }
+                    const lag = i === 29 ? draw(3) && draw(9) : draw(12);
+                    const upto = Math.max(shown.length, all.length - lag);
+                    painter.add(++step, tokens, all.slice(shown.length, upto));
+                    shown = all.slice(0, upto);
+                    if (draw(2)) painter.flush();
+                }
+                painter.end();
+                if (box.textContent !== shown || painter.text !== shown) differing.push([shown, box.textContent]);
+            }
+            return differing;
+        }"""
+    )
+    assert differing == []
+
+
 def test_the_tree_shows_the_accepted_path_and_earlier_steps(page) -> None:
     send(page)
     steps = int(page.get_attribute("#step", "max"))
@@ -102,6 +161,19 @@ def test_the_tree_shows_the_accepted_path_and_earlier_steps(page) -> None:
     assert page.text_content("#tree-list").splitlines()[0].strip()
     page.click(".answer .drafted >> nth=0")
     until(page, "document.querySelector('#tree-of').textContent.startsWith('step 1 of')")
+
+
+def test_a_large_tree_scrolls_or_is_shown_whole(page) -> None:
+    send(page, "bushy")
+    box, tree = "#tree-box", "#tree-box svg"
+    assert page.eval_on_selector(box, "box => box.scrollHeight > box.clientHeight")
+    view = page.locator(box).bounding_box()
+    for node in page.locator(".node.accepted rect, .node.next rect").all():
+        at = node.bounding_box()
+        assert view["y"] <= at["y"] and at["x"] + at["width"] <= view["x"] + view["width"] + 1
+    page.click("#whole")
+    until(page, f"document.querySelector('{tree}').clientHeight <= document.querySelector('{box}').clientHeight")
+    assert page.get_attribute("#whole", "aria-pressed") == "true"
 
 
 def test_an_earlier_step_can_be_looked_at_while_text_comes(page) -> None:
@@ -171,7 +243,7 @@ def test_settings_go_into_the_request(page, server) -> None:
         page.fill(f"#{name}", value)
     page.select_option("#drafter", "ngram")
     page.select_option("#verifier", "block")
-    page.select_option("#tree", "chain")
+    page.fill("#tree", "chain")
     page.fill("#max_draft_tokens", "3")
     assert "what followed" in page.text_content("#drafter-meaning")
     page.keyboard.press("Escape")
@@ -234,7 +306,7 @@ def test_an_error_names_its_field_and_leads_to_it(page) -> None:
     page.fill("#temperature", "9")
     page.keyboard.press("Escape")
     send(page, "My words", wait=False)
-    assert alert(page) == "Temperature: It must be between 0 and 2."
+    assert alert(page) == "Temperature is wrong: it must be between 0 and 2."
     assert page.input_value("#prompt") == "My words" and page.locator(".turn").count() == 0
     page.click("#alert button")
     assert page.evaluate("document.activeElement.id") == "temperature"
@@ -341,7 +413,10 @@ def test_everything_works_with_the_keyboard_alone(page) -> None:
     until(page, "document.activeElement.id === 'stop'")
     until(page, "document.querySelectorAll('.answer .drafted').length > 1")
     page.keyboard.press("Escape")
-    until(page, "document.activeElement.id === 'prompt'")
+    until(page, "document.activeElement.id === 'send'")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.id") == "prompt"
     page.keyboard.type("Again")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")

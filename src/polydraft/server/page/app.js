@@ -13,7 +13,7 @@ const calm = () => media.matches;
 
 const EXAMPLES = {
   chat: ["Explain in three sentences why the sky is blue.", "Write a Python function that merges two sorted lists.", "Count from one to thirty in words."],
-  completion: ["Once upon a time, in a village by the sea,", "def merge(left, right):\n    ", "The days of the week are Monday, Tuesday,"],
+  completion: ["def merge(left, right):\n    ", "Once upon a time, in a village by the sea,", "The days of the week are Monday, Tuesday,"],
 };
 
 const palette = new Palette();
@@ -139,7 +139,7 @@ function busy(run) {
   get("send").hidden = Boolean(run);
   get("stop").hidden = !run;
   if (run && focus === get("send")) get("stop").focus();
-  if (!run && focus === get("stop")) prompt.focus();
+  if (!run && focus === get("stop")) get("send").focus();
   get("clear").disabled = Boolean(run);
   for (const radio of document.querySelectorAll("input[name=mode]")) radio.disabled = Boolean(run) || (radio.value === "chat" && settings.options?.chat === false);
   for (const compare of turns.querySelectorAll(".foot button")) compare.disabled = Boolean(run);
@@ -237,6 +237,7 @@ function start() {
   get("clear").hidden = true;
   comparison.run?.abortNow();
   get("compare").hidden = true;
+  figures.show(null);
 }
 
 // Errors
@@ -255,7 +256,10 @@ function complain(error) {
   if (!error.field && error.status === undefined && !(error instanceof Mistake)) console.error(error);
   const found = error.field ? field(error.field) : null;
   const name = found?.name ?? error.field;
-  const said = element("span", "", name ? `${name}: ${error.message}` : error.message);
+  let { message } = error;
+  if (name && message.startsWith(`${error.field} `)) message = name + message.slice(error.field.length);
+  else if (name && ![error.field, name].some((word) => message.includes(word))) message = `${name}: ${message}`;
+  const said = element("span", "", message);
   get("alert").replaceChildren(said);
   if (!found) return;
   found.input.setAttribute("aria-invalid", "true");
@@ -317,6 +321,8 @@ async function load() {
 // While nothing runs, look now and then whether the server is still there.
 setInterval(async () => {
   if (running || connection.away || document.hidden) return;
+  if (await healthy()) return;
+  await new Promise((resolve) => setTimeout(resolve, 500)); // one lost answer is no proof
   if (!(await healthy()) && !running) connection.lost();
 }, 5000);
 
@@ -390,4 +396,5 @@ theme(document.documentElement.dataset.theme ?? "");
 
 switchMode();
 if (!(await load())) connection.lost();
-prompt.focus({ preventScroll: true });
+// On a phone the focus would open the keyboard over half of the page.
+if (matchMedia("(hover: hover)").matches) prompt.focus({ preventScroll: true });

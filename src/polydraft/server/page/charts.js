@@ -131,9 +131,9 @@ class Bars extends Meter {
 /** All three, for a run and, where there is one, its plain twin. */
 export class Charts {
   constructor(box) {
-    this.speed = new Line(box, "Tokens per second", "tokens/s", "on average; the line shows the last 12 steps");
+    this.speed = new Line(box, "Tokens per second", "tokens/s", "average; the line shows the last 12 steps");
     this.call = new Line(box, "Tokens per call", "tokens", "of the target; plain decoding writes 1");
-    this.depth = new Bars(box, "Accepted, by depth", "%", "share of steps that keep a token there");
+    this.depth = new Bars(box, "Accepted, by depth", "%", "at depth 1; each given that all before were kept");
   }
 
   draw(run, plain) {

@@ -13,6 +13,8 @@ export class Figures {
   #dirty = false;
   #drawn = 0;
   #counts = new Map();
+  #whole = false;
+  #waiting = get("tree-words").textContent;
 
   /** `calm` says whether motion is to be reduced; `chosen` is called with a run and a step that was chosen. */
   constructor(palette, calm, chosen) {
@@ -26,6 +28,12 @@ export class Figures {
     get("earlier").addEventListener("click", () => this.go(this.#step - 1));
     get("later").addEventListener("click", () => this.go(this.#step + 1));
     get("latest").addEventListener("click", () => this.go(Infinity));
+    get("whole").addEventListener("click", () => {
+      this.#whole = !this.#whole;
+      get("whole").setAttribute("aria-pressed", this.#whole);
+      this.shown = null;
+      this.touch();
+    });
     get("tree-details").addEventListener("toggle", () => this.#list());
     get("tree-box").addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -33,7 +41,7 @@ export class Figures {
       event.preventDefault();
       this.go(this.#step + move);
     });
-    new ResizeObserver(() => this.touch()).observe(get("meters"));
+    new ResizeObserver(() => { this.shown = null; this.touch(); }).observe(get("meters"));
   }
 
   get run() {
@@ -101,11 +109,15 @@ export class Figures {
     this.shown = step;
     if (!step) {
       get("tree-box").replaceChildren();
+      if (!this.#run) get("tree-words").textContent = this.#waiting;
       return;
     }
     get("tree-words").textContent = sentence(step);
-    if (step.tree) draw(get("tree-box"), step, (element, origin) => this.palette.dress(element, origin));
+    let large = false;
+    if (step.tree) large = draw(get("tree-box"), step, (element, origin) => this.palette.dress(element, origin), this.#whole);
     else get("tree-box").replaceChildren();
+    // Once a tree was large, the button stays, so that it does not come and go under the hand.
+    if (large) get("whole").hidden = false;
     this.#list();
   }
 
@@ -120,15 +132,15 @@ export class Figures {
         const item = document.createElement("li");
         const swatch = Object.assign(document.createElement("span"), { className: "swatch", textContent: origin === "target" ? "target\u2019s own" : origin });
         this.palette.dress(swatch, origin);
-        line = document.createElement("b");
-        item.append(swatch, " ", line);
+        line = [document.createElement("b"), document.createElement("span")];
+        item.append(swatch, " ", ...line);
         this.#counts.set(origin, line);
         // The target comes first.
         get("legend")[origin === "target" ? "prepend" : "append"](item);
       }
       const share = Math.round((100 * count) / run.tokens);
-      const text = `${count} (${share} %)`;
-      if (line.textContent !== text) line.textContent = text;
+      line[0].textContent = count;
+      line[1].textContent = ` (${share} %)`;
     }
   }
 }

@@ -12,9 +12,10 @@ const FIELDS = {
   seed: ["seed", "Seed"],
   stop: ["stop_strings", "Stop strings"],
   model: ["model", "Model"],
-  key: ["key", "API key"],
+  api_key: ["key", "API key"],
   prompt: ["prompt", "Prompt"],
   messages: ["prompt", "Messages"],
+  speculative: ["drafter", "Speculation"],
   "speculative.enabled": ["enabled", "Use drafts"],
   "speculative.drafter": ["drafter", "Drafter"],
   "speculative.verifier": ["verifier", "Verifier"],
@@ -84,9 +85,12 @@ export class Settings {
     this.options = options;
     this.#meanings.drafter = new Map((options.drafters ?? []).map(({ word, meaning }) => [word, meaning]));
     this.#meanings.verifier = new Map((options.verifiers ?? []).map(({ word, meaning }) => [word, meaning]));
-    fill(get("drafter"), options.drafters, "server\u2019s choice");
-    fill(get("verifier"), options.verifiers, "server\u2019s choice");
-    fill(get("tree"), options.trees, "server\u2019s choice");
+    const own = options.defaults ?? {};
+    get("tree").placeholder = own.tree || "server\u2019s choice";
+    get("trees").replaceChildren(...(options.trees ?? []).map((word) => new Option(word)));
+    for (const name of ["drafter", "verifier"]) {
+      fill(get(name), options[`${name}s`], `server\u2019s choice${own[name] ? `: ${own[name]}` : ""}`);
+    }
     fill(get("model"), options.models);
     get("model-label").hidden = (options.models ?? []).length < 2;
     for (const name of NUMBERS) {
@@ -118,7 +122,7 @@ export class Settings {
     const stop = get("stop_strings").value.split("\n").filter(Boolean).map(unescaped);
     const speculative = { enabled: get("enabled").checked, trace: true };
     if (speculative.enabled) {
-      for (const name of ["drafter", "verifier", "tree"]) if (get(name).value) speculative[name] = get(name).value;
+      for (const name of ["drafter", "verifier", "tree"]) if (get(name).value.trim()) speculative[name] = get(name).value.trim();
       const most = number("max_draft_tokens");
       if (most !== undefined) speculative.max_draft_tokens = most;
     }

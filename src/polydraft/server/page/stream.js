@@ -45,7 +45,7 @@ function failure(error, status, wait) {
   const { message, param } = error ?? {};
   let said = message || (status ? `The server answered ${status}.` : "The server reported an error.");
   if (status === 429) said = `The server is busy${wait ? `; try again in ${wait} s` : "; try again soon"}.`;
-  return new Failure(said, { field: status === 429 ? "" : (param ?? (status === 401 ? "key" : "")), status, wait });
+  return new Failure(said, { field: status === 429 ? "" : (param ?? (status === 401 ? "api_key" : "")), status, wait });
 }
 
 async function ask(path, key, init) {
@@ -56,7 +56,7 @@ async function ask(path, key, init) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     if (error.name === "TypeError" && /header|ISO-8859/i.test(error.message)) {
-      throw new Failure("An API key holds only plain letters, digits and signs.", { field: "key" });
+      throw new Failure("An API key holds only plain letters, digits and signs.", { field: "api_key" });
     }
     throw new Failure("The server does not answer.", { gone: true });
   }

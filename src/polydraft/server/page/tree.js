@@ -69,8 +69,11 @@ export function layout(tree) {
 
 const names = (kind) => ({ root: "the text so far", accepted: "kept", rejected: "not kept", next: "the target's own" })[kind];
 
-/** Draw a tree of a step into a box; `dress` gives an element the look of a drafter. */
-export function draw(box, step, dress) {
+/**
+ * Draw the tree of a step into a box; `dress` gives an element the look of a drafter. With `whole` a large tree shrinks
+ * until it fits, else it stays readable and scrolls. Says whether it is larger than the box.
+ */
+export function draw(box, step, dress, whole) {
   const { nodes, all, width, height } = layout(step.tree);
   const edges = svg("g");
   const marks = svg("g");
@@ -97,7 +100,8 @@ export function draw(box, step, dress) {
     group.append(title, svg("rect", { x: node.x, y: node.y, width: node.width, height: BOX, rx: 5 }), text);
     marks.append(group);
   }
-  const scale = Math.min(1, Math.max(0.8, Math.min((box.clientWidth - 2) / width, box.clientHeight / height)));
+  const fit = Math.min(1, (box.clientWidth - 2) / width, box.clientHeight / height);
+  const scale = whole ? fit : Math.max(0.8, fit);
   const picture = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, width: width * scale, height: height * scale, role: "img", "aria-label": sentence(step),
   }, edges, marks);
@@ -107,6 +111,9 @@ export function draw(box, step, dress) {
   const free = box.clientHeight - height * scale;
   picture.style.marginTop = `${Math.max(0, Math.min(free, box.clientHeight / 2 - root))}px`;
   box.scrollTop = free < 0 ? root - box.clientHeight / 2 : 0;
+  const end = Math.max(...nodes.filter(({ kind }) => kind !== "rejected").map((node) => node.x + node.width));
+  box.scrollLeft = end * scale - box.clientWidth + 2;
+  return fit < 0.8;
 }
 
 const quoted = (text) => `\u201c${label(text)}\u201d`;
