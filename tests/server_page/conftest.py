@@ -20,12 +20,6 @@ HERE = Path(__file__).parent
 CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-
-
 class FakeServer:
     """The fake server as a process, which can die and come back at the same address."""
 

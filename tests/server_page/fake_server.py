@@ -1,7 +1,7 @@
 """A server with the shape of the real one and no model: it streams a written text with trees, and fails on demand.
 
 `python tests/server_page/fake_server.py PORT` serves the page for a look by eye. What a prompt contains decides what
-happens: see `SCRIPTS` and `refusal`.
+happens: see `texts.SCRIPTS`, `refusal` and `stream`.
 """
 
 import asyncio
@@ -20,24 +20,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PAGE = Path(__file__).parents[2] / "src" / "polydraft" / "server" / "page"
-POLICY = {"Content-Security-Policy": "default-src 'self'"}
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from server_page.texts import SCRIPTS, STORY  # noqa: E402 - this file is run as a script
 
-STORY = (
-    "A language model writes one token at a time, and each token costs a pass through all of its weights. On most "
-    "machines such a pass waits for memory, not for arithmetic, so that scoring eight tokens takes hardly longer than "
-    "scoring one.\n\nThat leaves room to guess. A small drafter, which may be wrong, proposes a few continuations as "
-    "a tree. The target scores the whole tree in one pass, and a verifier walks down from the root: it keeps a guess "
-    "as often as the target would have said it, and where it stops, the target's own token follows. What comes out "
-    "has exactly the target's distribution. Only the waiting is shorter.\n\n    def walk(tree, target):\n        "
-    "node = tree.root\n        while node.children:\n            node = accept(node, target)\n        return node.path"
-)
-NASTY = (
-    "<script>window.broken = true</script><img src=x onerror='window.broken = true'> <b>bold?</b> \x07bell \x1b[31mred "
-    "\u202egnirts\u202c end&amp;"
-)
-SCRIPTS = {"nasty": NASTY, "unicode": "Caf\u00e9 \U0001f600\U0001f680 na\u00efve \u65e5\u672c\u8a9e text."}
-"""What is written where the prompt contains the word; else the story, "long" for two thousand tokens of it."""
+PAGE = HERE.parents[1] / "src" / "polydraft" / "server" / "page"
+POLICY = {"Content-Security-Policy": "default-src 'self'"}
 
 OPTIONS = {
     "models": ["pair-small"],

@@ -133,7 +133,7 @@ export class Charts {
   constructor(box) {
     this.speed = new Line(box, "Tokens per second", "tokens/s", "average; the line shows the last 12 steps");
     this.call = new Line(box, "Tokens per call", "tokens", "of the target; plain decoding writes 1");
-    this.depth = new Bars(box, "Accepted, by depth", "%", "at depth 1; each given that all before were kept");
+    this.depth = new Bars(box, "Accepted, by depth", "%", "at depth 1; later ones given the earlier");
   }
 
   draw(run, plain) {
