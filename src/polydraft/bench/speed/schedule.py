@@ -73,7 +73,7 @@ class SpeedSettings:
     def conditions(self) -> dict[str, object]:
         """Return what runs must agree in to belong together; temperature, batch and repeat are in each of them."""
         names = ("max_new_tokens", "excerpt_tokens", "warm_up_tokens", "seed")
-        ends = {name: True for name in ("until_end", "replay") if getattr(self, name)}
+        ends: dict[str, object] = {name: True for name in ("until_end", "replay") if getattr(self, name)}
         return {name: getattr(self, name) for name in names} | ends
 
 
