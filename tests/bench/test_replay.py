@@ -21,6 +21,7 @@ from polydraft.bench.speed import (
     prompts_that_fit,
 )
 from polydraft.drafters import NgramDrafter, RecyclingDrafter, SuffixDrafter
+from polydraft.drafters.routing import merge
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import Pair
 
@@ -51,7 +52,7 @@ def arms(pair: Pair) -> list[Arm]:
         drafting_arm("ngram", target, NgramDrafter()),
         drafting_arm("suffix", target, SuffixDrafter()),
         drafting_arm("recycling", target, RecyclingDrafter()),
-        replace(drafting_arm("merge", target, "merge"), name="merge"),
+        drafting_arm("merge", target, merge()),
         hugging_face_arm(target),
         assisted_arm(target, draft),
         lookup_arm(target),
