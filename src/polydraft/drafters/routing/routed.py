@@ -205,15 +205,23 @@ class RoutedDrafter(Together):
         return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:
-        """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts."""
+        """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts.
+
+        There is nothing to judge in a step for which nobody asked this drafter, because another one had drafts for all
+        rows; what a head has to read then comes all the same.
+        """
         members = tuple(one.commit(own, step) for one, own in zip(self.members, state.members, strict=True))
         other, seen = state.other, step if len(state.asked) == len(state.rounds) else step.only(state.asked)
         if self.other is not None and (state.asked or self.reads):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
-        standings = tuple(
-            self._judged(one, [token for token in path if token >= 0], row in state.asked)
-            for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
+        standings = (
+            tuple(
+                self._judged(one, [token for token in path if token >= 0], row in state.asked)
+                for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
+            )
+            if state.rounds
+            else state.standings
         )
         return replace(state, members=members, other=other, standings=standings, rounds=(), asked=())
 
