@@ -6,11 +6,11 @@ READY := $(VENV)/.ready
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
-MARKED := gpu or slow or grammars or smollm2 or families
+MARKED := gpu or slow or grammars or smollm2 or families or browser
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 lint format clean
+.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 test-browser lint format clean
 
 env: $(READY)
 
@@ -51,6 +51,11 @@ test-grammars: env
 test-smollm2: env
 	$(BIN)/polydraft fetch smollm2
 	$(BIN)/python -m pytest -m smollm2
+
+# The server's page in Debian's Chromium; POLYDRAFT_AXE names axe-core's axe.min.js (`npm pack axe-core`).
+test-browser: env
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright starlette uvicorn
+	$(BIN)/python -m pytest -m browser tests/server_page
 
 lint: env
 	$(BIN)/ruff format --check src tests

@@ -51,8 +51,8 @@ def test_the_quick_start_prints_what_is_said(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == said
 
 
-def drawing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs" / "pictures" / "draw.py")
+def drawing(name: str = "draw") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "pictures" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -80,3 +80,17 @@ def test_the_figure_shows_the_numbers_of_the_table() -> None:
         assert f"({estimate.low:.2f} to {estimate.high:.2f})" in page
     with pytest.raises(ValueError, match="has no speed-up"):
         module.results(page.replace("2.93x (2.47 to 3.61)", "fast"))
+
+
+def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
+    page, module = (ROOT / "docs" / "performance.md").read_text(), drawing("stores")
+    found, alone = module.read(page)
+    assert [one.tokens for one in found] == list(module.SIZES) and 0 < alone.hits < found[-1].both.hits < 1
+    for one in found:
+        assert module.row(one) in page
+        assert 8 <= one.width < 8.1 and one.rest.hits < one.suffix.hits < one.both.hits
+    picture = module.save(lambda: module.draw(found, alone), tmp_path / "stores.svg")
+    for path in (picture, ROOT / "docs" / "pictures" / "stores.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    with pytest.raises(ValueError, match="no table of stores"):
+        module.read(page.replace("table: stores", "table"))

@@ -1,8 +1,10 @@
 """Prompt files: every format is read, and everything that can be wrong with one is said with its line."""
 
+import ast
 import gzip
 import json
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import polydraft.bench.prompts.rows as row_reading
 import polydraft.bench.prompts.sets as reading
 from polydraft.bench import SHIPPED, Prompt, read_prompt_sets, read_prompts
+from polydraft.bench.prompts import as_asked, prompt_from_row
 from polydraft.bench.prompts.kinds import MT_BENCH, OTHERS
 from polydraft.errors import PolydraftError, PromptFileError
 from polydraft.models import Message
@@ -223,7 +226,7 @@ def test_several_sets_with_a_limit_for_each_task(write: Write) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_sets_are_there_small_and_licensed(name: str) -> None:
     folder = files("polydraft") / "data" / "prompts"
-    assert len((folder / f"{name}.jsonl").read_bytes()) <= 60_000
+    assert len((folder / f"{name}.jsonl").read_bytes()) <= 80_000
     assert f"\n{name}.jsonl\n" in (folder / "LICENCES").read_text()
     prompts = read_prompts(name)
     assert not any(one.excerpt for one in prompts)
@@ -234,7 +237,31 @@ def test_shipped_sets_are_there_small_and_licensed(name: str) -> None:
         return
     assert {one.task for one in prompts} == {name} and not any(one.messages for one in prompts)
     if name != "python":
-        assert len(prompts) == 32
+        assert len(prompts) == (24 if name == "edits" else 32)
+
+
+def test_edits_are_real_and_say_where_they_are_from() -> None:
+    text = (files("polydraft") / "data" / "prompts" / "edits.jsonl").read_text()
+    licences = (files("polydraft") / "data" / "prompts" / "LICENCES").read_text()
+    for row, prompt in zip(map(json.loads, text.splitlines()), read_prompts("edits"), strict=True):
+        before, after = ast.parse(row["file"]), ast.parse(row["edited"])
+        assert 0.5 < SequenceMatcher(None, row["file"].split(), row["edited"].split(), autojunk=False).ratio() < 1
+        assert ast.dump(before) != ast.dump(after), row["id"]
+        assert 25 <= row["file"].count("\n") <= 90 and row["source"].split(":")[0].split(".")[-1] in row["id"]
+        assert row["licence"] in ("PSF-2.0", "MIT", "BSD-3-Clause") and row["version"].split()[0] in licences
+        assert (prompt.file, prompt.edited) == (row["file"], row["edited"])
+        assert prompt.text.startswith(row["file"]) and f"# {row['instruction']}\n" in prompt.text
+        (asked,) = as_asked(prompt, True).messages
+        assert asked.content.startswith(row["instruction"]) and row["file"] in asked.content
+        assert as_asked(prompt, None).messages == ()
+
+
+def test_rows_with_other_things_as_reference_are_read() -> None:
+    row = {"turns": ["What is 1 + 1?"], "reference": ["2"], "file": 3}
+    assert (prompt_from_row(row, "task", 1).edited, prompt_from_row(row, "task", 1).file) == ("", "")
+    assert prompt_from_row({"text": "1 + 1 =", "reference": " 2"}, "task", 1).edited == " 2"
+    with pytest.raises(ValueError, match="instruction is empty"):
+        prompt_from_row({"instruction": " ", "file": "x"}, "task", 1)
 
 
 def test_a_file_of_a_shipped_sets_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

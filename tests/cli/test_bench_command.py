@@ -124,6 +124,25 @@ def test_the_report_is_a_page_with_tables_and_figures(
     assert all(f"]({name})" in page and "<svg" in (Path("page") / name).read_text() for name in figures)
 
 
+def test_replayed_texts_are_the_rows_own_and_every_surface_says_so(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = {"id": "e", "instruction": "Rename a.", "file": "a = 1\n", "edited": "b = 1\n"}
+    Path("own.jsonl").write_text(json.dumps(row) + "\n")
+    options = ["--replay", "--arm", "prediction", "--arm", "hf-lookup", "--out", "runs.jsonl"]
+    assert call(*options, "--max-new-tokens", "64", prompts="own.jsonl") == 0
+    assert "Replayed: every arm wrote the edited file that stands in the row" in capsys.readouterr().out
+    head, *runs = map(json.loads, Path("runs.jsonl").read_text().splitlines())
+    assert head["conditions"]["replay"] is True and len(runs) == 3
+    assert all(run["tokens"] == runs[0]["tokens"] and run["tokens"][0][-1] == 0 for run in runs)
+    assert call("runs.jsonl", "--out", "page", name="report") == 0
+    assert "The texts are **replayed**" in Path("page/report.md").read_text()
+    capsys.readouterr()
+    assert call("--arm", "prediction", "--arm", "hf-lookup", "--out", "runs.jsonl", prompts="own.jsonl") == 2
+    assert "is of a run with other settings" in capsys.readouterr().err
+
+
 def test_a_lossless_arm_with_another_text_is_exit_code_1(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +179,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "temperature": (["--temperature", "-1"], "temperature must be a finite number >= 0, but is -1.0"),
     "batch": (["--batch-size", "3"], "Batches of 3 need as many prompts of a task; the largest has 2"),
     "no room": (["--max-new-tokens", "128"], "None of the 2 prompts leaves room for 128 new tokens"),
+    "no known text": (
+        ["--replay"],
+        "--replay writes the text that a row has as edited or reference, but the prompt 'a'",
+    ),
+    "no file": (["--arm", "prediction"], "The arm prediction drafts from the file that a row has, but the prompt 'a'"),
     "another file": (["--out", "latin.txt"], "latin.txt, line 1: this is no line of results"),
 }
 

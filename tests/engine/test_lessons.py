@@ -52,7 +52,7 @@ class Told(FixedShape):
     def suits(self, usual: TreePolicy) -> None:
         self.usual = usual
 
-    def takes(self, lengths: list[int]) -> tuple[int, ...]:
+    def takes(self, lengths: list[int], sources: list[str]) -> tuple[int, ...]:
         return tuple(row for row, length in enumerate(lengths) if length and self.looks_up)
 
     def opens(self, opening: Opening) -> None:

@@ -211,13 +211,24 @@ def test_what_is_looked_up_is_the_same_when_an_interrupted_step_is_taken_again()
     speed(world(0.9, 0.1), planner, 200, 1)
     for number in range(40):
         lengths = [2 + number % 3]
-        answers = [planner.takes(lengths) for _ in range(3)]
+        answers = [planner.takes(lengths, ["lookup"]) for _ in range(3)]
         assert answers[0] == answers[1] == answers[2]
         source = "lookup" if answers[0] else ""
         told = Lesson(source, (), ((0, 0, 0.0, 1.0),), 1, lengths[0] if source else planner.shape.depth)
         planner.note([told], Spent(0.0, 1.0, 0.0), 1 + told.depth)
-    assert not planner.takes([2]), "lookups that were never right are given up"
+    assert not planner.takes([2], ["lookup"]), "lookups that were never right are given up"
     planner.lost, planner.spent = 0.0, 1e6
     for _ in range(8):
         planner.note([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
-    assert planner.takes([2]) == (0,), "and tried again when a trial is due and affordable"
+    assert planner.takes([2], ["lookup"]) == (0,), "and tried again when a trial is due and affordable"
+
+
+def test_a_planner_learns_apart_what_each_finder_brings() -> None:
+    planner = opened()
+    speed(world(0.6, 0.3), planner, 200, 1)
+    for number in range(60):
+        good = number % 2
+        source, tried = ("suffix", ((0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0))) if good else ("n-gram", ((0, 0, 0.0, 1.0),))
+        told = Lesson(source, (), tried, 3 if good else 1, 2)
+        planner.note([told], Spent(0.0, 1.0, 0.0), 3)
+    assert planner.takes([2], ["suffix"]) == (0,) and not planner.takes([2], ["n-gram"])

@@ -93,7 +93,7 @@ class Scheming(FixedShape):
     def note(self, *told: object) -> None:
         self.seen += repr(told)
 
-    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
+    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
         found = tuple(row for row, length in enumerate(lengths) if length and self._one_of(2, lengths))
         self.chosen.add(bool(found))
         return found

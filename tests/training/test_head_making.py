@@ -1,5 +1,6 @@
 """Making heads: what the target writes, runs that go on where they were interrupted, and folders that draft."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,22 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same_head(tmp_path: Path) -
     assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
 
 
+def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path) -> None:
+    asked = plan("eagle-3")
+    looks = list[int]()
+
+    def at_once() -> bool:
+        looks.append(1)
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "never", asked, lambda: nullcontext(at_once))
+    assert len(looks) == 1 and (tmp_path / "cut" / run_name(asked) / "checkpoint-1").is_dir()
+    again = make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "two", asked)
+    whole = make_head(target(), PROMPTS, tmp_path / "whole", tmp_path / "one", asked)
+    assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
+
+
 @pytest.mark.parametrize("changes", [{"rows": 12}, {"size": {"layers": 2}}, {"size": {"inner": 8}}], ids=str)
 def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkpoint(
     changes: dict[str, Any], tmp_path: Path
@@ -189,13 +206,25 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("eagle", rows=8)
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
-    with pytest.raises(InvalidParameter, match="published, entropy, acceptance, not 'best'"):
+    with pytest.raises(
+        InvalidParameter, match="published, entropy, acceptance, d-pace, lk-alpha, lk-lambda, not 'best'"
+    ):
         HeadSize(loss="best")
 
 
-def test_a_loss_that_eagle_has_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="has no loss 'acceptance'"):
-        make_head(target(), PROMPTS, tmp_path / "w", tmp_path / "h", plan("eagle", size={"loss": "acceptance"}))
+@pytest.mark.parametrize(
+    ("kind", "loss"), [("eagle", "acceptance"), ("eagle-3", "d-pace"), ("medusa", "d-pace"), ("eagle", "lk-alpha")]
+)
+def test_a_loss_that_a_kind_has_not_is_refused_before_the_target_writes(kind: str, loss: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"kind {kind} learns by the loss published.*, not {loss}"):
+        HeadPlan(kind, size=HeadSize(loss=loss))
+
+
+@pytest.mark.parametrize(("kind", "loss"), [(kind, loss) for kind in MAKERS for loss in MAKERS[kind].losses])
+def test_every_kind_learns_by_each_of_its_losses(kind: str, loss: str, tmp_path: Path) -> None:
+    made = make_head(target(), PROMPTS, tmp_path / "w", tmp_path / "h", plan(kind, size={"loss": loss}))
+    assert all(0 <= one <= 1 for one in made.drafting.overlap)
+    assert f"loss: {loss}" in (tmp_path / "h" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("layers", "reads"), [(30, (2, 15, 27)), (14, (2, 7, 11)), (2, (1, 2)), (1, (1,))])

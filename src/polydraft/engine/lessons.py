@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters import LOOKUP
 from polydraft.engine.block import Emission
 from polydraft.engine.target_law import TargetLaw
 from polydraft.trees import Draft, Piece, Verdict
@@ -31,7 +30,7 @@ class Lesson:
     """What a step showed of the drafts of one text.
 
     Args:
-        source: "lookup" for fixed tokens, whoever found them in which text, else "".
+        source: who found the drafts in a text, such as "lookup" or "suffix"; "" for those of a model or a head.
         law: the names of processors and filters of the target's law; texts of other laws accept other drafts.
         tried: the drafts whose chance is known.
         stopped: whether the planner wanted no deeper tree when it saw what was drawn.
@@ -79,7 +78,7 @@ def lessons_of(
             rows = [piece.rows[place] for place in places]
             found += [
                 Lesson(
-                    LOOKUP if piece.draft.source else "",
+                    piece.draft.source,
                     laws[row].in_force,
                     own,
                     len(gains[row].tokens),

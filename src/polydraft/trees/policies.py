@@ -44,19 +44,26 @@ class ChoosingPolicy(TreePolicy, Protocol):
 class TakingPolicy(ChoosingPolicy, Protocol):
     """A policy that chooses between its trees and chains that were looked up in the text (`LookupFirst`)."""
 
-    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows that take their chain, given how long it is; the others take the tree.
+    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
+        """Return the rows that take their chain, given how long it is and who found it; the others take the tree.
 
         The chains are known from the committed text, so that nothing drawn decides.
         """
         ...
 
 
-def rows_taken(policy: TreePolicy, lengths: Sequence[int], least: int) -> tuple[int, ...]:
-    """Return the rows that take the chain that was looked up for them: those of so many tokens, or fewer rows."""
+def rows_taken(policy: TreePolicy, lengths: Sequence[int], least: int, sources: Sequence[str]) -> tuple[int, ...]:
+    """Return the rows that take the chain that was looked up for them: those of so many tokens, or fewer rows.
+
+    Args:
+        policy: of the trees that they could take instead.
+        lengths: how many tokens were found, by row.
+        least: fewer are not worth a step.
+        sources: who found them, by row.
+    """
     found = tuple(row for row, length in enumerate(lengths) if length >= least)
     if found and isinstance(policy, TakingPolicy):
-        return policy.takes([length if length >= least else 0 for length in lengths])
+        return policy.takes([length if length >= least else 0 for length in lengths], sources)
     return found if policy.shape.counts else ()
 
 

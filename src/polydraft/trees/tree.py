@@ -91,7 +91,7 @@ class Draft:
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
         stopped: whether growth ended before the planned depth because the policy wanted no more.
-        source: who drafted, for those who learn from it: "lookup" for a chain that was found in the text, else "".
+        source: who found the drafts in a text, for those who learn from it, such as "lookup" or "suffix"; else "".
         resume: what the target's first layers made of the nodes already, where the drafter ran them. It is trusted: the
             text follows the law that these states lead to.
     """

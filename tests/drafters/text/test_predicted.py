@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import tiny_model
+from heads import VOCAB, WIDTH, every_head
 
 import polydraft
 from polydraft.drafters import PredictedDrafter
@@ -73,3 +74,15 @@ def test_a_text_that_is_as_predicted_takes_few_steps_and_is_the_same() -> None:
 def test_bad_predictions(prediction: list[int], trusted: int, told: str) -> None:
     with pytest.raises(InvalidParameter, match=told):
         PredictedDrafter(prediction, trusted)
+
+
+@pytest.mark.parametrize("name", every_head())
+def test_heads_read_on_while_lookups_before_a_prediction_take_all_rows(name: str) -> None:
+    target = tiny_model("llama", VOCAB, hidden_size=WIDTH)
+    prompt = torch.tensor([[1, 2, 3, 4, 5, 6, 7] * 3])
+    plain = polydraft.generate(target, prompt, drafter="none", temperature=0, max_new_tokens=60)
+    output = polydraft.generate(
+        target, prompt, drafter=every_head()[name], temperature=0, max_new_tokens=60, prediction=[9, 8, 7]
+    )
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.statistics.sources["lookup"][0] > 0 and not output.statistics.fallback

@@ -20,6 +20,9 @@ class Prompt:
         text: the prompt, at least one character; of a conversation what its messages say, without a template.
         excerpt: whether it is a passage of a longer text, of which only the beginning is meant to be the prompt.
         messages: the conversation, which goes through the tokenizer's chat template; empty for raw text.
+        message: what a user asks in place of the text, if that goes through a chat template; empty for the text itself.
+        file: what is to be edited; empty where nothing is.
+        edited: what comes of it, or another text that is known to be right; empty where none is known.
     """
 
     name: str
@@ -27,6 +30,9 @@ class Prompt:
     text: str
     excerpt: bool = False
     messages: tuple[Message, ...] = ()
+    message: str = ""
+    file: str = ""
+    edited: str = ""
 
 
 def as_asked(prompt: Prompt, chat_template: bool | None) -> Prompt:
@@ -41,7 +47,7 @@ def as_asked(prompt: Prompt, chat_template: bool | None) -> Prompt:
         ValueError: the conversation has other messages too, which only a template can join.
     """
     if chat_template and not prompt.messages and not prompt.excerpt:
-        return replace(prompt, messages=(Message("user", prompt.text),))
+        return replace(prompt, messages=(Message("user", prompt.message or prompt.text),))
     if chat_template is not False or not prompt.messages:
         return prompt
     roles = [one.role for one in prompt.messages]

@@ -1,6 +1,7 @@
-"""One row of JSON as a prompt: the formats of Spec-Bench, HumanEval, GSM8K, OpenAI's messages, and own ones."""
+"""One row of JSON as a prompt: the formats of Spec-Bench, HumanEval, GSM8K, OpenAI's messages, edits, and own ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from polydraft.bench.prompts.prompt import Prompt
@@ -8,6 +9,7 @@ from polydraft.models import Message
 
 NAME_FIELDS = ("question_id", "task_id", "id")
 TEXT_FIELDS = ("prompt", "text", "question")
+KNOWN_FIELDS = ("edited", "reference")
 LONGEST = 1_000_000
 
 
@@ -21,9 +23,11 @@ def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
         raise ValueError(f"the row is a {type(row).__name__}, not an object")
     messages = _conversation(row)
     place, text = ("messages", _joined(messages)) if messages else _first(row, TEXT_FIELDS)
-    if not place:
-        raise ValueError("the row has no prompt: no messages, turns, prompt, text or question")
-    _check_text(place, text)
+    edit = {} if place else _edit(row)
+    if not (place or edit):
+        raise ValueError("the row has no prompt: no messages, turns, prompt, text, question, or instruction and file")
+    if place:
+        _check_text(place, text)
     _, name = _first(row, NAME_FIELDS)
     _, category = _first(row, ("category",))
     for field, value in (("the name", name), ("category", category)):
@@ -31,7 +35,33 @@ def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
             raise ValueError(f"{field} is {value!r}, neither a text nor a number")
         _check_letters(field, str(value))
     named = str(number if name is None else name)
-    return Prompt(named, str(task if category is None else category), text, messages=messages)
+    found = Prompt(named, str(task if category is None else category), text or "", messages=messages)
+    return replace(found, **edit, file=_optional(row, ("file",)), edited=_optional(row, KNOWN_FIELDS))
+
+
+def _edit(row: dict[str, Any]) -> dict[str, str]:
+    """Return the prompt of an edit, for a model of code and as a message; empty if the row is none."""
+    instruction, file = row.get("instruction"), row.get("file")
+    if instruction is None or file is None:
+        return {}
+    _check_text("instruction", instruction)
+    _check_text("file", file)
+    own = file if file.endswith("\n") else f"{file}\n"
+    comment = "\n# ".join(instruction.split("\n"))
+    return {
+        "text": f"{own}\n\n# {comment}\n# The edited file:\n\n",
+        "message": f"{instruction}\nAnswer with the whole edited file and nothing else.\n\n```python\n{own}```",
+    }
+
+
+def _optional(row: dict[str, Any], fields: Sequence[str]) -> str:
+    """Return the first text of the fields, empty if there is none: sets of others have other things in them."""
+    for field in fields:
+        text = row.get(field)
+        if isinstance(text, str) and text.strip():
+            _check_text(field, text)
+            return text
+    return ""
 
 
 def _conversation(row: dict[str, Any]) -> tuple[Message, ...]:

@@ -18,7 +18,7 @@ from polydraft.fetched import is_there, place
 
 USUAL = ("gsm8k", "humaneval", "python")
 """The shipped sets of raw texts, which any model can continue."""
-SHIPPED = (*USUAL, "spec-bench-mini")
+SHIPPED = (*USUAL, "spec-bench-mini", "edits")
 """Names of the sets in the package's data/prompts; sources and licences are in the file LICENCES beside them."""
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 MOST_BYTES = 64 * 2**20
@@ -68,9 +68,9 @@ def read_prompts(source: str | Path) -> list[Prompt]:
 
     Files whose name ends in .jsonl, .ndjson or .json hold one JSON object a line. The prompt is a conversation,
     `messages` (a role and a content each) or the first of `turns` (Spec-Bench), or a text, `prompt` (HumanEval),
-    `text`, or `question` (GSM8K); `question_id`, `task_id` or `id` names it, else the line number; `category` is its
-    task, else the file's name; Spec-Bench's categories are grouped (`kinds`). Any other file is plain text, whose
-    passages between blank lines are excerpts. Names may also end in .gz.
+    `text`, or `question` (GSM8K), or an edit, `instruction` and `file`; `question_id`, `task_id` or `id` names it, else
+    the line number; `category` is its task, else the file's name; Spec-Bench's categories are grouped (`kinds`). Any
+    other file is plain text, whose passages between blank lines are excerpts. Names may also end in .gz.
 
     Raises:
         PromptFileError: the file is missing, unreadable, too large, empty or malformed: which line, and why.

@@ -13,6 +13,7 @@ from polydraft.bench.speed.pages import (
     write_report,
 )
 from polydraft.bench.speed.records import SpeedRecord, SpeedResults, read_speed_results, speed_conditions
+from polydraft.bench.speed.replay import Replay, check_known
 from polydraft.bench.speed.schedule import SpeedSettings, left_out, rounds
 from polydraft.bench.speed.summary import ArmResult, differences_in, summarise_speed, typical_load
 
@@ -23,11 +24,13 @@ __all__ = [
     "ArmResult",
     "Batch",
     "Generated",
+    "Replay",
     "SpeedRecord",
     "SpeedResults",
     "SpeedSettings",
     "assisted_arm",
     "check_arms",
+    "check_known",
     "difference_table",
     "differences_in",
     "drafting_arm",

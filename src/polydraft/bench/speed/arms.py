@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from polydraft.bench.speed.replay import Replay, end_ids
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import Run, Statistics, stream
 from polydraft.trees import DynamicPolicy, TreePolicy
@@ -20,17 +21,21 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts as every arm gets them: left-padded rows, a mask that is 0 on the padding, and whether texts end.
+    """Prompts as every arm gets them: left-padded rows, a mask that is 0 on the padding, and how texts go on and end.
 
     Args:
         input_ids: the rows.
         attention_mask: the mask.
         until_end: whether a text ends where the model ends it; else it goes on for all its tokens.
+        replay: shuts all tokens but those of known texts; None where the model writes its own.
+        files: a text for each row that the answer will resemble; None where there is none.
     """
 
     input_ids: Int[Tensor, "b t"]
     attention_mask: Int[Tensor, "b t"]
     until_end: bool = False
+    replay: Replay | None = None
+    files: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
     def of(cls, prompts: Sequence[Int[Tensor, "1 _"]], until_end: bool = False) -> "Batch":
@@ -41,6 +46,10 @@ class Batch:
         ids = [pad(one, (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
         masks = [pad(torch.ones_like(one), (missing, 0)) for one, missing in zip(prompts, short, strict=True)]
         return cls(torch.cat(ids), torch.cat(masks), until_end)
+
+    def room(self, max_new_tokens: int) -> int:
+        """Return how many new tokens a row can have: no more than known texts and their ends, if they are known."""
+        return max_new_tokens if self.replay is None else min(max_new_tokens, self.replay.tokens.shape[1])
 
     def row(self, number: int) -> Int[Tensor, " t"]:
         """Return one prompt without its padding."""
@@ -91,11 +100,26 @@ def drafting_arm(
     drafter: Drafter | nn.Module | None,
     verifier: TreeVerifier | None = None,
     policy: TreePolicy | None = None,
+    *,
+    predicts: bool = False,
 ) -> Arm:
-    """Return an arm of polydraft's engine; what is None is chosen as `generate` does."""
+    """Return an arm of polydraft's engine; what is None is chosen as `generate` does.
+
+    Args:
+        name: what it is called.
+        model: the target.
+        drafter: who drafts.
+        verifier: the rule.
+        policy: the trees.
+        predicts: whether it drafts first from the file of a prompt that has one, by `prediction`.
+    """
 
     def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
+        if batch.replay is not None:
+            options["logits_processor"] = [batch.replay]
+        if predicts:
+            options["prediction"] = batch.files
         done = stream(
             model, drafter=drafter, verifier=verifier, policy=policy, seed=seed, time=True, **options
         ).exhaust()
@@ -136,12 +160,6 @@ def generation_options(model: Any, batch: Batch, temperature: float, max_new_tok
         "do_sample": temperature > 0,
     }
     return options | {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else options
-
-
-def end_ids(model: Any) -> list[int]:
-    """Return the tokens with which the model ends a text; none if it names none."""
-    named = model.generation_config.eos_token_id
-    return [] if named is None else [int(one) for one in (named if isinstance(named, list | tuple) else [named])]
 
 
 def setup_in_words(run: Run) -> dict[str, str]:

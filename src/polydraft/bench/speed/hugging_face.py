@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from polydraft.bench.speed.arms import Arm, Batch, Generated, generation_options
+from polydraft.bench.speed.replay import Replay
 from polydraft.engine import Statistics
 from polydraft.probs import Noise
 
@@ -41,7 +42,8 @@ def hugging_face_arm(model: nn.Module, name: str = "hf") -> Arm:
     """Return Hugging Face's plain `generate`."""
 
     def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        return _generated(model, None, generation_options(model, batch, temperature, max_new_tokens), seed)
+        options = generation_options(model, batch, temperature, max_new_tokens)
+        return _generated(model, None, options, seed, batch.replay)
 
     return Arm(name, run)
 
@@ -57,7 +59,7 @@ def lookup_arm(model: nn.Module, name: str = "hf-lookup", tokens: int = LOOKUP_T
 
     def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
-        return _generated(model, None, {**options, "prompt_lookup_num_tokens": tokens}, seed)
+        return _generated(model, None, {**options, "prompt_lookup_num_tokens": tokens}, seed, batch.replay)
 
     return Arm(name, run, most_rows=1)
 
@@ -78,15 +80,17 @@ def assisted_arm(model: nn.Module, draft: nn.Module, name: str = "hf-assisted", 
     def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
         with _own_settings(draft, settings):
-            return _generated(model, draft, {**options, "assistant_model": draft}, seed)
+            return _generated(model, draft, {**options, "assistant_model": draft}, seed, batch.replay)
 
     return Arm(name, run, most_rows=1)
 
 
-def _generated(model: Any, draft: nn.Module | None, options: dict[str, Any], seed: int) -> Generated:
+def _generated(
+    model: Any, draft: nn.Module | None, options: dict[str, Any], seed: int, replay: Replay | None = None
+) -> Generated:
     prompt = options["input_ids"]
     begin = time.perf_counter()
-    with _torch_seeded(seed, model.device), _without_warnings(), observed(model) as target:
+    with _torch_seeded(seed, model.device), _without_warnings(), observed(model, replay) as target:
         if draft is None:
             drafted, sequences = Passes(), model.generate(**options)
         else:
@@ -106,8 +110,8 @@ def _until_end(row: list[int], ends: set[int]) -> list[int]:
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[Passes]:
-    """Note a model's forward passes."""
+def observed(model: nn.Module, replay: Replay | None = None) -> Iterator[Passes]:
+    """Note a model's forward passes, and let it write known texts if there is a replay."""
     passes, device = Passes(), next(model.parameters()).device
     begin = 0.0
 
@@ -118,8 +122,11 @@ def observed(model: nn.Module) -> Iterator[Passes]:
         passes.scored.append(named["input_ids"].shape[1])
         begin = _now(device)
 
-    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         passes.seconds.append(_now(device) - begin)
+        if replay is not None:
+            output.logits = replay.behind(output.logits, passes.before[-1] + passes.scored[-1])
+        return output
 
     hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
     try:

@@ -13,6 +13,7 @@ from polydraft.bench.prompts import Prompt, in_turn
 from polydraft.bench.speed.arms import PLAIN, Arm, Batch
 from polydraft.bench.speed.equality import compare_texts
 from polydraft.bench.speed.records import SpeedRecord, taking_part
+from polydraft.bench.speed.replay import Replay, check_known, end_of, known_ids
 from polydraft.bench.speed.schedule import Round, RoundKey, SpeedSettings, rounds
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
@@ -42,14 +43,34 @@ def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSetti
     Raises:
         ContextOverflow: none does.
     """
+    check_known(prompts, replay=settings.replay)
     models = [pair.target, pair.draft] if isinstance(pair.draft, nn.Module) else [pair.target]
-    room = min(HuggingFaceModel(model).context for model in models) - settings.max_new_tokens
-    good = [one for one in prompts if 0 < encode(pair, one, settings.excerpt_tokens).shape[1] <= room]
+    room = min(HuggingFaceModel(model).context for model in models)
+
+    def most(prompt: Prompt) -> int:
+        own = 1 + len(known_ids(pair, prompt.edited)) if settings.replay else settings.max_new_tokens
+        return min(own, settings.max_new_tokens)
+
+    good = [one for one in prompts if 0 < encode(pair, one, settings.excerpt_tokens).shape[1] <= room - most(one)]
     if not good:
-        raise ContextOverflow(
-            f"None of the {len(prompts)} prompts leaves room for {settings.max_new_tokens} new tokens."
-        )
+        new = "its text" if settings.replay else f"{settings.max_new_tokens} new tokens"
+        raise ContextOverflow(f"None of the {len(prompts)} prompts leaves room for {new}.")
     return in_turn(good)
+
+
+def batch_of(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSettings) -> Batch:
+    """Return prompts as all arms get them, with their known texts and files.
+
+    Raises:
+        InvalidParameter: texts are replayed, and the target names no token that ends them.
+    """
+    batch = Batch.of([encode(pair, one, settings.excerpt_tokens) for one in prompts], settings.ends)
+    if all(one.file for one in prompts):
+        batch = replace(batch, files=tuple(known_ids(pair, one.file) for one in prompts))
+    if not settings.replay:
+        return batch
+    texts = [known_ids(pair, one.edited) for one in prompts]
+    return replace(batch, replay=Replay(batch.input_ids, texts, end_of(pair.target)))
 
 
 def measure_speed(
@@ -76,7 +97,7 @@ def measure_speed(
         if one.key in done:
             continue
         part = taking_part(arms, len(one.prompts))
-        batch = Batch.of([encode(pair, prompt, settings.excerpt_tokens) for prompt in one.prompts], settings.until_end)
+        batch = batch_of(pair, one.prompts, settings)
         if (one.temperature, len(one.prompts)) not in warm:
             warm.add((one.temperature, len(one.prompts)))
             for arm in part:
@@ -107,7 +128,7 @@ def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, settings: SpeedSe
     seed = seed_of(one.prompts[0], settings.seed) + one.repeat
     reset_peak_memory(device)
     begin = _now(device)
-    generated = arm.run(batch, one.temperature, settings.max_new_tokens, seed)
+    generated = arm.run(batch, one.temperature, batch.room(settings.max_new_tokens), seed)
     seconds = _now(device) - begin
     return SpeedRecord(
         arm=arm.name,

@@ -164,6 +164,7 @@ class SpeedConditions:
     versions: dict[str, str]
     chat_template: bool | None = None
     until_end: bool = False
+    replay: bool = False
 
 
 def speed_conditions(

@@ -31,6 +31,7 @@ class SpeedSettings:
         warm_up_tokens: how many tokens every arm gives before it is measured at a temperature and batch size.
         seed: fixes sampled texts and the order of the arms.
         until_end: whether a text ends where the model ends it.
+        replay: whether every arm writes the text that a prompt has as `edited`, and ends with it.
 
     Raises:
         InvalidParameter: a value outside its range.
@@ -44,6 +45,7 @@ class SpeedSettings:
     warm_up_tokens: int = 8
     seed: int = 0
     until_end: bool = False
+    replay: bool = False
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
@@ -63,10 +65,15 @@ class SpeedSettings:
             if not several or len({*several}) < len(several):
                 raise InvalidParameter(f"{name} must be different values, at least one, but are {several}.")
 
+    @property
+    def ends(self) -> bool:
+        """Whether texts may have fewer tokens than all."""
+        return self.until_end or self.replay
+
     def conditions(self) -> dict[str, object]:
         """Return what runs must agree in to belong together; temperature, batch and repeat are in each of them."""
         names = ("max_new_tokens", "excerpt_tokens", "warm_up_tokens", "seed")
-        ends: dict[str, object] = {"until_end": True} if self.until_end else {}
+        ends: dict[str, object] = {name: True for name in ("until_end", "replay") if getattr(self, name)}
         return {name: getattr(self, name) for name in names} | ends
 
 

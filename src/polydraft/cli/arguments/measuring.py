@@ -83,11 +83,12 @@ RepeatsOption = Annotated[
     typer.Option(min=1, callback=count, help="How often every batch is measured.", rich_help_panel=MEASURING),
 ]
 BenchTokensOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
         callback=count,
-        help="Tokens per prompt, for all arms; fewer only with --until-end.",
+        help="Tokens per prompt, for all arms; fewer only with --until-end and --replay. Default: 64; with --replay "
+        "the whole text.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -96,6 +97,14 @@ UntilEndOption = Annotated[
     typer.Option(
         "--until-end",
         help="Let the model end a text before it has all its tokens, as users see it.",
+        rich_help_panel=MEASURING,
+    ),
+]
+ReplayOption = Annotated[
+    bool,
+    typer.Option(
+        "--replay",
+        help="Let every arm write the text that a row has as edited or reference, whatever the target would write.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -123,7 +132,7 @@ PromptsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="A file of JSON lines or plain text, or humaneval, gsm8k, python, spec-bench-mini, spec-bench; "
+        help="A file of JSON lines or plain text, or humaneval, gsm8k, python, edits, spec-bench-mini, spec-bench; "
         "may be repeated.",
         callback=filled,
         rich_help_panel=PROMPTS,
@@ -173,8 +182,9 @@ ArmOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ARM",
-        help='What to measure; may be repeated: plain, default, hf, hf-lookup, "hf-assisted tokens=5 threshold=0", '
-        '"tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal bottom-up". '
+        help='What to measure; may be repeated: plain, default, prediction, hf, hf-lookup, "hf-assisted tokens=5 '
+        'threshold=0", "tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal '
+        'bottom-up". '
         "Default: the first three and both others of Hugging Face's.",
         rich_help_panel=DRAFTING,
     ),

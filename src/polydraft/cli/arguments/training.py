@@ -45,7 +45,10 @@ HeadStepsOption = Annotated[
 ]
 HeadLossOption = Annotated[
     str,
-    typer.Option(help="published (by the head's authors), entropy, or acceptance.", rich_help_panel=TRAINING),
+    typer.Option(
+        help="published (by the head's authors), entropy, acceptance, lk-alpha, lk-lambda, or of block heads d-pace.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 HeadLayersOption = Annotated[
     int | None,

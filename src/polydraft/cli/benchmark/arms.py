@@ -25,6 +25,8 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
+PREDICTION = "prediction"
+"""The arm that drafts from each prompt's file while the answer is like it, and else as the default does."""
 ASSISTED = {"tokens": "num_assistant_tokens", "threshold": "assistant_confidence_threshold"}
 KEYS = {
     PLAIN: (),
@@ -33,6 +35,7 @@ KEYS = {
     "hf-assisted": tuple(ASSISTED),
     "hf-lookup": ("tokens",),
     "bfloat16": (),
+    PREDICTION: (),
     "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
 MODEL, TEXT = "model", "merge"
@@ -129,7 +132,7 @@ def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
 def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:
     """Tell whether any arm drafts by a draft model if there is one; no spellings are the usual arms, which do."""
     return not spellings or any(
-        one.kind in ("default", "hf-assisted")
+        one.kind in ("default", PREDICTION, "hf-assisted")
         or (not one.kind and drafter_line(one.settings.get("drafter", MODEL)).models > 0)
         for one in spellings
     )
@@ -161,6 +164,8 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
         return rounded_arm(target)
     if one.kind == "hf":
         return hugging_face_arm(target)
+    if one.kind == PREDICTION:
+        return drafting_arm(one.name, target, draft, predicts=True)
     if one.kind == "hf-lookup":
         return lookup_arm(target, tokens=int(numbers.get("tokens", LOOKUP_TOKENS)))
     drafter = one.settings.get("drafter", MODEL if draft is not None or one.kind == "hf-assisted" else "")

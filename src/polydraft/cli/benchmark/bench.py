@@ -18,6 +18,7 @@ from polydraft.bench.speed import (
     SpeedResults,
     SpeedSettings,
     check_arms,
+    check_known,
     difference_table,
     differences_in,
     equality_in_words,
@@ -33,7 +34,7 @@ from polydraft.bench.speed import (
     typical_load,
 )
 from polydraft.cli.arguments import both_outputs, idle_excerpts, idle_template, refuse_clashes
-from polydraft.cli.benchmark.arms import build_arms, drafting_arms, spell_arm
+from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.benchmark.subjects import say_busy
 from polydraft.cli.generate import named_draft
 from polydraft.cli.limits import as_rich
@@ -42,6 +43,10 @@ from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
 from polydraft.engine import load
 from polydraft.models import Pair, load_pair
+
+WHOLE = 4096
+"""The usual most tokens of a replayed text, which ends by itself."""
+REPLAYED = "Replayed: every arm wrote the edited file that stands in the row, not what the target would write. "
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     refuse_clashes(both_outputs(as_json, quiet))
     spellings = [spell_arm(text) for text in request.arms]
     prompts = _checked(request, drafting_arms(spellings))
+    predicts = any(one.kind == PREDICTION for one in spellings)
+    check_known(prompts, replay=request.settings.replay, predicts=predicts)
     with notes.status("Loading the models ..."):
         pair = _load(request)
     arms = build_arms(pair, spellings, request.settings)
@@ -182,8 +189,10 @@ def _print_kinds(console: Console, results: Sequence[ArmResult]) -> None:
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
     """Return the conditions that nobody may overlook, in two sentences."""
     prompts = len({(one.task, name) for one in records for name in one.prompts})
-    new = f"{'at most ' if conditions.get('until_end') else ''}{conditions['max_new_tokens']} new tokens each"
+    ends = conditions.get("until_end") or conditions.get("replay")
+    new = f"{'at most ' if ends else ''}{conditions['max_new_tokens']} new tokens each"
+    replayed = REPLAYED if conditions.get("replay") else ""
     return (
-        f"{prompts} prompts, {new}, {len(records)} runs. Speed-up: all tokens over all "
+        f"{replayed}{prompts} prompts, {new}, {len(records)} runs. Speed-up: all tokens over all "
         f"seconds, over the same of {PLAIN}; bootstrap over prompts."
     )

@@ -16,6 +16,7 @@ from polydraft.cli.arguments.measuring import (
     NumbersOption,
     PromptsOption,
     RepeatsOption,
+    ReplayOption,
     RunsOption,
     ShortlistOption,
     UntilEndOption,
@@ -66,8 +67,9 @@ def bench(
     temperature: BenchHeatsOption = None,
     batch_size: BatchSizesOption = None,
     repeats: RepeatsOption = 1,
-    max_new_tokens: BenchTokensOption = 64,
+    max_new_tokens: BenchTokensOption = None,
     until_end: UntilEndOption = False,
+    replay: ReplayOption = False,
     excerpt_tokens: ExcerptOption = None,
     seed: FixedSeedOption = 0,
     out: RunsOption = None,
@@ -81,16 +83,17 @@ def bench(
     if context.invoked_subcommand is not None:
         return refuse_options_before(context)
     with importing():
-        from polydraft.cli.benchmark.bench import BenchRequest, SpeedSettings, run_bench
+        from polydraft.cli.benchmark.bench import WHOLE, BenchRequest, SpeedSettings, run_bench
 
     settings = SpeedSettings(
         temperatures=tuple(temperature) if temperature else SpeedSettings.temperatures,
         batch_sizes=tuple(batch_size) if batch_size else SpeedSettings.batch_sizes,
         repeats=repeats,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max_new_tokens or (WHOLE if replay else SpeedSettings.max_new_tokens),
         excerpt_tokens=excerpt_tokens or SpeedSettings.excerpt_tokens,
         seed=seed,
         until_end=until_end,
+        replay=replay,
     )
     chosen = tuple(prompts) if prompts else BenchRequest.prompts
     cut = excerpt_tokens is not None

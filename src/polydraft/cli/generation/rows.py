@@ -23,6 +23,7 @@ class Row:
         id: what the line calls itself, else its number.
         prompt: the text to continue; empty where there is none.
         messages: the conversation to answer in its place; empty for a text.
+        message: what a user asks in place of the text, if that goes through a chat template; empty for the text itself.
         own: generation options of its own: max_new_tokens, temperature, seed.
         error: why it cannot be used; else empty.
     """
@@ -33,11 +34,12 @@ class Row:
     own: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     messages: tuple[Message, ...] = ()
+    message: str = ""
 
     @property
     def asked(self) -> Prompt:
         """The prompt without a name, which is said by the line."""
-        return Prompt("", "", self.prompt, messages=self.messages)
+        return Prompt("", "", self.prompt, messages=self.messages, message=self.message)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _json_row(number: int, line: str) -> Row:
         row = {"prompt": row} if isinstance(row, str) else row
         name = _name(row, number)
         prompt = prompt_from_row(row, "", number)
-        return Row(number, name, prompt.text, _own(row), messages=prompt.messages)
+        return Row(number, name, prompt.text, _own(row), messages=prompt.messages, message=prompt.message)
     except (ValueError, RecursionError) as error:
         reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         return Row(number, name, error=reason.removesuffix("."))

@@ -9,6 +9,7 @@ from pathlib import Path
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
 from polydraft.cli.arguments import idle_template, refuse_clashes
+from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.printing import console
 from polydraft.cli.process import INTERRUPTED
 from polydraft.errors import InvalidParameter, MissingExtra, ResultsError
@@ -57,7 +58,7 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
         with notes.status("Loading the target ..."):
             pair = _loaded(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        made = make_head(pair.target, encoded, request.work, request.out, request.plan)
+        made = make_head(pair.target, encoded, request.work, request.out, request.plan, noted_interruption)
     except KeyboardInterrupt:
         notes.print(f"Interrupted; the same command goes on from where it was, in {request.work}.", soft_wrap=True)
         return INTERRUPTED

@@ -101,7 +101,7 @@ class LookupFirst(Drafter):
     ) -> tuple[Draft | Pieces, LookupState]:
         """Look up the rows that can be, and ask the other drafter for the others."""
         found = self._found(text, policy, state.vocab_size)
-        looked = rows_taken(policy, [*map(len, found)], LEAST)
+        looked = rows_taken(policy, [*map(len, found)], LEAST, [LOOKUP] * len(found))
         others = tuple(row for row in range(len(found)) if row not in looked)
         if not others:
             return _looked_up(text, found, scheme), replace(state, asked=())

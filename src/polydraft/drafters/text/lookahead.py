@@ -100,9 +100,7 @@ class LookaheadDrafter(GivenDrafter):
     def __post_init__(self) -> None:
         numbers = {"level": self.level, "window": self.window, "guesses": self.guesses}
         for name, number in {**numbers, "most_scored": self.most_scored}.items():
-            least = {"level": 2, "most_scored": 0}.get(name, 1)
-            if not is_whole(number) or number < least:
-                raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
+            check_integer(name, number, {"level": 2, "most_scored": 0}.get(name, 1))
         if self.pool is not None and not isinstance(self.pool, NgramPool):
             raise InvalidParameter(f"pool must be an NgramPool, or None, but is {shown(self.pool)}.")
         if self.pool is not None and self.pool.level != self.level:
@@ -214,6 +212,16 @@ class LookaheadDrafter(GivenDrafter):
     def _advanced(self, row: LookaheadRow, current: int, new: Sequence[int]) -> LookaheadRow:
         window, phrases = row.window.advanced(self.level, current, list(new))
         return replace(row, window=window, pool=row.pool.added(phrases))
+
+
+def check_integer(name: str, number: int, least: int) -> None:
+    """Check one of a drafter's numbers.
+
+    Raises:
+        InvalidParameter: it is no integer, or too small.
+    """
+    if not is_whole(number) or number < least:
+        raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
 
 
 def newest_first(paths: Sequence[Sequence[int]]) -> Guess:

@@ -12,9 +12,16 @@ from torch import Tensor
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session
 from polydraft.drafters.text.given import GivenDrafter, given
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.lookahead import MOST_SCORED, LookaheadDrafter, LookaheadRow, LookaheadState, newest_first
+from polydraft.drafters.text.lookahead import (
+    MOST_SCORED,
+    LookaheadDrafter,
+    LookaheadRow,
+    LookaheadState,
+    check_integer,
+    newest_first,
+)
 from polydraft.drafters.text.pool import Entry, NgramPool, Phrase
-from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
+from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
@@ -145,9 +152,7 @@ class OuroborosDrafter(GivenDrafter):
 
     def __post_init__(self) -> None:
         for name, least in (("drafts", 1), ("phrases", 0)):
-            number = getattr(self, name)
-            if not is_whole(number) or number < least:
-                raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
+            check_integer(name, getattr(self, name), least)
         model = _single(self.draft_model)
         numbers = (self.level, self.window, self.guesses)
         inner = LookaheadDrafter(*numbers, self.pool_from_prompt, self.pool, self.most_scored)

@@ -13,8 +13,10 @@ DEEPEST, MOST = 16, 4
 """Depths and ranks beyond these count as the last ones."""
 MEMORY = 0.98
 """Every lesson multiplies all that was seen before by this, because texts change."""
-HOPE = {"": (0.7, 0.35, 0.2, 0.15), "lookup": (0.9, 0.0, 0.0, 0.0)}
-"""The chance of a draft of each rank before anything was seen; what is looked up continues a match of some tokens."""
+HOPE = (0.7, 0.35, 0.2, 0.15)
+"""The chance of a draft of each rank before anything was seen."""
+FOUND = (0.9, 0.0, 0.0, 0.0)
+"""The same where drafts were found in a text: they continue a match of some tokens."""
 OF_HOPE = 3.0
 """How many drafts' worth the hope counts for."""
 OF_ALL_DEPTHS = 6.0
@@ -43,9 +45,9 @@ class Chances:
     def __init__(self, known: Acceptance | None = None) -> None:
         self._seen: dict[tuple[str, Law], _Seen] = {}
         self._rates: dict[tuple[str, Law], Rates] = {}  # until the next lesson
-        self._hopes = {source: np.tile(np.array(hope), (DEEPEST, 1)) for source, hope in HOPE.items()}
+        self._hopes = tuple(np.tile(np.array(hope), (DEEPEST, 1)) for hope in (HOPE, FOUND))
         if known:
-            self._hopes[""] = _hazards(known)
+            self._hopes = _hazards(known), self._hopes[1]
 
     def learn(self, lessons: Iterable[Lesson], shape: TreeShape) -> None:
         """Learn from a step that was planned with trees of this shape.
@@ -80,7 +82,7 @@ class Chances:
 
     def _hope(self, source: str, law: Law) -> Rates:
         """Return the chances to assume where a law was not seen."""
-        prior = self._hopes[source]
+        prior = self._hopes[bool(source)]
         plain = {key: one for key, one in self._seen.items() if _is_plain(key[1])}
         others = [one for (who, other), one in plain.items() if who == source and other != law]
         best = max(others, key=lambda one: float(one.faced.sum()), default=None)
@@ -107,7 +109,7 @@ class _Seen:
 
 def _hazards(known: Acceptance) -> Rates:
     """Return the chance of each draft, given that those before it were rejected, from what a plan has measured."""
-    result = np.tile(np.array(HOPE[""]), (DEEPEST, 1))
+    result = np.tile(np.array(HOPE), (DEEPEST, 1))
     for depth in range(DEEPEST):
         rates = next(filter(None, (known.at(depth, children) for children in range(MOST, 0, -1))), ())
         left = 1.0

@@ -123,8 +123,8 @@ class Planner(FixedShape):
     where tokens follow from the chances of drafts (`Chances`) and seconds from measured passes (`Costs`). A step with
     any tree teaches the chances and costs of all of them. This is SmartSpec's goodput (arXiv 2406.14066), with trees.
 
-    Lookups: where the drafter looks continuations up in the text (`LookupFirst`), those rows take them whose rate,
-    with all rows together, is higher than that of the best tree.
+    Lookups: where the drafter finds continuations in a text (`LookupFirst`, `RoutedDrafter`), those rows take them
+    whose rate, with all rows together, is higher than that of the best tree. What each finder brings is learnt apart.
 
     Trials: chances that are not tried grow old. So another arm than the best is taken now and then, if all such steps
     together are expected to lose less than 0.8 % of the time. The first tree and the first plain step may each lose 1 %
@@ -156,6 +156,7 @@ class Planner(FixedShape):
         self.costs = Costs(1, 0.25, plan.costs if plan else None)
         self.sureness = Sureness()
         self._of_rows: dict[int, Costs] = {}
+        self._gains: dict[str, list[float]] = {}  # by who finds chains, by their length; until the next comparison
         self.current = self._best = 1
         self.steps = 0
         self.spent = self.lost = self.stake = self._risk = 0.0
@@ -195,8 +196,8 @@ class Planner(FixedShape):
         self.current = self._first(best) if new else best
         self._unread = 0 if self.current else opening.length
 
-    def takes(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return which rows take the continuation that was looked up for them, given how long these are.
+    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
+        """Return which rows take the continuation that was looked up for them, given how long it is and who found it.
 
         The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
         steps and these lengths alone, so that it is the same where an interrupted step is taken again.
@@ -205,7 +206,7 @@ class Planner(FixedShape):
         if not found:
             return ()
         rows, others, own = len(lengths), len(lengths) - len(found), self._tokens[self.current]
-        tokens = sum(self._gain(lengths[row]) for row in found) + others * own
+        tokens = sum(self._gain(lengths[row], sources[row]) for row in found) + others * own
         nodes = max(1 + max(lengths), self.shape.size if others else 1)
         seconds = self.costs.scored(rows * nodes, drafted=True) + (self.costs.draft(self.shape) if others else 0.0)
         self._risk = loss = max(0.0, seconds - tokens * self.costs.step(self.shape) / (rows * own))
@@ -325,15 +326,19 @@ class Planner(FixedShape):
         every = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
         self._tokens = [max(1.0, tokens - lost) for tokens, lost in zip(every, self._forgone, strict=True)]
         self._going = None
-        looked = [(self.chances.rates("lookup", law), count / rows) for law, count in self._laws.items()]
-        self._gains = _of_chains(self.largest.size, looked)
+        self._gains = {}
         seconds = [self.costs.step(shape) for shape in self.shapes]
         self._rates = [tokens / took for tokens, took in zip(self._tokens, seconds, strict=True)]
         self._best = max(range(len(seconds)), key=self._rates.__getitem__)
         return self._best
 
-    def _gain(self, length: int) -> float:
-        return self._gains[min(length, len(self._gains) - 1)]
+    def _gain(self, length: int, source: str) -> float:
+        """Return the tokens that a chain of a length, found by somebody, is expected to bring."""
+        if source not in self._gains:
+            rows = sum(self._laws.values())
+            looked = [(self.chances.rates(source, law), count / rows) for law, count in self._laws.items()]
+            self._gains[source] = _of_chains(self.largest.size, looked)
+        return self._gains[source][min(length, self.largest.size - 1)]
 
     def _trial(self, best: int) -> int:
         """Return an arm to try if a trial is due and affordable; else the best arm.

@@ -4,6 +4,7 @@ Queries are the blocks' slots alone; keys are the context and the blocks. A slot
 own block. Labels are the text that the target wrote; the laws come from the target's own final hidden states.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +24,15 @@ class BlockLoss:
         entropy: of the cross entropy of the text's tokens.
         variation: of the total variation between the head's and the target's rows.
         confidence: of the binary cross entropy of the confidence head.
-        decay: drafts i count exp(-i / decay); None for D-PACE's weights.
+        decay: drafts i count exp(-i / decay); None for D-PACE's weights, whose sum over a batch is divided out.
+        rows: a further loss of rows, weighted like the others, such as `lk_alpha`; None for none.
     """
 
     entropy: float = 0.1
     variation: float = 1.8
     confidence: float = 1.0
     decay: float | None = 4.0
+    rows: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class BlockTraining(nn.Module):
@@ -84,6 +87,8 @@ class BlockTraining(nn.Module):
         else:
             weights = decaying(depth, own.decay, overlap) * there
         loss = own.entropy * weighted(entropy, weights) + own.variation * weighted(1 - overlap, weights)
+        if own.rows is not None:
+            loss = loss + weighted(own.rows(logits, laws), weights)
         if sure is not None and own.confidence:
             missed = nn.functional.binary_cross_entropy(
                 sure.clamp(1e-6, 1 - 1e-6), overlap.detach().clamp(0, 1), reduction="none"

@@ -25,8 +25,8 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss
-from polydraft.training.heads.losses import accepted_loss, soft_cross_entropy
-from polydraft.training.heads.medusas import MedusaTraining, new_heads
+from polydraft.training.heads.losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
+from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
 from polydraft.training.heads.targets import TargetEnds
 
 ANCHORS = 48
@@ -35,9 +35,11 @@ PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
 OFFICIAL = "official"
 """The form of folders of a family's authors."""
-LOSSES = ("published", "entropy", "acceptance")
-"""What heads may learn by: their authors' losses, cross entropy alone, or 0.1 of cross entropy and 1.8 of the total
-variation, which is what is rejected; the last is what DSpark's authors take."""
+LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
+"""What heads may learn by: their authors' losses; cross entropy alone; 0.1 of cross entropy and 1.8 of the total
+variation, which is what is rejected (DSpark's authors take it); cross entropy with D-PACE's weights, for block heads;
+and the LK losses, -log alpha and the mixture of divergence and total variation that leans to the latter as alpha grows.
+"""
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,45 @@ class HeadMaker:
         make: makes one for a target, with the ends that it shares and the layers that it reads.
         other_form: the form of folders that its family has beside the official one; None if it has none.
         fewer: the forms that hold heads of fewer tokens than their target.
+        losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize], NewHead]
     other_form: str | None = "speculators"
     fewer: tuple[str, ...] = (OFFICIAL, "speculators")
+    losses: tuple[str, ...] = LOSSES
 
     @property
     def forms(self) -> tuple[str, ...]:
         """All forms of folders."""
         return (OFFICIAL,) if self.other_form is None else (OFFICIAL, self.other_form)
+
+
+MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
+    "published": None,
+    "entropy": soft_cross_entropy,
+    "acceptance": accepted_loss,
+    "lk-alpha": lk_alpha,
+    "lk-lambda": lk_lambda,
+}
+"""What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
+EAGLE_3_LOSSES: Mapping[str, str] = {
+    "published": "soft",
+    "entropy": "soft",
+    "acceptance": "mixed",
+    "lk-alpha": "lk_alpha",
+    "lk-lambda": "lk_lambda",
+}
+"""What EAGLE-3's rows cost by the word of the loss."""
+BLOCK_LOSSES: Mapping[str, BlockLoss] = {
+    "published": BlockLoss(),
+    "entropy": BlockLoss(1.0, 0.0),
+    "acceptance": BlockLoss(),
+    "d-pace": BlockLoss(1.0, 0.0, decay=None),
+    "lk-alpha": BlockLoss(0.0, 0.0, rows=lk_alpha),
+    "lk-lambda": BlockLoss(0.0, 0.0, rows=lk_lambda),
+}
+"""A block head's weights by the word of its loss."""
 
 
 def usual_reads(layers: int) -> tuple[int, ...]:
@@ -137,13 +168,11 @@ def _medusa(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
     def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
         write_medusa(drafter, folder, model, vllm=other, card=card)
 
-    row_loss = {"published": None, "entropy": soft_cross_entropy, "acceptance": accepted_loss}[size.loss]
+    row_loss = MEDUSA_LOSSES[size.loss]
     return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
 
 
 def _eagle_1(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
-    if size.loss != "published":
-        raise InvalidParameter(f"EAGLE-1's head learns its features too; it has no loss {size.loss!r}.")
     head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
     own = HeadEnds(tokens=ends.tokens)
     drafter = EagleDrafter(head, own)
@@ -152,7 +181,7 @@ def _eagle_1(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], 
 
 def _eagle_3(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
     head = Eagle3Head(anatomy_for(target, size), reads, ends.embedding.shape[1], layers=size.layers or 1)
-    own, weights = HeadEnds(tokens=ends.tokens), EagleLoss("mixed" if size.loss == "acceptance" else "soft")
+    own, weights = HeadEnds(tokens=ends.tokens), EagleLoss(EAGLE_3_LOSSES[size.loss])
     drafter = EagleDrafter(head, own)
     return NewHead(Eagle3Training(head, ends, size.drafts, weights, own), drafter, _writes_eagle(drafter))
 
@@ -173,14 +202,13 @@ def _block(
     filled = end[0] if isinstance(end, list) else end or 0
     shape = BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, None if mixes else filled, shifted=True)
     path = Mixing(width, width, 3 * width // 2) if mixes else Markov(vocab, len(ends.rows), size.rank)
-    weights = BlockLoss(1.0, 0.0) if size.loss == "entropy" else BlockLoss()
     head = BlockHead(shape, path, path.size)
     drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
 
     def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
         write_block(drafter, folder, model, speculators=other, target_layers=model.layers, card=card)
 
-    return NewHead(BlockTraining(head, ends, ANCHORS, weights), drafter, write)
+    return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write)
 
 
 def _dspark(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
@@ -192,9 +220,9 @@ def _mixing(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
 
 
 MAKERS: Mapping[str, HeadMaker] = {
-    "medusa": HeadMaker(_medusa, "vllm", fewer=("vllm",)),
-    "eagle": HeadMaker(_eagle_1, fewer=()),
-    "eagle-3": HeadMaker(_eagle_3),
+    "medusa": HeadMaker(_medusa, "vllm", fewer=("vllm",), losses=(*MEDUSA_LOSSES,)),
+    "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
+    "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,)),
     "dspark": HeadMaker(_dspark),
     "mixing": HeadMaker(_mixing, None),
 }

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,18 @@ class _Measuring(TrainerCallback):
             self.trainer.log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})  # pyright: ignore[reportArgumentType]  the log takes any value
 
 
+class _Stopping(TrainerCallback):
+    """Ends a run behind the step in progress, with a checkpoint, when somebody has interrupted it."""
+
+    def __init__(self, interrupted: Callable[[], bool]) -> None:
+        self.interrupted = interrupted
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Look."""
+        if self.interrupted():
+            control.should_save = control.should_training_stop = True
+
+
 class _HeadTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
@@ -107,6 +120,7 @@ def train_head(
     held_out: Dataset[dict[str, Tensor]],
     folder: Path,
     recipe: HeadRecipe,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Drafting:
     """Train a head, going on from the last checkpoint in `folder` if there is one; return what it drafts like.
 
@@ -116,6 +130,10 @@ def train_head(
         held_out: what it is measured on.
         folder: checkpoints.
         recipe: steps and rates.
+        interrupted: asked after every step; where it says yes, the run leaves a checkpoint and ends.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted before its last step.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -139,9 +157,11 @@ def train_head(
         args=arguments,
         train_dataset=texts,
         optimizers=(Muon(training, recipe.matrix_rate, recipe.other_rate), None),  # pyright: ignore[reportArgumentType]  the schedule is made by the trainer
-        callbacks=[measuring],
+        callbacks=[measuring, _Stopping(interrupted)],
     )
     measuring.trainer = trainer
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+    if trainer.state.global_step < recipe.steps:
+        raise KeyboardInterrupt
     return measured(training, held_out)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class HeadPlan:
         name: what the target is called on the card.
 
     Raises:
-        InvalidParameter: there is no such kind, or it would draft no token.
+        InvalidParameter: there is no such kind, it has no such form or loss, or it would draft no token.
     """
 
     kind: str
@@ -52,6 +53,10 @@ class HeadPlan:
         maker = MAKERS[self.kind]
         if self.form not in maker.forms:
             raise InvalidParameter(f"The form of {self.kind} heads is {' or '.join(maker.forms)}, not {self.form!r}.")
+        if self.size.loss not in maker.losses:
+            raise InvalidParameter(
+                f"A head of the kind {self.kind} learns by the loss {' or '.join(maker.losses)}, not {self.size.loss}."
+            )
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
         if self.rows is not None and self.form not in maker.fewer:
@@ -81,7 +86,12 @@ class MadeHead:
 
 
 def make_head(
-    target: PreTrainedModel, prompts: Sequence[Int[Tensor, " n"]], work: Path, out: Path, plan: HeadPlan
+    target: PreTrainedModel,
+    prompts: Sequence[Int[Tensor, " n"]],
+    work: Path,
+    out: Path,
+    plan: HeadPlan,
+    noting: Callable[[], AbstractContextManager[Callable[[], bool]]] = lambda: nullcontext(lambda: False),
 ) -> MadeHead:
     """Write the target's text, train a head on it, and write the head; every part goes on where it was interrupted.
 
@@ -91,8 +101,11 @@ def make_head(
         work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each plan.
         out: the head's folder.
         plan: everything else.
+        noting: while the head learns, gives a function that tells whether it was interrupted: then the step in progress
+            is the last, and a checkpoint is left.
 
     Raises:
+        KeyboardInterrupt: it was interrupted while the head learnt.
         InvalidParameter: the prompts are too few or too long, or the text would be too large.
         ResultsError: the work folder holds something else.
         UnsupportedModel: the target's ends are no tables.
@@ -106,7 +119,9 @@ def make_head(
     torch.manual_seed(plan.recipe.seed)
     head = MAKERS[plan.kind].make(target, ends, reads, plan.size)
     learnt = Shards(text.learnt)
-    found = train_head(head.training, learnt, Shards(text.held_out), work / run_name(plan), plan.recipe)
+    with noting() as interrupted:
+        run = work / run_name(plan)
+        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted)
     return _written(head, model, out, plan, found, len(learnt))
 
 

@@ -140,8 +140,7 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
     place = machine["accelerator"] or f"{machine['processor']}, {threads} of {machine['cores']} cores"
     sentences = [
         f"Target: {_model(target)}." + (f" Draft model: {_model(draft)}." if draft else " There is no draft model."),
-        f"Prompts: {counts}. Every arm continued each by exactly {conditions['max_new_tokens']} tokens, {often}; the "
-        "end-of-text token did not end a text in any arm.",
+        f"Prompts: {counts}. {_lengths(conditions)}, {often}.",
         template_in_words(conditions.get("chat_template")),
         "The arms took turns on the same prompts in one process, in a random order of each round, after a warm-up of "
         f"{conditions['warm_up_tokens']} tokens. Seed {conditions['seed']}.",
@@ -165,6 +164,19 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
     if lossy_arms(conditions):
         sentences.append(f"Lossy, so their text may differ from the target's: {', '.join(lossy_arms(conditions))}.")
     return sentences
+
+
+def _lengths(conditions: dict[str, Any]) -> str:
+    """Return how long texts are, and whose they are."""
+    most = conditions["max_new_tokens"]
+    if conditions.get("replay"):
+        return (
+            f"The texts are **replayed**: every arm wrote the edited file that stands in the row, up to {most} tokens, "
+            "whatever the target would have written"
+        )
+    if conditions.get("until_end"):
+        return f"Every arm continued each until the model ended the text, by at most {most} tokens"
+    return f"Every arm continued each by exactly {most} tokens, where the end-of-text token ended no text"
 
 
 def _model(one: dict[str, Any]) -> str:

@@ -1,0 +1,92 @@
+"""A browser, the page's server, and what tests of the page do again and again.
+
+They need Debian's Chromium (or another by `POLYDRAFT_CHROMIUM`), playwright, starlette and uvicorn, and are skipped
+with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` by `POLYDRAFT_AXE` as well.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
+
+
+class FakeServer:
+    """The fake server as a process, which can die and come back at the same address."""
+
+    def __init__(self) -> None:
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, str(HERE / "fake_server.py"), str(self.port)])
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(self.url + "health", timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise TimeoutError("the fake server did not start")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[FakeServer]:
+    pytest.importorskip("starlette", reason="the fake server needs starlette")
+    pytest.importorskip("uvicorn", reason="the fake server needs uvicorn")
+    server = FakeServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    api = pytest.importorskip("playwright.sync_api", reason="tests of the page need playwright")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"no Chromium at {CHROMIUM}; name one with POLYDRAFT_CHROMIUM")
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, server: FakeServer) -> Iterator[Callable]:
+    """Open the page in a window of its own; at the end no script may have failed and no policy been broken."""
+    contexts, failures = [], []
+
+    def opened(url: str = server.url, width: int = 1280, height: int = 800, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        page.on("console", lambda said: failures.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(url)
+        page.wait_for_selector("#link[data-state=well]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not failures
+
+
+@pytest.fixture
+def page(open_page: Callable):
+    return open_page()

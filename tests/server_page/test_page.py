@@ -1,0 +1,513 @@
+"""The page in a browser: streaming, tree, charts, comparison, errors, reconnecting, keyboard, phone, dark, axe."""
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from server_page.texts import NASTY, SCRIPTS, STORY
+
+pytestmark = pytest.mark.browser
+
+PAGE = Path(__file__).parents[2] / "src" / "polydraft" / "server" / "page"
+MOST_BYTES = 96_000
+
+
+def until(page, expression: str, seconds: float = 20) -> None:
+    """Wait for an expression to hold; Playwright's own waiting needs `eval`, which the page's policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(30)
+
+
+def send(page, text: str = "Tell me.", wait: bool = True) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Control+Enter")
+    if wait:
+        page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")
+
+
+def answer(page) -> str:
+    return page.text_content("#turns > :last-child .text")
+
+
+def alert(page) -> str:
+    page.wait_for_selector("#alert:not(:empty)")
+    return page.text_content("#alert span")
+
+
+def last_body(server) -> dict:
+    with urllib.request.urlopen(server.url + "bodies") as answer:
+        return json.load(answer)[-1]
+
+
+def test_the_page_is_small_and_fetches_nothing_from_elsewhere() -> None:
+    files = [path for path in PAGE.iterdir() if path.is_file()]
+    assert {path.suffix for path in files} == {".html", ".js", ".css", ".svg"}
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    for path in files:
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text and "https://" not in text, path.name
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text and " style=" not in text, path.name
+
+
+def test_text_streams_and_shows_whose_words_they_are(page) -> None:
+    send(page, "pace", wait=False)
+    until(page, "document.querySelectorAll('.answer .drafted').length > 3")
+    early = answer(page)
+    assert STORY.startswith(early) and len(early) < len(STORY)
+    page.wait_for_selector(".answer .foot button")
+    assert answer(page) == STORY
+    colours = page.eval_on_selector_all(
+        ".answer .drafted", "all => [...new Set(all.map(e => e.dataset.colour))].sort()"
+    )
+    assert colours == ["0", "1"]
+    lines = page.eval_on_selector_all(
+        ".answer .drafted", "all => [...new Set(all.map(e => getComputedStyle(e).textDecorationStyle))].length"
+    )
+    assert lines == 2
+    legend = page.eval_on_selector_all("#legend li", "all => all.map(e => e.textContent)")
+    counts = [int(line.split("(")[0].split()[-1]) for line in legend]
+    assert legend[0].startswith("target") and len(legend) == 3
+    assert sum(counts) == int(page.text_content(".answer .numbers").split()[0])
+
+
+def test_events_are_read_whatever_pieces_they_come_in(page) -> None:
+    sent = ": hello\r\n\r\ndata: one\r\n\r\nevent: x\r\ndata:two\r\ndata: \u00e9\U0001f600\n\ndata: three\r\rdata: last"
+    for size in (1, 2, 3, 1000):
+        read = page.evaluate(
+            """async ([sent, size]) => {
+                const { events } = await import('/page/stream.js');
+                const bytes = new TextEncoder().encode(sent);
+                const body = new ReadableStream({ start(controller) {
+                    for (let i = 0; i < bytes.length; i += size) controller.enqueue(bytes.slice(i, i + size));
+                    controller.close();
+                } });
+                const all = [];
+                for await (const data of events(body)) all.push(data);
+                return all;
+            }""",
+            [sent, size],
+        )
+        assert read == ["one", "two\n\u00e9\U0001f600", "three", "last"]
+
+
+def test_the_coloured_text_is_that_of_the_deltas_however_they_lag(page) -> None:
+    """Tokens that are halves of a character, that have no text, or a space less; deltas that lag or end early."""
+    differing = page.evaluate(
+        """async () => {
+            const { Painter, Palette } = await import('/page/text.js');
+            let state = 1;
+            const draw = n => (state = (state * 48271) % 2147483647) % n;
+            const kinds = [['word', ' word'], ['<|x|>', ''], // a token's text and its delta
+                [' a', ' a'], ['\\n', '\\n'], ['b', ' b'], ['  ', '  '], [' c', 'c']];
+            const differing = [];
+            for (let round = 0; round < 300; round += 1) {
+                const box = document.createElement('div');
+                const painter = new Painter(box, new Palette());
+                let all = '', shown = '', step = 0;
+                for (let i = 0; i < 30; i += 1) {
+                    const tokens = [];
+                    for (let k = draw(4); k >= 0; k -= 1) {
+                        const half = draw(6) === 0;
+                        const [text, delta] = kinds[draw(kinds.length)];
+                        const origin = draw(2) ? 'target' : 'drafter';
+                        if (half) tokens.push({ text: '\ufffd', origin }, { text: '\ufffd', origin });
+                        else tokens.push({ text, origin });
+                        all += half ? '\U0001f600' : delta;
+                    }
+                    const lag = i === 29 ? draw(3) && draw(9) : draw(12);
+                    const upto = Math.max(shown.length, all.length - lag);
+                    painter.add(++step, tokens, all.slice(shown.length, upto));
+                    shown = all.slice(0, upto);
+                    if (draw(2)) painter.flush();
+                }
+                painter.end();
+                if (box.textContent !== shown || painter.text !== shown) differing.push([shown, box.textContent]);
+            }
+            return differing;
+        }"""
+    )
+    assert differing == []
+
+
+def test_the_tree_shows_the_accepted_path_and_earlier_steps(page) -> None:
+    send(page)
+    steps = int(page.get_attribute("#step", "max"))
+    assert page.get_attribute("#step", "aria-valuetext") == f"step {steps} of {steps}"
+    page.focus("#step")
+    page.keyboard.press("Home")
+    until(page, "document.querySelector('#tree-of').textContent.startsWith('step 1 of')")
+    seen = 0
+    for step in range(2, 7):
+        page.keyboard.press("ArrowRight")
+        until(page, f"document.querySelector('#tree-of').textContent.startsWith('step {step} of')")
+        kept = page.eval_on_selector_all(".node.accepted text", "all => all.map(e => e.textContent)")
+        said = page.text_content("#tree-words")
+        assert all(f"\u201c{token}\u201d" in said for token in kept)
+        assert page.get_attribute("#tree-box svg", "aria-label") == said
+        assert page.locator(".node.next").count() == page.locator(".node.root").count() == 1
+        marked = "".join(page.eval_on_selector_all(".chosen", "all => all.map(e => e.textContent)"))
+        bare = "".join(kept).replace("\u2423", "").replace("\u21b5", "")
+        assert "".join(marked.split()).startswith(bare)
+        seen += len(kept)
+    assert seen
+    page.focus("#tree-box")
+    page.keyboard.press("ArrowLeft")
+    until(page, "document.querySelector('#tree-of').textContent.startsWith('step 5 of')")
+    page.click("#tree-details summary")
+    assert page.text_content("#tree-list").splitlines()[0].strip()
+    page.click(".answer .drafted >> nth=0")
+    until(page, "document.querySelector('#tree-of').textContent.startsWith('step 1 of')")
+
+
+def test_a_large_tree_scrolls_or_is_shown_whole(page) -> None:
+    send(page, "bushy")
+    box, tree = "#tree-box", "#tree-box svg"
+    assert page.eval_on_selector(box, "box => box.scrollHeight > box.clientHeight")
+    view = page.locator(box).bounding_box()
+    for node in page.locator(".node.accepted rect, .node.next rect").all():
+        at = node.bounding_box()
+        assert view["y"] <= at["y"] and at["x"] + at["width"] <= view["x"] + view["width"] + 1
+    page.click("#whole")
+    until(page, f"document.querySelector('{tree}').clientHeight <= document.querySelector('{box}').clientHeight")
+    assert page.get_attribute("#whole", "aria-pressed") == "true"
+
+
+def test_an_earlier_step_can_be_looked_at_while_text_comes(page) -> None:
+    send(page, "slow", wait=False)
+    until(page, "Number(document.querySelector('#step').max) > 3")
+    page.click("#earlier")
+    page.wait_for_timeout(700)
+    shown, last = page.text_content("#tree-of").removeprefix("step ").split(" of ")
+    assert int(shown) < int(last) - 1
+    page.click("#latest")
+    until(page, "(t => t[1] === t[3])(document.querySelector('#tree-of').textContent.split(' '))")
+    page.keyboard.press("Escape")
+
+
+def test_charts_say_their_numbers(page) -> None:
+    send(page)
+    labels = page.eval_on_selector_all("#meters svg", "all => all.map(e => e.getAttribute('aria-label'))")
+    assert [label.split(":")[0] for label in labels] == ["Tokens per second", "Tokens per call", "Accepted, by depth"]
+    assert all(any(c.isdigit() for c in label) for label in labels)
+    assert page.locator("#meters .bar").count() == 4
+    assert page.locator("#meters path.line").count() == 2
+
+
+@pytest.mark.parametrize("word", SCRIPTS)
+def test_text_of_a_model_stays_text(page, word: str) -> None:
+    send(page, word)
+    shown = answer(page)
+    if word != "nasty":
+        assert shown == SCRIPTS[word]
+    else:
+        assert "<script>window.broken = true</script><img" in shown and "&amp;" in shown
+        assert "\u2407bell" in shown and "\u241b[31m" in shown and "\u27e8U+202E\u27e9" in shown
+    assert page.evaluate("window.broken") is None
+    assert page.locator(".answer script, .answer img, .answer b").count() == 0
+    page.fill("#prompt", NASTY)
+    page.press("#prompt", "Control+Enter")
+    page.wait_for_selector("#turns > :nth-child(4)[aria-busy=false]")
+    assert page.evaluate("window.broken") is None
+
+
+def test_what_is_copied_is_the_text_itself(open_page: Callable) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    send(page, "nasty")
+    page.click("text=Copy")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == NASTY
+
+
+def test_text_ends_at_a_stop_string_although_the_trace_goes_further(page, server) -> None:
+    page.click("#open-settings")
+    page.fill("#stop_strings", "for memory\n\\n\\n")
+    page.click("#close-settings")
+    send(page)
+    assert last_body(server)["stop"] == ["for memory", "\n\n"]
+    assert answer(page) == STORY[: STORY.index("for memory")]
+
+
+def test_settings_go_into_the_request(page, server) -> None:
+    page.click("#open-settings")
+    for name, value in {
+        "temperature": "0",
+        "top_p": "0.9",
+        "max_tokens": "40",
+        "seed": "7",
+        "system": "Be brief.",
+    }.items():
+        page.fill(f"#{name}", value)
+    page.select_option("#drafter", "ngram")
+    page.select_option("#verifier", "block")
+    page.fill("#tree", "chain")
+    page.fill("#max_draft_tokens", "3")
+    assert "what followed" in page.text_content("#drafter-meaning")
+    page.keyboard.press("Escape")
+    send(page)
+    body = last_body(server)
+    assert {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == {
+        "temperature": 0,
+        "top_p": 0.9,
+        "max_tokens": 40,
+        "seed": 7,
+    }
+    assert body["stream_options"] == {"include_usage": True} and body["model"] == "pair-small"
+    assert body["speculative"] == {
+        "enabled": True,
+        "trace": True,
+        "drafter": "ngram",
+        "verifier": "block",
+        "tree": "chain",
+        "max_draft_tokens": 3,
+    }
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert "maximum" in page.text_content(".answer .numbers")
+
+
+def test_a_conversation_has_turns_and_is_cleared(page, server) -> None:
+    send(page, "One.")
+    send(page, "Two.")
+    roles = [message["role"] for message in last_body(server)["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert page.locator(".turn").count() == 4
+    page.click("#clear")
+    assert page.locator(".turn").count() == 0
+    send(page, "Three.")
+    assert len(last_body(server)["messages"]) == 1
+
+
+def test_completion_goes_on_with_the_text(page, server) -> None:
+    page.check("input[value=completion]", force=True)
+    send(page, "Once")
+    assert last_body(server)["prompt"] == "Once"
+    assert answer(page) == "Once" + STORY
+    assert page.input_value("#prompt") == "Once"
+
+
+def test_stop_ends_the_request_and_keeps_the_text(page) -> None:
+    send(page, "slow", wait=False)
+    until(page, "document.querySelectorAll('.answer .drafted').length > 1")
+    page.click("#stop")
+    page.wait_for_selector(".answer[aria-busy=false]")
+    text = answer(page)
+    assert text and STORY.startswith(text)
+    assert "stopped" in page.text_content(".answer .numbers")
+    assert page.is_visible("#send") and page.text_content("#alert") == ""
+    page.wait_for_timeout(600)
+    assert answer(page) == text
+
+
+def test_an_error_names_its_field_and_leads_to_it(page) -> None:
+    page.click("#open-settings")
+    page.fill("#temperature", "9")
+    page.keyboard.press("Escape")
+    send(page, "My words", wait=False)
+    assert alert(page) == "Temperature is wrong: it must be between 0 and 2."
+    assert page.input_value("#prompt") == "My words" and page.locator(".turn").count() == 0
+    page.click("#alert button")
+    assert page.evaluate("document.activeElement.id") == "temperature"
+    assert page.get_attribute("#temperature", "aria-invalid") == "true"
+    page.fill("#temperature", "1")
+    page.keyboard.press("Escape")
+    send(page, "My words")
+    assert page.text_content("#alert") == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("busy", "The server is busy; try again in 3 s."),
+        ("unnamed", "Drafter: No drafter of that name."),
+        ("locked", "API key: No such key."),
+        ("broken", "The worker died."),
+        (" ", "Prompt: Write something first."),
+    ],
+)
+def test_errors_are_one_sentence(page, prompt: str, said: str) -> None:
+    send(page, prompt, wait=False)
+    assert alert(page) == said
+    assert page.is_visible("#send")
+
+
+def test_a_key_is_sent_and_kept_for_the_tab_only(page) -> None:
+    page.click("#open-settings")
+    page.fill("#key", "right")
+    page.keyboard.press("Escape")
+    send(page, "locked")
+    assert answer(page) == STORY
+    assert page.evaluate("[sessionStorage.length, JSON.stringify(localStorage).includes('right')]") == [1, False]
+
+
+def test_the_page_survives_the_server(open_page: Callable, server) -> None:
+    own = type(server)()
+    try:
+        page = open_page(own.url)
+        send(page, "slow", wait=False)
+        until(page, "document.querySelectorAll('.answer .drafted').length > 1")
+        own.kill()
+        assert alert(page).startswith("The server does not answer.")
+        assert page.get_attribute("#link", "data-state") == "away" and page.is_disabled("#send")
+        assert "broken off" in page.text_content(".answer .numbers")
+        page.fill("#prompt", "Written meanwhile")
+        own.start()
+        page.wait_for_selector("#link[data-state=well]")
+        assert page.text_content("#alert") == "" and page.input_value("#prompt") == "Written meanwhile"
+        send(page)
+        assert answer(page) == STORY
+        own.kill()
+        page.wait_for_selector("#link[data-state=away]")
+    finally:
+        own.kill()
+
+
+def test_comparing_runs_the_same_request_without_drafts(page, server) -> None:
+    page.click("#open-settings")
+    page.fill("#seed", "5")
+    page.fill("#max_tokens", "60")
+    page.keyboard.press("Escape")
+    send(page)
+    drafted = last_body(server)
+    page.click("text=Compare with plain decoding")
+    page.wait_for_selector("#ratio b")
+    plain = last_body(server)
+    assert plain.pop("speculative") == {"enabled": False, "trace": True}
+    assert drafted.pop("speculative")["enabled"] and plain == drafted
+    assert page.text_content("#text-plain") == page.text_content("#text-drafted") == answer(page)
+    assert page.locator("#text-drafted .drafted").count() and not page.locator("#text-plain .drafted").count()
+    assert float(page.text_content("#ratio b").rstrip("\u00d7")) > 1.2
+    clocks = [float(page.text_content(f"#clock-{side}").split()[0]) for side in ("drafted", "plain")]
+    assert 0 < clocks[0] < clocks[1]
+    assert "Both texts are the same." in page.text_content("#compare-note")
+    assert page.locator("#meters path.line.plain").count() == 1
+    page.click("#close-compare")
+    assert page.is_hidden("#compare")
+
+
+def test_a_comparison_can_be_stopped(page) -> None:
+    send(page, "pace")
+    page.click("text=Compare with plain decoding")
+    until(page, "document.querySelector('#text-plain').textContent.length > 20")
+    page.keyboard.press("Escape")
+    until(page, "document.querySelector('#ratio').textContent === 'Stopped.'")
+    assert page.is_visible("#send")
+
+
+def test_everything_works_with_the_keyboard_alone(page) -> None:
+    def tab_to(name: str) -> None:
+        for _ in range(40):
+            if page.evaluate("document.activeElement.id || document.activeElement.textContent") == name:
+                outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                assert outline == "solid" or page.evaluate("document.activeElement.id") == "compare"
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError(f"no way to {name}")
+
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("slow words")
+    tab_to("send")
+    page.keyboard.press("Enter")
+    until(page, "document.activeElement.id === 'stop'")
+    until(page, "document.querySelectorAll('.answer .drafted').length > 1")
+    page.keyboard.press("Escape")
+    until(page, "document.activeElement.id === 'send'")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("Again")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")
+    tab_to("step")
+    page.keyboard.press("ArrowLeft")
+    tab_to("open-settings")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "temperature"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "open-settings"
+    tab_to("theme")
+    page.keyboard.press("Enter")
+    assert page.get_attribute("html", "data-theme") == "light"
+
+
+@pytest.mark.parametrize("width", [320, 360, 768])
+def test_narrow_windows_do_not_scroll_sideways(open_page: Callable, width: int) -> None:
+    page = open_page(width=width, height=720, has_touch=True)
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(wide) == 0
+    send(page, "endless")
+    page.click("text=Compare with plain decoding")
+    until(page, "!document.querySelector('#ratio').textContent.startsWith('Both run')")
+    assert page.evaluate(wide) == 0
+    page.click("#open-settings")
+    assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
+
+
+def test_dark_mode_follows_the_system_and_the_toggle(open_page: Callable) -> None:
+    def ground(page) -> int:
+        return page.evaluate("parseInt(getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/)[0])")
+
+    page = open_page(color_scheme="dark")
+    assert ground(page) < 60
+    page.click("#theme")
+    assert page.text_content("#theme") == "Theme: light" and ground(page) > 200
+    page.reload()
+    assert ground(page) > 200
+    page.click("#theme")
+    page.click("#theme")
+    assert page.text_content("#theme") == "Theme: automatic" and ground(page) < 60
+
+
+def test_reduced_motion_is_respected(open_page: Callable) -> None:
+    page = open_page(reduced_motion="reduce")
+    send(page, "pace", wait=False)
+    page.wait_for_selector(".writing")
+    assert page.evaluate("getComputedStyle(document.querySelector('.writing'), '::after').animationName") == "none"
+    page.wait_for_selector(".answer .foot button")
+
+
+def test_two_thousand_tokens_do_not_make_the_page_slow(page) -> None:
+    page.evaluate(
+        """() => { window.longest = 0; window.all = 0;
+        new PerformanceObserver(list => list.getEntries().forEach(e => {
+            window.longest = Math.max(window.longest, e.duration); window.all += e.duration;
+        })).observe({ type: 'longtask' }); }"""
+    )
+    send(page, "long", wait=False)
+    page.wait_for_selector(".answer[aria-busy=false]", timeout=60_000)
+    assert page.text_content(".answer .numbers").startswith("2000 tokens")
+    longest, whole = page.evaluate("[window.longest, window.all]")
+    assert longest < 400 and whole < 3000, (longest, whole)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(open_page: Callable, scheme: str) -> None:
+    axe = os.environ.get("POLYDRAFT_AXE", "")
+    if not Path(axe).is_file():
+        pytest.skip("axe-core is not here: `npm pack axe-core`, and POLYDRAFT_AXE names its axe.min.js")
+    page = open_page(color_scheme=scheme, bypass_csp=True)
+    page.evaluate(Path(axe).read_text())
+
+    def violations() -> list[str]:
+        found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        return [f"{rule['id']}: {node['html'][:90]}" for rule in found for node in rule["nodes"]]
+
+    assert violations() == []
+    send(page)
+    page.click("#tree-details summary")
+    page.click("#earlier")
+    assert violations() == []
+    page.click("text=Compare with plain decoding")
+    page.wait_for_selector("#ratio b")
+    assert violations() == []
+    page.click("#open-settings")
+    page.fill("#temperature", "9")
+    assert violations() == []
+    page.keyboard.press("Escape")
+    send(page, "hi", wait=False)
+    alert(page)
+    assert violations() == []
