@@ -22,7 +22,7 @@ def test_no_body_is_an_error_of_ours() -> None:
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
 
-    with served(batch_size=8, max_length=64) as address:
+    with served(batch_size=16, max_length=24) as address:
         schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
         for found in schema.get_all_operations():
             operation = found.ok()
@@ -32,7 +32,7 @@ def test_no_body_is_an_error_of_ours() -> None:
             @given(case=operation.as_strategy())
             @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
             def send(case: object) -> None:
-                answer = case.call(base_url=address)  # pyright: ignore
+                answer = case.call(base_url=address, timeout=240)  # pyright: ignore
                 assert answer.status_code < 500, answer.text
                 assert answer.status_code < 300 or answer.json()["error"]["message"].endswith(".")
 
