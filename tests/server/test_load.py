@@ -1,7 +1,7 @@
 """Many clients at once: no answer is lost or another one's.
 
-In double precision: of a thousand texts in single precision one or two differ from their single runs by rounding, where a
-random number falls between two sums that a batch's arithmetic makes in another order.
+In double precision: of a thousand texts in single precision one or two differ from their single runs by rounding, where
+a random number falls between two sums that a batch's arithmetic makes in another order.
 """
 
 import asyncio

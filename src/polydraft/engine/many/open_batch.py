@@ -54,7 +54,8 @@ class OpenBatch:
     themselves, so that their states stay where they are. Where the model cannot branch, its states or slots cannot be
     moved: then rows keep their places until all texts have ended.
 
-    Prompts are read in chunks, in passes of their own and one in each step, so that no text waits for another's prompt.
+    Prompts are read in passes of their own, in every step as many tokens as a chunk has, so that no text waits for
+    another's long prompt.
 
     The last prompts are kept with what target and drafter made of them. What a new prompt begins with is then not read
     again, but copied (`Past`). That is exact, since keys follow from the tokens up to them and their places, which are
@@ -64,7 +65,7 @@ class OpenBatch:
         method: the target, and what is told of every step. Requests name what drafts for them and verifies.
         size: the most texts at a time.
         capacity: key slots for each, for the longest text and one tree.
-        chunk: read prompts by so many tokens at a time; None to read them whole.
+        chunk: read so many tokens of prompts in a step; None to read them whole.
         keeps: how many prompts are kept.
     """
 
@@ -135,7 +136,7 @@ class OpenBatch:
 
     @torch.inference_mode()
     def step(self) -> OpenStep | None:
-        """Read the next chunk of a prompt, and take a step with all texts; None if no prompt was read to its end yet.
+        """Read on in prompts, and take a step with all texts; None if no prompt was read to its end yet.
 
         Texts that end leave.
         """
@@ -153,15 +154,21 @@ class OpenBatch:
             self._swept()
 
     def _read_chunk(self) -> None:
-        """Read on in the prompt that has waited longest, which may then join; the next one reads first next time."""
-        name = next(iter(self._reading), None)
-        if name is None:
-            return
-        one = self._reading.pop(name)
-        alone = read_on(one.alone, self.chunk)
-        if self.chunk is not None and alone.unread:
-            self._reading[name] = replace(one, alone=alone)
-        else:
+        """Read on in prompts, those first that have waited longest, by as many tokens as a chunk has.
+
+        A prompt that was read to its end joins; one that was not waits behind the others.
+        """
+        left = self.chunk
+        for name in [*self._reading]:
+            if left is not None and left <= 0:
+                return
+            one = self._reading.pop(name)
+            unread = one.alone.unread
+            alone = read_on(one.alone, left)
+            left = None if left is None else left - max(1, unread - alone.unread)
+            if alone.unread:
+                self._reading[name] = replace(one, alone=alone)
+                continue
             self._kept.add(Past(self.method.target, committed(alone.text), alone.reader, alone.parts[0].state, None))
             self._placed(one.request, alone)
 

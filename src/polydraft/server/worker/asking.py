@@ -23,6 +23,8 @@ from polydraft.trees import Chain, TreePolicy, largest_shape
 
 MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
+MOST_RIDERS = 64
+"""Fewer tokens than these may be scored beside a tree."""
 MOST_KEPT = 64
 """So many kinds of parts are kept for the next request."""
 
@@ -177,7 +179,7 @@ class PartsShelf:
             if own.tree:
                 raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
             parts = chosen_parts(replace(choices, policy=Chain(most)), self.served.target, params)
-        if largest_shape(parts.policy).size > MOST_NODES:
+        if largest_shape(parts.policy).size > MOST_NODES or parts.drafter.riders >= MOST_RIDERS:
             raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
         check_drafting(parts.drafter, parts.verifier, parts.policy)
         return parts

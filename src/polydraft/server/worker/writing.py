@@ -14,13 +14,13 @@ from polydraft.engine.planner import PLANNERS
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.asking import MOST_NODES, PartsShelf, Wanted, request_of, wanted_of
+from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import Ask, Event, Unfit, about
 from polydraft.server.worker.served import Served
 from polydraft.server.worker.telling import Telling, nothing, spelt
 
 Say = Callable[[Event], None]
-ROOM = MOST_NODES + 64
+ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
 
@@ -126,10 +126,15 @@ class Writing:
             self._watched.opens(length, newest.ending.max_length - length, self._rows, newest.law)
 
     def _join(self) -> None:
+        """Let texts join as long as there is room; one that cannot is lost alone."""
         while self._waiting and self._batch.free:
             wanted = self._waiting.popleft()
-            request, own = self._request(wanted)
-            known = self._batch.join(request)
+            try:
+                request, own = self._request(wanted)
+                known = self._batch.join(request)
+            except Exception as error:  # noqa: BLE001  as in `step`
+                self._fail(wanted.ask.name, error)
+                continue
             self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
@@ -164,13 +169,14 @@ class Writing:
 
     def _lost(self, error: Exception) -> None:
         """Say of all texts in progress that they are lost, and begin with an empty batch."""
-        names = {one.wanted.ask.name for one in self._texts.values()}
+        for name in {one.wanted.ask.name for one in self._texts.values()}:
+            self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """Say that a request is lost, and forget it."""
+        self.cancel(name)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
-        for name in [*self._texts]:
-            self._leave(name)
-        for name in names:
-            self.cancel(name)
-            self.say(Event("failed", name, {"message": reason}))
+        self.say(Event("failed", name, {"message": reason}))
 
     def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
         prompts = [one.tokens for one in texts[:: ask.n]]
