@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from serving import PROMPT, ask, client, error, served
 
 from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models import AdditivePenalties
 from polydraft.server import Settings, build_app
 
 LONG = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
@@ -170,3 +171,19 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         asyncio.run(run())
     with pytest.raises(InvalidParameter, match="batch_size"):
         Settings(batch_size=0)
+
+
+def test_an_error_in_a_step_costs_the_text_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no more")
+
+    with client(batch_size=4) as found:
+        ask(found, max_tokens=1)
+        monkeypatch.setattr(AdditivePenalties, "__call__", fail)
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(ask(found, **{**LONG, "max_tokens": 80})))
+        thread.start()
+        status, told = error(found, prompt=PROMPT, presence_penalty=1, seed=1)
+        thread.join(30)
+        assert status == 500 and "no more" in told["message"]
+        assert answers[0]["usage"]["completion_tokens"] == 80

@@ -168,8 +168,13 @@ class Writing:
         self._batch.leave(name)
 
     def _lost(self, error: Exception) -> None:
-        """Say of all texts in progress that they are lost, and begin with an empty batch."""
-        for name in {one.wanted.ask.name for one in self._texts.values()}:
+        """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
+
+        If there are none, it is all texts in progress. The step is taken again with the others.
+        """
+        own = [one for one in (*self._batch.running, *self._batch.reading) if one.law.processors]
+        lost = {str(one.name[0]) for one in own if isinstance(one.name, tuple)}
+        for name in lost or {one.wanted.ask.name for one in self._texts.values()}:
             self._fail(name, error)
 
     def _fail(self, name: str, error: Exception) -> None:
