@@ -10,7 +10,7 @@ import torch
 import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.drafters import Drafter
-from polydraft.engine import Request
+from polydraft.engine import Request, default_drafter
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
@@ -157,7 +157,7 @@ class PartsShelf:
             UnpairedScheme: parts that do not go together.
         """
         settings = self.served.settings
-        choices = Choices(self._drafter(None), settings.verifier, planner)
+        choices = Choices(self._drafter(None, SamplingParams(), fixed=False), settings.verifier, planner)
         parts = chosen_parts(choices, self.served.target, SamplingParams())
         check_drafting(parts.drafter, parts.verifier, parts.policy)
         return parts
@@ -171,8 +171,9 @@ class PartsShelf:
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
         else:
-            choices = Choices(self._drafter(own.drafter), own.verifier or settings.verifier, own.tree or settings.tree)
-            choices = replace(choices, prediction=prediction or None)
+            tree = own.tree or settings.tree
+            drafter = self._drafter(own.drafter, params, fixed=tree is not None)
+            choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
         most = own.max_draft_tokens
         if most and largest_shape(parts.policy).size - 1 > most:
@@ -184,15 +185,18 @@ class PartsShelf:
         check_drafting(parts.drafter, parts.verifier, parts.policy)
         return parts
 
-    def _drafter(self, word: str | None) -> object:
+    def _drafter(self, word: str | None, params: SamplingParams, *, fixed: bool) -> object:
         """Return what a word means here; folders are the operator's to name.
+
+        Where none is said, the draft model drafts as it does for `polydraft.generate`: at temperature 0 with lookups
+        before it, unless trees are fixed.
 
         Raises:
             InvalidParameter: it is none, or needs a draft model that there is not.
         """
         draft: Drafter | None = self.served.draft
         if word is None and self.served.settings.drafter is None:
-            return draft
+            return draft and default_drafter(draft, params, self.served.target.device, fixed=fixed)
         named = word or str(self.served.settings.drafter)
         line = drafter_line(named)
         if ":" in named and named != self.served.settings.drafter:

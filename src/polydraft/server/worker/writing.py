@@ -23,6 +23,8 @@ Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
+AHEAD = 10_000
+"""So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +125,7 @@ class Writing:
         if requests and len(requests) != self._rows:
             self._rows, newest = len(requests), requests[-1]
             length = len(newest.tokens)
-            self._watched.opens(length, newest.ending.max_length - length, self._rows, newest.law)
+            self._watched.opens(length, AHEAD, self._rows, newest.law)
 
     def _join(self) -> None:
         """Let texts join as long as there is room; one that cannot is lost alone."""
