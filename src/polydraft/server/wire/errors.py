@@ -7,6 +7,7 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_fo
 SERVER_ERROR = "server_error"
 STATUSES = {
     "context_length_exceeded": 400,
+    "unusable": 400,
     "worker_gone": 503,
     "not_ready": 503,
     "stopping": 503,

@@ -157,7 +157,7 @@ class Common(Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False

@@ -176,14 +176,15 @@ class Writing:
         """
         own = [one for one in (*self._batch.running, *self._batch.reading) if one.law.processors]
         lost = {str(one.name[0]) for one in own if isinstance(one.name, tuple)}
+        code = "unusable" if lost and isinstance(error, PolydraftError) else None
         for name in lost or {one.wanted.ask.name for one in self._texts.values()}:
-            self._fail(name, error)
+            self._fail(name, error, code)
 
-    def _fail(self, name: str, error: Exception) -> None:
+    def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
         self.cancel(name)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
-        self.say(Event("failed", name, {"message": reason}))
+        self.say(Event("failed", name, {"message": reason, "code": code}))
 
     def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
         prompts = [one.tokens for one in texts[:: ask.n]]
