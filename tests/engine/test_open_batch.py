@@ -112,7 +112,7 @@ def alone(place: int, parts: Parts, heat: float, kind: str = "llama") -> list[in
 def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
     policy = POLICY if name in ("none", "model") and kind == "llama" else None
     model = HuggingFaceModel(target(kind))
-    return chosen_parts(Choices(drafters(kind)[name], None, policy), model, SamplingParams(temperature=heat))
+    return chosen_parts(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
@@ -127,10 +127,13 @@ def test_every_text_is_what_it_is_alone(name: str, size: int, chunk: int | None,
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
-def test_texts_with_parts_of_their_own_stand_beside_each_other(heat: float) -> None:
-    parts = [parts_of(name, heat) for name in ("model", "n-gram", "none", "lookahead")]
-    written = Written(parts, heat, size=4, chunk=3, keeps=2)
-    assert written.texts == {place: alone(place, parts[place % 4], heat) for place in range(len(PROMPTS))}
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_texts_with_parts_of_their_own_stand_beside_each_other(heat: float, order: int) -> None:
+    names = ("model", "n-gram", "route", "lookahead", "merge", "suffix", "jacobi")
+    parts = [parts_of(name, heat) for name in (*names[order:], *names[:order])]
+    written = Written(parts, heat, size=4, chunk=3, keeps=8)
+    assert written.texts == {place: alone(place, parts[place % 7], heat) for place in range(len(PROMPTS))}
+    assert any(written.known)
 
 
 @pytest.mark.parametrize("name", ["n-gram", "model"])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.past import Past, committed
 from polydraft.engine.decode import Method, Prompts, Rows, joined, opened, read_on, room_for, step
@@ -120,7 +121,7 @@ class OpenBatch:
         prompt = request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
         prompts = Prompts(text, (request.law,), (request.ending,), request.noise)
-        past = self._kept.like(text, method)
+        past = self._kept.like(text, method.drafter)
         alone = opened(method, prompts, self.capacity, past, room=prompt.shape[1] + 1)
         self._reading[request.name] = _Waiting(request, alone)
         return alone.reader.read[0]
@@ -169,7 +170,10 @@ class OpenBatch:
             if alone.unread:
                 self._reading[name] = replace(one, alone=alone)
                 continue
-            self._kept.add(Past(self.method.target, committed(alone.text), alone.reader, alone.parts[0].state, None))
+            part = alone.parts[0]
+            self._kept.add(
+                Past(self.method.target, committed(alone.text), alone.reader, part.state, None), part.drafter
+            )
             self._placed(one.request, alone)
 
     def _placed(self, request: Request, alone: Rows) -> None:
@@ -254,7 +258,7 @@ class OpenBatch:
 
 
 class KeptPrompts:
-    """The last prompts that were read, with what is known of them.
+    """The last prompts that were read, with what is known of them, each with the drafter whose state it has.
 
     Args:
         size: how many.
@@ -262,23 +266,27 @@ class KeptPrompts:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._pasts: list[Past] = []
+        self._pasts: list[tuple[Past, Drafter]] = []
 
-    def like(self, text: Text, method: Method) -> Past | None:
-        """Return what is known of the prompt that begins like a text, if that is worth a copy."""
-        known = [past.known(text, method.drafter) for past in self._pasts]
+    def like(self, text: Text, drafter: Drafter) -> Past | None:
+        """Return what is known of the prompt that begins like a text, if that is worth a copy.
+
+        To another drafter the state is not shown: it could take it for its own.
+        """
+        own = [one if whose is drafter else replace(one, drafts=None) for one, whose in self._pasts]
+        known = [past.known(text, drafter) for past in own]
         best = max(range(len(known)), key=known.__getitem__, default=None)
         if best is None or known[best] < LEAST:
             return None
         self._pasts.append(self._pasts.pop(best))
-        return self._pasts[-1]
+        return own[best]
 
-    def add(self, past: Past) -> None:
+    def add(self, past: Past, drafter: Drafter) -> None:
         """Keep a prompt, and forget those that it begins with, or the one that was wanted least lately."""
         if self.size:
-            own = past.text.tokens[0]
-            left = [one for one in self._pasts if not _begins(own, one.text.tokens[0])]
-            self._pasts = [*left, past][-self.size :]
+            tokens = past.text.tokens[0]
+            left = [one for one in self._pasts if one[1] is not drafter or not _begins(tokens, one[0].text.tokens[0])]
+            self._pasts = [*left, (past, drafter)][-self.size :]
 
 
 def _begins(text: Tensor, other: Tensor) -> bool:
