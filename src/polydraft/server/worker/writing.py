@@ -59,6 +59,7 @@ class Writing:
         self._batch = OpenBatch(
             self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
         )
+        self._old: list[Parts] = []
         self._waiting: deque[Wanted] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
@@ -148,11 +149,18 @@ class Writing:
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else "speculative"):
             parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
-        used = {id(one.method) for one in self._batch.running} | {id(one.method) for one in self._batch.reading}
-        for old in self.shelf.dropped():
-            if id(self._watched.method_of(old)) not in used:
-                self._watched.forget(old)
+        self._forget()
         return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
+
+    def _forget(self) -> None:
+        """Drop the methods of parts that were not asked for in a long time, as soon as no text has them."""
+        self._old += self.shelf.dropped()
+        used = {id(one.method) for one in (*self._batch.running, *self._batch.reading)}
+        left = [one for one in self._old if id(self._watched.method_of(one)) in used]
+        for one in self._old:
+            if one not in left:
+                self._watched.forget(one)
+        self._old = left
 
     def _tell(self, step: OpenStep) -> None:
         for row, gain in step.block.rows.items():
