@@ -18,7 +18,7 @@ import polydraft
 from polydraft import Chain, Fixed, Grammar, Pair, TopDown, Widths, load_pair
 from polydraft.errors import InvalidParameter, MissingExtra, PolydraftError, VocabularyMismatch
 from polydraft.trees import EAGLE_25
-from polydraft.verifiers import NaiveMatch, RecursiveRejection
+from polydraft.verifiers import RecursiveRejection
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -92,7 +92,7 @@ def test_greedy_text_is_hugging_faces(pair: Pair, ids: Tensor, grammar: Grammar,
 @pytest.mark.parametrize("policy", [Chain(4), Fixed(EAGLE_25), Widths((4, 3, 2))], ids=str)
 def test_greedy_text_of_a_tiny_model_with_good_drafts(policy: Any) -> None:
     tokenizer = tiny_tokenizer()
-    model, grammar = tiny_model("llama", len(tokenizer)), Grammar.regex("[a-z]{3}(,[0-9]{2}){1,20}!")
+    model, grammar = tiny_model("llama", len(tokenizer)), Grammar.regex("[^aeiou0-9]{10}([0-9]|[^aeiou]{2}){5,30}!")
     own = Pair(model, None, tokenizer)
     ids = torch.tensor([tokenizer("a b").input_ids])
     expected = plain(own, ids, grammar, eos_token_id=0, max_new_tokens=60)
@@ -143,7 +143,14 @@ def test_processors_and_filters_stand_around_it(pair: Pair, ids: Tensor) -> None
 def test_filters_act_on_masked_rows(pair: Pair, ids: Tensor, filters: dict[str, Any]) -> None:
     """A filter never leaves a grammar without a token, for it sees none but the grammar's."""
     output = polydraft.generate(
-        pair.target, ids, grammar=GRAMMARS[0], tokenizer=pair.tokenizer, temperature=1.5, seed=3, **filters
+        pair.target,
+        ids,
+        grammar=GRAMMARS[0],
+        tokenizer=pair.tokenizer,
+        temperature=1.5,
+        seed=3,
+        max_new_tokens=40,
+        **filters,
     )
     if output.finish == ("eos",):
         json.loads(text_of(pair, output.sequences[0, ids.shape[1] :].tolist()))
@@ -328,13 +335,13 @@ def test_where_llguidance_gives_up_the_text_ends_with_a_warning(monkeypatch: pyt
     kind = llguidance.LLMatcher
 
     def limited(*inputs: Any, **named: Any) -> Any:
-        return kind(*inputs, **named, limits=llguidance.LLParserLimits(step_max_items=60))
+        return kind(*inputs, **named, limits=llguidance.LLParserLimits(step_max_items=20))
 
     limited.grammar_from_lark, limited.validate_grammar = kind.grammar_from_lark, kind.validate_grammar  # type: ignore[attr-defined]
     monkeypatch.setattr(llguidance, "LLMatcher", limited)
-    grammar = Grammar.lark('start: a a a a\na: "x" | a a')
+    grammar = Grammar.lark('start: a+\na: "x" a* | "x" "x" a')
     with pytest.warns(RuntimeWarning, match="ends before its grammar is complete"):
-        output, text = tiny(grammar=grammar)
+        output, text = tiny(grammar=grammar, eos_token_id=None)
     assert output.finish == ("stop",) and re.fullmatch("x+", text)
 
 
@@ -347,26 +354,8 @@ def test_drafts_outside_the_grammar_cost_nothing_but_the_draft(pair: Pair, ids: 
     """A prediction that leaves the grammar at once, and one that goes on behind its end."""
     expected = plain(pair, ids, GRAMMARS[1])
     for prediction in ("12345 12345 12345", text_of(pair, expected[0, ids.shape[1] :].tolist()) + " and so on"):
-        output = (
-            polydraft.generate(
-                pair.target,
-                ids,
-                grammar=GRAMMARS[1],
-                tokenizer=pair.tokenizer,
-                prediction=prediction,
-                verifier=TopDown(NaiveMatch()),
-                policy=Chain(6),
-                max_new_tokens=40,
-            )
-            if False
-            else polydraft.generate(
-                pair.target,
-                ids,
-                grammar=GRAMMARS[1],
-                tokenizer=pair.tokenizer,
-                prediction=prediction,
-                max_new_tokens=40,
-            )
+        output = polydraft.generate(
+            pair.target, ids, grammar=GRAMMARS[1], tokenizer=pair.tokenizer, prediction=prediction, max_new_tokens=40
         )
         assert torch.equal(output.sequences, expected)
 
@@ -434,7 +423,7 @@ def test_what_fits_no_grammar_is_refused(pair: Pair, ids: Tensor) -> None:
     model = tiny_model("llama", 128)
     model.name_or_path = ""
     with pytest.raises(InvalidParameter, match="grammar needs the tokenizer argument"):
-        polydraft.generate(model, ids[:, :1], grammar=one, eos_token_id=0, pad_token_id=0)
+        polydraft.generate(model, ids[:, -1:], grammar=one, eos_token_id=0, pad_token_id=0)
     for call in (polydraft.stream, polydraft.generate_many):
         with pytest.raises(InvalidParameter, match="grammar must be a Grammar such as"):
             call(pair.target, ids, grammar="a", tokenizer=pair.tokenizer)
@@ -449,7 +438,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(pair: Pair, ids: Tensor) 
     from transformers import PreTrainedTokenizerFast
 
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(spelt)))
-    with pytest.raises(VocabularyMismatch, match="another model's: id .* is 'b', but the model's own has 'a'|'a', but"):
+    with pytest.raises(VocabularyMismatch, match=r"another model's: id \d+ is 'b', but the model's own has 'a'"):
         polydraft.generate(pair.target, ids, grammar=Grammar.regex("a"), tokenizer=other)
 
 
@@ -489,5 +478,6 @@ def test_a_grammar_is_a_value() -> None:
 def test_nothing_is_said_on_the_way(pair: Pair, ids: Tensor, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        polydraft.generate(pair.target, ids, grammar=GRAMMARS[0], tokenizer=pair.tokenizer, temperature=1.0, seed=0)
+        options: dict[str, Any] = {"temperature": 1.0, "seed": 0, "max_new_tokens": 30}
+        polydraft.generate(pair.target, ids, grammar=GRAMMARS[0], tokenizer=pair.tokenizer, **options)
     assert capfd.readouterr() == ("", "")

@@ -33,3 +33,8 @@ def cleaned(said: str) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in lines[0])
     line = " ".join(line.split()).rstrip(". ")
     return line if len(line) <= LONGEST else f"{line[:LONGEST].rstrip()} ..."
+
+
+def is_dead_end(matcher: Any) -> bool:
+    """Tell whether a matcher has failed because no token goes on from where it is, and not by a limit."""
+    return str(matcher.get_error()).startswith("NoExtension")

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from polydraft.errors import InvalidParameter, VocabularyMismatch, shown
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.grammar.grammar import Grammar
-from polydraft.models.grammar.library import cleaned, llguidance
+from polydraft.models.grammar.library import cleaned, is_dead_end, llguidance
 from polydraft.models.loading import tokenizer_of
 
 END = "<|end of a grammar|>"
@@ -55,7 +55,7 @@ class Vocabulary:
             raise InvalidParameter(f"The {grammar.words} cannot be followed: {cleaned(made.get_error())}.")
         tried = made.deep_copy()
         ends, mask = tried.is_accepting(), tried.compute_bitmask()
-        if not ends and tried.is_error() and not str(tried.stop_reason()).startswith("NoExtension"):
+        if tried.is_error() and not is_dead_end(tried):
             raise InvalidParameter(f"The {grammar.words} cannot be followed: {cleaned(tried.get_error())}.")
         if not ends and (tried.is_error() or not any(mask)):
             raise InvalidParameter(f"The {grammar.words} allows no text at all of the tokenizer's tokens.")

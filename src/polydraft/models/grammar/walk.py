@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.models.grammar.library import cleaned
+from polydraft.models.grammar.library import cleaned, is_dead_end
 
 FIRST_BLOCK = 8
 
@@ -80,7 +80,7 @@ class Walk:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8).copy()
         if matcher.is_error():
             self._matcher = None
-            if not ends:
+            if not is_dead_end(matcher):
                 self.failure = cleaned(matcher.get_error())
                 return None
             bits[:] = 0
