@@ -17,6 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 import polydraft
 from polydraft import Chain, Fixed, Grammar, Pair, TopDown, Widths, load_pair
 from polydraft.errors import InvalidParameter, MissingExtra, PolydraftError, VocabularyMismatch
+from polydraft.models.grammar.walk import Walk
 from polydraft.trees import EAGLE_25
 from polydraft.verifiers import RecursiveRejection
 
@@ -481,3 +482,80 @@ def test_nothing_is_said_on_the_way(pair: Pair, ids: Tensor, capfd: pytest.Captu
         options: dict[str, Any] = {"temperature": 1.0, "seed": 0, "max_new_tokens": 30}
         polydraft.generate(pair.target, ids, grammar=GRAMMARS[0], tokenizer=pair.tokenizer, **options)
     assert capfd.readouterr() == ("", "")
+
+
+# --- Other models, and steps that are taken again -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forced", [None, 7])
+def test_an_encoder_decoders_text_follows_it(forced: int | None) -> None:
+    """A first token that is forced is not the grammar's."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("t5", 101, decoder_start_token_id=0, eos_token_id=0)
+    ids, pattern = torch.tensor([tokenizer("a b").input_ids]), "[a-c]{4}(!|[?]{2})"
+    options: dict[str, Any] = {"grammar": Grammar.regex(pattern), "tokenizer": tokenizer, "eos_token_id": 0}
+    options |= {"max_new_tokens": 20, "pad_token_id": 0, "forced_bos_token_id": forced}
+    for temperature in (0, 1.0):
+        output = polydraft.generate(model, ids, temperature=temperature, seed=0, drafter="none", **options)
+        drafted = polydraft.generate(model, ids, temperature=temperature, seed=0, **options)
+        for one in (output, drafted):
+            tokens = one.sequences[0, 1:].tolist()
+            if forced is not None:
+                assert tokens.pop(0) == forced
+            assert one.finish == ("eos",) and re.fullmatch(pattern, tokenizer.decode(tokens[:-1]))
+        if temperature == 0:
+            assert torch.equal(output.sequences, drafted.sequences)
+
+
+def test_a_model_that_scores_chains_only() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("bloom", 101)
+    ids, grammar = torch.tensor([tokenizer("a b").input_ids]), Grammar.regex("[a-c]{4}[!?]")
+    options: dict[str, Any] = {"grammar": grammar, "tokenizer": tokenizer, "eos_token_id": 0, "pad_token_id": 0}
+    plain = polydraft.generate(model, ids, drafter="none", max_new_tokens=9, **options)
+    drafted = polydraft.generate(model, ids, drafter=perturbed(model, 0.03), max_new_tokens=9, **options)
+    assert torch.equal(plain.sequences, drafted.sequences) and plain.finish == ("eos",)
+
+
+@pytest.mark.parametrize("place", ["_led", "_found"])
+def test_a_step_that_was_interrupted_is_taken_again(
+    pair: Pair, ids: Tensor, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"grammar": GRAMMARS[1], "tokenizer": pair.tokenizer, "max_new_tokens": 20}
+    options |= {"drafter": pair.draft, "policy": Widths((3, 2)), "temperature": 1.0, "seed": 4}
+    expected = polydraft.stream(pair.target, ids, **options).exhaust().new_tokens
+    own, calls = getattr(Walk, place), 0
+
+    def interrupted(self: Walk, *inputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = own(self, *inputs)
+        if calls in (3, 17, 40, 41, 77):
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Walk, place, interrupted)
+    run, again = polydraft.stream(pair.target, ids, **options), 0
+    while not run.over:
+        try:
+            next(run)
+        except KeyboardInterrupt:
+            again += 1
+    assert run.new_tokens == expected and again >= 2
+
+
+def test_a_grammar_is_compiled_once(pair: Pair, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, kind = [], llguidance.LLMatcher
+
+    class Counted:
+        grammar_from_regex, validate_grammar = kind.grammar_from_regex, kind.validate_grammar
+
+        def __new__(cls, *inputs: Any, **named: Any) -> Any:
+            made.append(inputs)
+            return kind(*inputs, **named)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", Counted)
+    grammar = Grammar.regex("[a-z]{2}[0-9]{1,3}")
+    options: dict[str, Any] = {"grammar": grammar, "tokenizer": pair.tokenizer, "max_new_tokens": 8}
+    assert len([*polydraft.generate_many(pair.target, [ids[0]] * 5, **options)]) == 5
+    assert len(made) == 1

@@ -37,58 +37,53 @@ class RowMask:
 
     def __init__(self, walk: Walk, begin: int, eos: Sequence[int], named: Sequence[bool]) -> None:
         self.walk, self.begin = walk, begin
-        self.eos, self.named = torch.tensor(eos, dtype=torch.int64), torch.tensor(named, dtype=torch.bool)
+        self.eos, self.named = np.array(eos, np.int64), np.array(named, np.bool_)
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the masked scores."""
         found = [None if path is None else self.walk.state(path) for path in self.paths(history)]
-        states = [one if one is not None and self.says_something(one) else None for one in found]
-        places = [place for place, one in enumerate(states) if one is not None]
-        if not places:
+        states = [one for one in found if one is not None and self.says_something(one)]
+        if not states:
             return scores
-        allowed = self._allowed([one for one in states if one is not None], scores.shape[-1]).to(scores.device)
-        masked = self._unstuck((scores if len(places) == len(states) else scores[places]), allowed)
-        if len(places) == len(states):
-            return masked
+        forbidden = torch.from_numpy(self._forbidden(states, scores.shape[-1])).to(scores.device)
+        if len(states) == len(found):
+            return self._masked(scores, forbidden)
+        kept = [place for place, one in enumerate(found) if one is not None and self.says_something(one)]
         scores = scores.clone()
-        scores[places] = masked
+        scores[kept] = self._masked(scores[kept], forbidden)
         return scores
 
-    def paths(self, history: Int[Tensor, "n t"]) -> list[list[int] | None]:
-        """Return the tokens of each history that are the grammar's; None where it has not begun."""
+    def paths(self, history: Int[Tensor, "n t"]) -> list[bytes | None]:
+        """Return the tokens of each history that are the grammar's, as bytes; None where it has not begun."""
         if history.shape[1] < self.begin:
             return [None] * len(history)
-        new = history[:, self.begin :]
-        first = new[0].tolist()
-        if len(new) == 1:
-            return [first]
-        parts = (new != new[:1]).any(dim=0).nonzero()
-        place = int(parts[0]) if len(parts) else len(first)
-        return [first[:place] + rest for rest in new[:, place:].tolist()]
+        new: np.ndarray = history[:, self.begin :].to("cpu", torch.int64).numpy()
+        return [row.tobytes() for row in new]
 
     def says_something(self, state: State) -> bool:
         """Tell whether a state leaves anything: a model without an end of text has none behind a complete text."""
         return state.goes_on or (state.ends and len(self.eos) > 0)
 
-    def _allowed(self, states: Sequence[State], size: int) -> Bool[Tensor, "n V"]:
+    def _forbidden(self, states: Sequence[State], size: int) -> np.ndarray:
+        """Return which tokens may not come next, "n V"."""
         packed = np.stack([one.bits for one in states])
-        allowed = torch.from_numpy(np.unpackbits(packed, axis=-1, count=size, bitorder="little")).view(torch.bool)
+        found = np.unpackbits(packed, axis=-1, count=size, bitorder="little").view(np.bool_)
         if len(self.eos):
-            ends = torch.tensor([one.ends for one in states]).unsqueeze(-1)
-            allowed[:, self.eos] = ends | (allowed[:, self.eos] & self.named)
-        return allowed
+            ends = np.array([[one.ends] for one in states])
+            found[:, self.eos] = ~ends & (found[:, self.eos] | ~self.named)
+        return found
 
-    def _unstuck(self, scores: Float[Tensor, "n V"], allowed: Bool[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+    def _masked(self, scores: Float[Tensor, "n V"], forbidden: Bool[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Mask scores; where nothing is left, leave an end of text, or what the grammar allows."""
-        masked = scores.masked_fill(~allowed, -torch.inf)
-        stuck = masked.amax(dim=-1) <= RULED_OUT
-        if bool(stuck.any()):
-            left = allowed
-            if len(self.eos):
-                left = torch.zeros_like(allowed)
-                left[:, self.eos.to(left.device)] = True
-            masked[stuck] = torch.zeros_like(masked[stuck]).masked_fill(~left[stuck], -torch.inf)
-        return masked
+        masked = scores.masked_fill(forbidden, -torch.inf)
+        best = masked.amax(dim=-1)
+        if not float(best.min()) <= RULED_OUT:
+            return masked
+        if len(self.eos):
+            forbidden = torch.ones_like(forbidden)
+            forbidden[:, torch.from_numpy(self.eos).to(forbidden.device)] = False
+        ending = torch.zeros_like(masked).masked_fill(forbidden, -torch.inf)
+        return torch.where((best <= RULED_OUT).unsqueeze(-1), ending, masked)
 
 
 class RowEnd:

@@ -1,6 +1,5 @@
 """A grammar's states along the paths of a tree: one matcher, led from path to path."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,8 @@ import numpy as np
 
 from polydraft.models.grammar.library import cleaned, is_dead_end
 
-FIRST_BLOCK = 8
+FIRST_BLOCK, SIZE = 8, 8
+"""The tokens that are looked at first, from the end, to see where paths part; and the bytes of a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class State:
     """Where a grammar is after a path.
 
     Args:
-        bits: a bit for each token, whether it may come next; no end of text is among them.
+        bits: a bit for each token, whether it may not come next; llguidance's end may not.
         ends: whether the text may end here.
         goes_on: whether any token may come next.
     """
@@ -42,11 +42,11 @@ class Walk:
         self.failure = ""
         self._start, self._end = start, end
         self._matcher: Any = None
-        self._at: list[int] = []
-        self._last: tuple[list[int], State] | None = None
+        self._at = b""
+        self._last: tuple[bytes, State] | None = None
 
-    def state(self, path: list[int]) -> State | None:
-        """Return where the grammar is after a path; None outside of it.
+    def state(self, path: bytes) -> State | None:
+        """Return where the grammar is after a path, the bytes of its tokens as int64; None outside of it.
 
         Where llguidance gives up, a path counts as outside, and `failure` says why.
         """
@@ -57,45 +57,46 @@ class Walk:
         matcher = self._led(path)
         found = None if matcher is None else self._found(matcher)
         if found is not None:
-            self._last = [*path], found
+            self._last = path, found
         return found
 
-    def _led(self, path: list[int]) -> Any:
+    def _led(self, path: bytes) -> Any:
         """Lead the matcher along a path; None if it does not get there."""
         matcher, at = self._matcher, self._at
         self._matcher = None  # whoever is interrupted below begins anew
         common = 0 if matcher is None else common_start(at, path)
-        if matcher is None or (common < len(at) and not matcher.rollback(len(at) - common)):
+        back = len(at) // SIZE - common
+        if matcher is None or (back and not matcher.rollback(back)):
             matcher, common = self._start.deep_copy(), 0
-        more = path[common:]
+        more = np.frombuffer(path[SIZE * common :], np.int64).tolist()
         taken = 0 if self._end in more else matcher.try_consume_tokens(more)
         if matcher.is_error():
             self.failure = cleaned(matcher.get_error())
             return None
-        self._matcher, self._at = matcher, path[: common + taken]
+        self._matcher, self._at = matcher, path[: SIZE * (common + taken)]
         return matcher if taken == len(more) else None
 
     def _found(self, matcher: Any) -> State | None:
         ends = bool(matcher.is_accepting())
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8).copy()
+        bits = ~np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             self._matcher = None
             if not is_dead_end(matcher):
                 self.failure = cleaned(matcher.get_error())
                 return None
-            bits[:] = 0
-        bits[self._end >> 3] &= 0xFF ^ (1 << (self._end & 7))
-        return State(bits, ends, bool(bits.any()))
+            bits[:] = 0xFF
+        bits[self._end >> 3] |= 1 << (self._end & 7)
+        return State(bits, ends, bits.tobytes().count(0xFF) < len(bits))
 
 
-def common_start(one: Sequence[int], other: Sequence[int]) -> int:
+def common_start(one: bytes, other: bytes) -> int:
     """Return how many tokens two paths begin with in common; they mostly part near their ends."""
-    most, block = min(len(one), len(other)), FIRST_BLOCK
+    most, block = min(len(one), len(other)), SIZE * FIRST_BLOCK
     if one[:most] == other[:most]:
-        return most
+        return most // SIZE
     while block < most and one[: most - block] != other[: most - block]:
         block *= 2
     place = max(most - block, 0)
-    while one[place] == other[place]:
-        place += 1
-    return place
+    while one[place : place + SIZE] == other[place : place + SIZE]:
+        place += SIZE
+    return place // SIZE
