@@ -116,8 +116,8 @@ def generate(
         time: on a GPU, time the parts of every step too, which waits for the device once a step.
         compile: run short passes of target and draft model as compiled code; every new shape takes seconds to a minute.
         inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
-        **options: Hugging Face's generation arguments, such as max_new_tokens, temperature, logits_processor, and
-            stop_strings with tokenizer. A temperature above 0 turns sampling on, 0 turns it off.
+        **options: Hugging Face's, such as max_new_tokens and temperature, which above 0 turns sampling on and at 0 off;
+            with tokenizer, stop_strings; and `grammar`, a `Grammar` that the text is to follow (`Grammar.json_schema`).
 
     Raises:
         InvalidParameter: an argument outside its range, refused or unknown, an empty prompt, a streamer for several
