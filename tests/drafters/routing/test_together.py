@@ -106,6 +106,17 @@ def test_a_past_does_not_bring_the_prediction_of_another_call() -> None:
     assert on.statistics.sources["prediction"][1] > 30 and on.statistics.prompt_known
 
 
+def test_a_route_may_come_and_go_between_turns() -> None:
+    plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
+    alone = model()
+    for other in (alone, polydraft.LookupFirst(alone)):
+        for before, after in permutations([other, RoutedDrafter(TEXT, other), MergedDrafter(TEXT, alone)], 2):
+            first = polydraft.generate(TARGET, IDS[:1], drafter=before, keep_past=True, **GREEDY)
+            for told in ({}, {"prediction": [1, 2, 3]}):
+                on = polydraft.generate(TARGET, IDS[:1], drafter=after, past=first.past, **told, **GREEDY)
+                assert torch.equal(on.sequences, plain.sequences) and not on.statistics.fallback
+
+
 def test_drafts_are_counted_by_who_made_them() -> None:
     found = polydraft.generate(TARGET, IDS, drafter=RoutedDrafter(TEXT, model()), **GREEDY).statistics
     assert {*found.sources} <= {"n-gram", "suffix", "recycling", "model"} and len(found.sources) > 1

@@ -250,6 +250,10 @@ class RoutedDrafter(Together):
         standings = tuple(one.without({at for at, own in enumerate(members) if own is None}) for one in state.standings)
         return replace(state, members=members, other=inner, standings=standings)
 
+    def ended(self, state: Any) -> bool:
+        """Ask the other drafter, also of a state of its own."""
+        return self.other is not None and self.other.ended(_inner(state))
+
     def continues(self, state: object) -> bool:
         """Ask the other drafter, also of a state of its own; members that cannot go on begin anew."""
         inner = self.other is None or self.other.continues(_inner(state))
