@@ -223,7 +223,7 @@ def _run_prepared(
     mask = inputs.get("decoder_attention_mask" if target.encodes else "attention_mask")
     sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
-    check_predictions(choices.prediction, len(input_ids))
+    check_predictions(choices.prediction, len(input_ids), target.vocab_size)
     parts = chosen_parts(choices, target, prepared.params)
     check_reads(parts.drafter, target, sources)
     reason = warn_of_serial(prepared.processors[0])
