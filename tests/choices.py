@@ -13,6 +13,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.planner import Opening, PlanningPolicy, Spent
+from polydraft.engine.target_law import Processors
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -176,18 +177,20 @@ def law_of(
     steps: int = 9,
     eos: frozenset[int] = frozenset(),
     place: Callable[[Tensor], Tensor] = torch.clone,
+    processors: Processors = (),
+    rest: Callable[[list[int], int], Law] | None = None,
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed.
 
     After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
-    `place` says on which device the text lies.
+    `place` says on which device the text lies. With `processors`, `rest` is the law of so many more tokens.
     """
     choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
     text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
     ending = Ending(len(prompts[0]) + new, eos=eos)
     plans = isinstance(policy, PlanningPolicy)
     method = Method(target, guard, Chosen(rule, choices), policy, teaches=plans)
-    asked = Prompts(text, (TargetLaw(HOT, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
+    asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
     with chosen_drafts(choices):
         while True:  # a step writes behind what was committed only, so that all begin with the same rows
@@ -202,7 +205,8 @@ def law_of(
                 found, left = [*found, *block.rows[0].tokens], left - 1
             failures |= {guard.failure} - {""}
             missing = new - len(found) if 0 in batch.going else 0
-            for more, share in target.texts([*prompts[0], *found], missing, eos).items():
+            after = rest(found, missing) if rest else target.texts([*prompts[0], *found], missing, eos)
+            for more, share in after.items():
                 law[(*found, *more)] += choices.chance * share
             if not choices.next():
                 return dict(law), failures

@@ -43,7 +43,7 @@ from polydraft.engine import (
 from polydraft.engine.planning import PairPlan, load_plan, tune
 from polydraft.errors import PolydraftError
 from polydraft.fetching import fetch
-from polydraft.models import HuggingFaceModel, Pair, StreamDecoder, load_pair
+from polydraft.models import Grammar, HuggingFaceModel, Pair, StreamDecoder, load_pair
 from polydraft.probs import SamplingParams
 from polydraft.schemes import (
     IID,
@@ -124,6 +124,7 @@ __all__ = [
     "GenerationOutput",
     "Given",
     "Goodput",
+    "Grammar",
     "HuggingFaceModel",
     "ImportanceWeighted",
     "JacobiDrafter",

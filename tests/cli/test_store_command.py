@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_a_whole_store(files: Path, tmp_path: Path, monkeypa
 def test_drafters_without_their_store_are_refused_before_models_are_loaded(tmp_path: Path) -> None:
     for word, says in {
         "rest": "needs a store: write rest:FOLDER",
-        "suffix:": "needs a store",
+        "suffix:": "write suffix:FOLDER, or suffix alone",
         f"rest:{tmp_path}/nowhere": "There is no store of texts at",
     }.items():
         given = ["generate", "x", "--drafter", word, "--target", str(tmp_path)]

@@ -679,21 +679,45 @@ class TestRealGrammars:
         assert torch.equal(output.sequences, plain)
         assert output.statistics.drafted > 0
 
+    @pytest.mark.parametrize("rows", [1, 2])
     @pytest.mark.filterwarnings("ignore")
-    def test_outlines(self) -> None:
+    @pytest.mark.parametrize("backend", ["outlines_core", "llguidance", "xgrammar"])
+    def test_outlines(self, backend: str, rows: int) -> None:
         from doubles import tiny_tokenizer
 
-        core = pytest.importorskip("outlines_core")
-        from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor as Own
-
+        pytest.importorskip("outlines")
         tokenizer = tiny_tokenizer()
         model = tiny_model("llama", len(tokenizer))
+        ids = torch.tensor([tokenizer("a b").input_ids] * rows)
+        usual = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": 0, "pad_token_id": 0}
+        own = outlines_processor(backend, tokenizer, "[a-z]{3}(,[0-9]{2}){1,20}")
+        plain = model.generate(ids, do_sample=False, logits_processor=[own()], **usual)
+        settings = {"drafter": perturbed(model, 0.03), "policy": Fixed(EAGLE_25), "temperature": 0, **usual}
+        output = polydraft.generate(model, ids, logits_processor=[own()], **settings)
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.drafted > 0 and not output.statistics.fallback
+
+
+def outlines_processor(backend: str, tokenizer: Any, pattern: str) -> Callable[[], Any]:
+    """Return what makes a processor of one of outlines' kinds."""
+    if backend == "outlines_core":
+        core = pytest.importorskip("outlines_core")
+        from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor
+
         spelt = {tokenizer.convert_tokens_to_string([one]): [place] for one, place in tokenizer.get_vocab().items()}
         spelt.pop("<end>")
-        index = core.Index("[a-z]{3}(,[0-9]{2}){1,20}", core.Vocabulary(0, spelt))
-        ids = torch.tensor([tokenizer("a b").input_ids])
-        usual = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": 0, "pad_token_id": 0}
-        plain = model.generate(ids, do_sample=False, logits_processor=[Own(index, "torch")], **usual)
-        settings = {"drafter": perturbed(model, 0.03), "policy": Fixed(EAGLE_25), "temperature": 0, **usual}
-        output = polydraft.generate(model, ids, logits_processor=[Own(index, "torch")], **settings)
-        assert torch.equal(output.sequences, plain)
+        index = core.Index(pattern, core.Vocabulary(0, spelt))
+        return lambda: OutlinesCoreLogitsProcessor(index, "torch")
+    if backend == "llguidance":
+        library = pytest.importorskip("llguidance")
+        from llguidance.hf import from_tokenizer
+        from outlines.backends.llguidance import LLGuidanceLogitsProcessor
+
+        tokens = from_tokenizer(tokenizer)
+        return lambda: LLGuidanceLogitsProcessor(library.grammar_from("regex", pattern), tokens, "torch")
+    xgrammar = pytest.importorskip("xgrammar")
+    from outlines.backends.xgrammar import XGrammarLogitsProcessor
+
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    compiled = xgrammar.GrammarCompiler(info).compile_regex(pattern)
+    return lambda: XGrammarLogitsProcessor(compiled, "torch")

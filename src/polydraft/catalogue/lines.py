@@ -154,8 +154,10 @@ class DrafterLine:
             InvalidParameter: it names none and must.
         """
         _, colon, folder = text.partition(":")
-        if not folder and (colon or self.store == "must"):
-            raise InvalidParameter(f"The drafter {self.word!r} needs a store: write {self.word}:FOLDER.")
+        if not folder.strip() and (colon or self.store == "must"):
+            told = "needs a store" if self.store == "must" else "has no folder behind its colon"
+            besides = f", or {self.word} alone" if self.store == "may" else ""
+            raise InvalidParameter(f"The drafter {self.word!r} {told}: write {self.word}:FOLDER{besides}.")
         return folder
 
     def of(self, drafter: Drafter) -> Drafter:

@@ -20,11 +20,14 @@ from polydraft.cli.arguments.generating import (
     BatchOption,
     CompareOption,
     CompileOption,
+    GrammarOption,
     InputOption,
+    JsonSchemaOption,
     MinPOption,
     NewTokensOption,
     PlanOption,
     QuietOption,
+    RegexOption,
     RepetitionOption,
     SeedOption,
     StopOption,
@@ -140,6 +143,9 @@ def generate(
     min_p: MinPOption = None,
     repetition_penalty: RepetitionOption = None,
     stop: StopOption = None,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    grammar: GrammarOption = None,
     seed: SeedOption = None,
     max_new_tokens: NewTokensOption = 128,
     dtype: DtypeOption = "auto",
@@ -157,7 +163,7 @@ def generate(
     """Generate text: drafted tokens in green, the target's own in white, then a table of what happened."""
     with importing():
         from polydraft.cli.generate import GenerateRequest, given_prompt, run_generate
-        from polydraft.cli.generation import file_job, run_file
+        from polydraft.cli.generation import file_job, given_grammar, run_file
 
     job = file_job(prompt, input_file, output, batch_size, compared=compare)
     request = GenerateRequest(
@@ -171,6 +177,7 @@ def generate(
         tree=tree,
         sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),
         stop=tuple(stop or ()),
+        grammar=given_grammar(json_schema, regex, grammar),
         seed=seed,
         max_new_tokens=max_new_tokens,
         dtype=dtype,

@@ -27,7 +27,7 @@ from polydraft.engine import Comparison, Run, as_drafter, compare, default_draft
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter
-from polydraft.models import Pair, StreamDecoder, load_pair, shipped_head, text_of
+from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import TakingPolicy, TreePolicy
 
@@ -52,6 +52,7 @@ class GenerateRequest:
     tree: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
     seed: int | None = None
     max_new_tokens: int = 128
     dtype: str = "auto"
@@ -108,8 +109,7 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
         pair = load_models(request)
     ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
     options["drafter"] = drafter_of(drafter, pair, request)
-    if request.stop:
-        options.update(stop_strings=list(request.stop), tokenizer=pair.tokenizer)
+    options |= text_options(request, pair)
     try:
         options |= planned_options(request, plan, pair, ids, options, notes) if plan else {}
         if request.compiled:
@@ -151,6 +151,13 @@ def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
         "policy": _policy(request),
     }
     return options
+
+
+def text_options(request: GenerateRequest, pair: Pair) -> dict[str, Any]:
+    """Return the options for which the tokenizer is needed: where the text stops, and what it is to be."""
+    stops = {"stop_strings": list(request.stop)} if request.stop else {}
+    grammar = {"grammar": request.grammar} if request.grammar else {}
+    return {**stops, **grammar, "tokenizer": pair.tokenizer} if stops or grammar else {}
 
 
 def check_sampling(settings: dict[str, Any]) -> None:
@@ -331,6 +338,7 @@ def _as_json(
             "plan": str(request.plan) if request.plan else None,
             **({} if request.chat_template is None else {"chat_template": request.chat_template}),
             **request.sampling,
+            **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
             **describe_setup(run),
         },
         "statistics": run.statistics.as_dict(),

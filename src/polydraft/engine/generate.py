@@ -116,8 +116,8 @@ def generate(
         time: on a GPU, time the parts of every step too, which waits for the device once a step.
         compile: run short passes of target and draft model as compiled code; every new shape takes seconds to a minute.
         inputs_tensor: what an encoder read, handed over by `model.generate`; not for direct calls.
-        **options: Hugging Face's generation arguments, such as max_new_tokens, temperature, logits_processor, and
-            stop_strings with tokenizer. A temperature above 0 turns sampling on, 0 turns it off.
+        **options: Hugging Face's, such as max_new_tokens and temperature, which above 0 turns sampling on and at 0 off;
+            with tokenizer, stop_strings; and `grammar`, a `Grammar` that the text is to follow (`Grammar.json_schema`).
 
     Raises:
         InvalidParameter: an argument outside its range, refused or unknown, an empty prompt, a streamer for several
@@ -223,7 +223,7 @@ def _run_prepared(
     mask = inputs.get("decoder_attention_mask" if target.encodes else "attention_mask")
     sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
-    check_predictions(choices.prediction, len(input_ids))
+    check_predictions(choices.prediction, len(input_ids), target.vocab_size)
     parts = chosen_parts(choices, target, prepared.params)
     check_reads(parts.drafter, target, sources)
     reason = warn_of_serial(prepared.processors[0])

@@ -33,6 +33,7 @@ from polydraft.models.generation import (
     take_apart,
     warn_of_serial,
 )
+from polydraft.models.grammar import Grammar
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
 from polydraft.models.loading import (
     Pair,
@@ -75,6 +76,7 @@ __all__ = [
     "Conversation",
     "Forward",
     "FusedModel",
+    "Grammar",
     "HuggingFaceModel",
     "LanguageModel",
     "Layer",

@@ -55,3 +55,9 @@ def test_weights_of_those_asleep_and_the_sum_of_those_awake_stay() -> None:
 
 def test_the_choice_law_is_that_of_the_weights() -> None:
     assert choice_law({"a": log(3.0), "b": 0.0, "c": 9.0}, ["a", "b"]) == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_a_fast_rate_is_no_error() -> None:
+    weights = {"a": 0.0, "b": -2e4, "c": 1.0}
+    after = hedged(weights, {"a": 0.0, "b": 1.0}, 1e4)
+    assert after["a"] == pytest.approx(0.0) and after["b"] == pytest.approx(-1e4) and after["c"] == 1.0

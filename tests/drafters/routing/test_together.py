@@ -1,6 +1,7 @@
 """Routes and merges in generation: the text of plain decoding, alone and in batches; the law; what is refused."""
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import polydraft
 from polydraft.conformance import check
 from polydraft.drafters import (
     Drafter,
+    JacobiDrafter,
     LookaheadDrafter,
     MergedDrafter,
     ModelDrafter,
@@ -84,6 +86,37 @@ def test_a_text_goes_on_from_a_past(name: str) -> None:
     assert torch.equal(on.sequences, polydraft.generate(TARGET, longer, drafter="none", **GREEDY).sequences)
 
 
+@pytest.mark.parametrize("kind", [RoutedDrafter, MergedDrafter])
+def test_members_that_cannot_go_on_from_a_past_begin_anew(kind: type) -> None:
+    plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
+    for before, after in permutations([NgramDrafter(), SuffixDrafter(), RecyclingDrafter(), JacobiDrafter()], 2):
+        for other in (None, model()):
+            first = polydraft.generate(TARGET, IDS[:1], drafter=kind((before,), other), keep_past=True, **GREEDY)
+            on = polydraft.generate(TARGET, IDS[:1], drafter=kind((after,), other), past=first.past, **GREEDY)
+            assert torch.equal(on.sequences, plain.sequences) and not on.statistics.fallback
+
+
+def test_a_past_does_not_bring_the_prediction_of_another_call() -> None:
+    plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
+    answer, asked = plain.sequences[0, IDS.shape[1] :].tolist(), {**GREEDY, "drafter": model()}
+    first = polydraft.generate(TARGET, IDS[:1], prediction=[7] * 40, keep_past=True, **asked)
+    fresh = polydraft.generate(TARGET, IDS[:1], prediction=answer, **asked)
+    on = polydraft.generate(TARGET, IDS[:1], prediction=answer, past=first.past, **asked)
+    assert on.statistics.sources["prediction"] == fresh.statistics.sources["prediction"]
+    assert on.statistics.sources["prediction"][1] > 30 and on.statistics.prompt_known
+
+
+def test_a_route_may_come_and_go_between_turns() -> None:
+    plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
+    alone = model()
+    for other in (alone, polydraft.LookupFirst(alone)):
+        for before, after in permutations([other, RoutedDrafter(TEXT, other), MergedDrafter(TEXT, alone)], 2):
+            first = polydraft.generate(TARGET, IDS[:1], drafter=before, keep_past=True, **GREEDY)
+            for told in ({}, {"prediction": [1, 2, 3]}):
+                on = polydraft.generate(TARGET, IDS[:1], drafter=after, past=first.past, **told, **GREEDY)
+                assert torch.equal(on.sequences, plain.sequences) and not on.statistics.fallback
+
+
 def test_drafts_are_counted_by_who_made_them() -> None:
     found = polydraft.generate(TARGET, IDS, drafter=RoutedDrafter(TEXT, model()), **GREEDY).statistics
     assert {*found.sources} <= {"n-gram", "suffix", "recycling", "model"} and len(found.sources) > 1
@@ -118,6 +151,15 @@ def test_what_cannot_be_together_is_refused_by_name() -> None:
         MergedDrafter(TEXT, hope=1.0)
     with pytest.raises(InvalidParameter, match="no place for the riders of lookahead"):
         MergedDrafter(TEXT, LookaheadDrafter())
+    for value in ("a", float("nan"), float("inf"), None):
+        for name in ("rate", "sure", "price"):
+            with pytest.raises(InvalidParameter, match="rate and sure must be positive"):
+                RoutedDrafter(TEXT, **{name: value})
+        with pytest.raises(InvalidParameter, match="hope must be between 0 and 1"):
+            MergedDrafter(TEXT, hope=value)  # type: ignore[arg-type]
+    for kind in (RoutedDrafter, MergedDrafter):
+        with pytest.raises(InvalidParameter, match="takes a drafter such as"):
+            kind(TEXT, "model")
     merged = MergedDrafter(TEXT, model())
     with pytest.raises(UnpairedScheme, match="deterministic or"):
         merged.check(IID())
@@ -157,6 +199,10 @@ def test_a_prediction_goes_before_any_drafter() -> None:
         polydraft.generate(TARGET, IDS, drafter="none", prediction=[1], **GREEDY)
     with pytest.raises(InvalidParameter, match="2 predictions for 3 rows"):
         polydraft.generate(TARGET, IDS, prediction=[[1], [2]], **GREEDY)
+    with pytest.raises(InvalidParameter, match="the token 20, but the target has 20 tokens"):
+        polydraft.generate(TARGET, IDS, prediction=[1, VOCAB], **GREEDY)
+    with pytest.raises(InvalidParameter, match="must be a text or token ids"):
+        polydraft.generate(TARGET, IDS, prediction=b"text", **GREEDY)
     with pytest.raises(InvalidParameter, match="tokenizer is missing"):
         polydraft.generate(TARGET, IDS, prediction="text", **GREEDY)
 

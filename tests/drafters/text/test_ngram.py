@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from polydraft.drafters import NgramDrafter, Session, given_chain
 from polydraft.drafters.text.ngram import continuations
+from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
@@ -96,3 +97,9 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted() -> None:
 def test_a_given_chain_of_nothing_is_the_root_alone() -> None:
     text = Text(torch.tensor([[1, 2]]), torch.tensor([2]))
     assert given_chain(text, [np.array([], dtype=np.int64)]).tree.tokens.tolist() == [[2]]
+
+
+@pytest.mark.parametrize("wrong", [(0,), (-1,), (2.5,), ("3",), (True,), (1, 2), (3, 1, 0), (3, 1, None)])
+def test_numbers_that_are_none_are_refused(wrong: tuple) -> None:
+    with pytest.raises(InvalidParameter, match="must be whole numbers of at least 1"):
+        NgramDrafter(*wrong)

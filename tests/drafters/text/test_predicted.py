@@ -1,5 +1,7 @@
 """Predicted outputs: where an answer stands in its prediction, before and behind differences."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -69,11 +71,24 @@ def test_a_text_that_is_as_predicted_takes_few_steps_and_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prediction", "trusted", "told"), [([], 2, "is empty"), ([1], 0, "trusted must be at least 1")]
+    ("prediction", "trusted", "told"),
+    [
+        ([], 2, "is empty"),
+        *(([1], trusted, "trusted must be a whole number of at least 1") for trusted in (0, 1.5, "2", None)),
+        *(
+            (wrong, 2, "must be token ids")
+            for wrong in ("text", None, 3, [-1], [1.5], [[]], [1, [2]], [1 << 40], b"ab")
+        ),
+    ],
 )
-def test_bad_predictions(prediction: list[int], trusted: int, told: str) -> None:
+def test_bad_predictions(prediction: Any, trusted: Any, told: str) -> None:
     with pytest.raises(InvalidParameter, match=told):
         PredictedDrafter(prediction, trusted)
+
+
+def test_a_prediction_may_be_any_sequence_of_tokens() -> None:
+    for given in (range(3), (0, 1, 2), np.arange(3), [np.arange(3)]):
+        PredictedDrafter(given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", every_head())

@@ -84,5 +84,6 @@ def test_greedy_text_is_that_of_plain_decoding_in_batches_too() -> None:
 
 
 def test_a_table_without_successors_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="successors must be at least 1, but is 0"):
-        RecyclingDrafter(0)
+    for wrong in (0, 2.5, "8", None):
+        with pytest.raises(InvalidParameter, match="successors must be a whole number of at least 1"):
+            RecyclingDrafter(wrong)  # type: ignore[arg-type]

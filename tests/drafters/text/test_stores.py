@@ -379,3 +379,13 @@ def test_a_file_is_open_for_as_long_as_it_is_searched(tmp_path: Path) -> None:
     one = Segment.open(path)
     path.unlink()
     assert one.found(as_tokens(one.tokens[1:5]), 8).counts[4] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [[-1, 2], [1.5, 2.0], [[1, 2], [3, 4]], [[1], [2, 3]], "text", [1 << 32, 1], [0xFFFFFFFF, 1]]
+)
+def test_texts_that_are_no_token_ids_are_refused(tmp_path: Path, wrong: Any) -> None:
+    with SuffixStore(tmp_path) as store, pytest.raises(InvalidParameter, match="takes the token ids of one text"):
+        store.add(wrong)
+    with pytest.raises(InvalidParameter, match="takes the token ids of one text"):
+        StoreWriter(tmp_path, Vocabulary(9)).add(wrong)

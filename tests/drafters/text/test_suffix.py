@@ -293,8 +293,11 @@ def test_words_name_drafters_and_their_stores(tmp_path: Path) -> None:
         assert torch.equal(found.sequences, plain)
         assert torch.equal(generated(drafter=word, verifier="naive").sequences, plain)
     assert SuffixDrafter(store=tmp_path / "growing").store.texts == 6  # type: ignore[union-attr]
-    for word in ("rest", "rest:", "suffix:"):
-        with pytest.raises(InvalidParameter, match=r"The drafter '\w+' needs a store: write \w+:FOLDER"):
+    for word in ("rest", "rest:", "rest: "):
+        with pytest.raises(InvalidParameter, match="The drafter 'rest' needs a store: write rest:FOLDER"):
+            generated(drafter=word)
+    for word in ("suffix:", "suffix: "):
+        with pytest.raises(InvalidParameter, match="no folder behind its colon: write suffix:FOLDER, or suffix alone"):
             generated(drafter=word)
     with pytest.raises(StoreError, match="There is no store of texts at"):
         generated(drafter=f"rest:{tmp_path / 'nowhere'}")

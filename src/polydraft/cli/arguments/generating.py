@@ -65,6 +65,25 @@ StopOption = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
+JsonSchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema",
+        metavar="FILE|TEXT",
+        help="Let the text be a JSON value of this schema: a file, or the schema itself.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+RegexOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATTERN", help="Let the text match this, as a whole.", rich_help_panel=SAMPLING),
+]
+GrammarOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Let the text follow this Lark grammar.", callback=to_read, rich_help_panel=SAMPLING
+    ),
+]
 SeedOption = Annotated[
     int | None,
     typer.Option(min=0, callback=seed_number, help="Fixes the text.", rich_help_panel=SAMPLING),

@@ -24,6 +24,7 @@ from polydraft.cli.generate import (
     drafter_of,
     load_models,
     planned_options,
+    text_options,
     warnings_as_sentences,
 )
 from polydraft.cli.generation.interruption import noted_interruption
@@ -116,6 +117,7 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "plan": fingerprint(request),
         **request.sampling,
         "stop": list(request.stop),
+        **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
         "seed": request.seed or 0,
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,
@@ -197,8 +199,7 @@ class _Work:
         if plan:
             example = _typical(list(prompts.values()))
             options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
-        if self.request.stop:
-            options.update(stop_strings=list(self.request.stop), tokenizer=pair.tokenizer)
+        options |= text_options(self.request, pair)
         options["seed"] = self.request.seed or 0
         own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
         options |= {"batch_size": self.job.batch_size, "per_prompt": own}

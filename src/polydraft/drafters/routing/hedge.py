@@ -51,6 +51,13 @@ def hedged(weights: Mapping[Expert, float], gains: Mapping[Expert, float], rate:
 
     Source: Freund, Schapire, Singer and Warmuth, STOC 1997 (experts that sleep); HedgeSpec, arXiv 2510.20064.
     """
-    law = choice_law(weights, gains)
-    mixed = log(sum(share * exp(rate * gains[expert]) for expert, share in law.items())) / rate
+    before = {expert: weights[expert] for expert in gains}
+    after = {expert: weight + rate * gains[expert] for expert, weight in before.items()}
+    mixed = (_log_sum(after.values()) - _log_sum(before.values())) / rate
     return {**weights, **{expert: weights[expert] + rate * (gain - mixed) for expert, gain in gains.items()}}
+
+
+def _log_sum(values: Collection[float]) -> float:
+    """Return log(sum(exp(v))), also where exp(v) is no number that there is room for."""
+    most = max(values)
+    return most + log(sum(exp(value - most) for value in values))

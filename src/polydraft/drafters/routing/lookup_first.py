@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.text import LOOKUP, Bounds, Guess, NgramDrafter, given
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -55,12 +55,18 @@ class LookupFirst(Drafter):
     shares: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.drafter, Drafter):
+            raise InvalidParameter(
+                f"Lookups go before a drafter such as ModelDrafter(...), not before {shown(self.drafter)}."
+            )
         told = {"name": f"lookup, else {self.drafter.name}", "reads": self.drafter.reads, "riders": self.drafter.riders}
         told["shares"] = self.drafter.shares
         for name, value in told.items():
             object.__setattr__(self, name, value)
-        if min(self.trusted, self.most) < 1:
-            raise InvalidParameter(f"trusted and most must be at least 1, but are {self.trusted} and {self.most}.")
+        numbers = (self.trusted, self.most)
+        if not all(map(is_whole, numbers)) or min(numbers) < 1:
+            told = " and ".join(map(shown, numbers))
+            raise InvalidParameter(f"trusted and most must be whole numbers of at least 1, but are {told}.")
 
     @property
     def sound(self) -> bool:

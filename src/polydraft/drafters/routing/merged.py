@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
-from polydraft.drafters.routing.routed import check_members, names_of
+from polydraft.drafters.routing.routed import check_members, check_other, names_of
 from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
 from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
@@ -75,8 +75,9 @@ class MergedDrafter(Together):
 
     def __post_init__(self) -> None:
         check_members(self.members, "A merge")
-        if not 0 < self.hope < 1:
-            raise InvalidParameter(f"hope must be between 0 and 1, but is {self.hope}.")
+        check_other(self.other, "A merge")
+        if not is_number(self.hope) or not 0 < self.hope < 1:
+            raise InvalidParameter(f"hope must be between 0 and 1, but is {shown(self.hope)}.")
         if self.other is not None and self.other.riders:
             raise InvalidParameter(f"A merge has no place for the riders of {self.other.name}.")
         other = self.other
@@ -158,23 +159,20 @@ class MergedDrafter(Together):
 
     def join(self, state: MergedState, row: int, other: MergedState) -> MergedState:
         """Take over the newcomer."""
-        pairs = zip(self.members, state.members, other.members, strict=True)
-        members = tuple(one.join(own, row, theirs) for one, own, theirs in pairs)
+        members = self.joined(state, row, other)
         inner = None if self.other is None else self.other.join(state.other, row, other.other)
         return replace(state, members=members, other=inner, joint=())
 
     def rewind(self, state: MergedState, row: int, length: int) -> MergedState:
         """Let everybody forget."""
-        members = tuple(one.rewind(own, row, length) for one, own in zip(self.members, state.members, strict=True))
         inner = None if self.other is None else self.other.rewind(state.other, row, length)
-        return replace(state, members=members, other=inner)
+        return replace(state, members=self.rewound(state, row, length), other=inner)
 
     def continues(self, state: object) -> bool:
-        """Ask everybody."""
+        """Ask the other drafter; members that cannot go on begin anew."""
         if not isinstance(state, MergedState) or len(state.members) != len(self.members):
             return False
-        inner = self.other is None or self.other.continues(state.other)
-        return inner and all(map(TextDrafter.continues, self.members, state.members))
+        return self.other is None or self.other.continues(state.other)
 
     def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
         """Return every row's guesses within their budget, and the members' states."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
 from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_number, shown
 from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
@@ -51,6 +52,10 @@ class Standing:
     weights: Mapping[Expert, float] = field(default_factory=dict)
     gain: float = 0.0
     asked: int = 0
+
+    def without(self, members: Collection[int]) -> "Standing":
+        """Return the same with nothing known of some members."""
+        return replace(self, weights={one: weight for one, weight in self.weights.items() if one[0] not in members})
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +144,12 @@ class RoutedDrafter(Together):
 
     def __post_init__(self) -> None:
         check_members(self.members, "A route")
-        if min(self.rate, self.sure) <= 0 or self.price < 0:
+        check_other(self.other, "A route")
+        numbers = (self.rate, self.sure, self.price)
+        if not all(is_number(one) and isfinite(one) for one in numbers) or min(numbers[:2]) <= 0 or self.price < 0:
             raise InvalidParameter(
-                f"rate and sure must be positive, and price not negative, but are {self.rate}, {self.sure} and "
-                f"{self.price}."
+                f"rate and sure must be positive, and price not negative, but are {shown(self.rate)}, "
+                f"{shown(self.sure)} and {shown(self.price)}."
             )
         names, other = names_of(self.members, " or "), self.other
         told = {
@@ -230,8 +237,7 @@ class RoutedDrafter(Together):
         inner = None if self.other is None else self.other.join(state.other, row, _inner(other))
         if not isinstance(other, RoutedState):
             return replace(state, other=inner)
-        pairs = zip(self.members, state.members, other.members, strict=True)
-        members = tuple(one.join(own, row, theirs) for one, own, theirs in pairs)
+        members = self.joined(state, row, other)
         standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
         return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
 
@@ -240,16 +246,20 @@ class RoutedDrafter(Together):
         inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
         if not isinstance(state, RoutedState):
             return inner
-        members = tuple(one.rewind(own, row, length) for one, own in zip(self.members, state.members, strict=True))
-        return replace(state, members=members, other=inner)
+        members = self.rewound(state, row, length)
+        standings = tuple(one.without({at for at, own in enumerate(members) if own is None}) for one in state.standings)
+        return replace(state, members=members, other=inner, standings=standings)
+
+    def ended(self, state: Any) -> bool:
+        """Ask the other drafter, also of a state of its own."""
+        return self.other is not None and self.other.ended(_inner(state))
 
     def continues(self, state: object) -> bool:
-        """Ask everybody, or the other drafter of a state of its own."""
+        """Ask the other drafter, also of a state of its own; members that cannot go on begin anew."""
         inner = self.other is None or self.other.continues(_inner(state))
         if not isinstance(state, RoutedState):
             return inner and self.other is not None
-        same = len(state.members) == len(self.members)
-        return inner and same and all(map(TextDrafter.continues, self.members, state.members))
+        return inner and len(state.members) == len(self.members)
 
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds
@@ -374,6 +384,18 @@ def check_members(members: object, who: str) -> None:
     for one in members:
         if not isinstance(one, TextDrafter) or one.riders:
             raise InvalidParameter(f"{who} is of text drafters without riders, and {one!r} is none.")
+
+
+def check_other(other: object, who: str) -> None:
+    """Check that what may draft beside text drafters is a drafter.
+
+    Raises:
+        InvalidParameter: it is something else.
+    """
+    if not isinstance(other, Drafter | None):
+        raise InvalidParameter(
+            f"{who} takes a drafter such as ModelDrafter(...) as other, or None, not {shown(other)}."
+        )
 
 
 def names_of(drafters: Sequence[Drafter], between: str) -> str:

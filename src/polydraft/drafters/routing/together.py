@@ -47,6 +47,18 @@ class Together(Drafter):
         """Ask the other drafter."""
         return self.other is not None and self.other.ended(state.other)
 
+    def rewound(self, state: Any, row: int, length: int) -> tuple[Any, ...]:
+        """Return the members' states up to a length; None of a member that cannot go on from what stands in its place,
+        such as a prediction of another call.
+        """
+        pairs = zip(self.members, state.members, strict=True)
+        return tuple(one.rewind(own, row, length) if one.continues(own) else None for one, own in pairs)
+
+    def joined(self, state: Any, row: int, other: Any) -> tuple[Any, ...]:
+        """Return the members' states with a newcomer's; those of which there is nothing to go on from stay."""
+        pairs = zip(self.members, state.members, other.members, strict=True)
+        return tuple(own if theirs is None else one.join(own, row, theirs) for one, own, theirs in pairs)
+
     def told(self, state: Any, tell: Tell) -> Any:
         """Return the state when everybody was told something."""
         members = tuple(map(tell, self.members, state.members))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.reading import Text
 
 
@@ -36,10 +36,11 @@ class NgramDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if min(self.longest, self.shortest, self.matches) < 1 or self.shortest > self.longest:
+        numbers = (self.longest, self.shortest, self.matches)
+        if not all(map(is_whole, numbers)) or min(numbers) < 1 or self.shortest > self.longest:
             raise InvalidParameter(
-                "longest, shortest and matches must be at least 1, and longest no less than shortest, but are "
-                f"{self.longest}, {self.shortest} and {self.matches}."
+                "longest, shortest and matches must be whole numbers of at least 1, and longest no less than shortest, "
+                f"but are {shown(self.longest)}, {shown(self.shortest)} and {shown(self.matches)}."
             )
 
     def guesses(self, state: int, text: Text, bounds: Bounds) -> tuple[list[Guess], int]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Text
 from polydraft.schemes import Given
@@ -17,6 +17,8 @@ from polydraft.trees import Chain
 
 SOURCE = "prediction"
 """The source of drafts that came from a prediction."""
+MOST_TOKEN = 1 << 31
+"""No token id is as large."""
 LOST = 0.3
 """The chance that is given to a guess about where a text goes on behind a difference."""
 
@@ -72,10 +74,13 @@ class PredictedDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if self.trusted < 1:
-            raise InvalidParameter(f"trusted must be at least 1, but is {self.trusted}.")
-        if not len(self.prediction):
+        if not is_whole(self.trusted) or self.trusted < 1:
+            raise InvalidParameter(f"trusted must be a whole number of at least 1, but is {shown(self.trusted)}.")
+        given = self.prediction
+        if isinstance(given, Sequence) and not given:
             raise InvalidParameter("The prediction is empty: give the tokens of a text that the answer will resemble.")
+        if not (_are_tokens(given) or (isinstance(given, Sequence) and all(map(_are_tokens, given)))):
+            raise InvalidParameter(f"prediction must be token ids, of all rows or of each, but is {shown(given)}.")
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give long chains: where a prediction is right, it is right for long."""
@@ -156,6 +161,13 @@ def _again(prediction: NDArray[np.int64], last: NDArray[np.int64], near: int) ->
         return None
     ahead = ends[ends >= near]
     return int(ahead[0] if len(ahead) else ends[-1])
+
+
+def _are_tokens(given: object) -> bool:
+    listed = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not listed:
+        return False
+    return all(is_whole(one) and 0 <= one < MOST_TOKEN for one in listed)
 
 
 def _scaled(guess: Guess, chance: float) -> Guess:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Given
@@ -57,8 +57,8 @@ class RecyclingDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if self.successors < 1:
-            raise InvalidParameter(f"successors must be at least 1, but is {self.successors}.")
+        if not is_whole(self.successors) or self.successors < 1:
+            raise InvalidParameter(f"successors must be a whole number of at least 1, but is {shown(self.successors)}.")
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of sixteen guesses."""

@@ -1,5 +1,6 @@
 """What users pass for drafter, verifier and tree, as the parts that the engine takes."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,6 +128,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if _is_word(given):
         return drafter_line(given).named(given)
     if isinstance(given, str | Path):
+        _check_no_other_word(given)
         if not is_derived(given) and is_head(given):
             return head_for(given, target.model)
         return as_drafter(load_draft(given, target.model), compile=compile)
@@ -139,6 +141,23 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     raise InvalidParameter(
         f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(drafter_spellings(0))}, but is "
         f"{_described(given)}."
+    )
+
+
+def _check_no_other_word(given: str | Path) -> None:
+    """Check that a name of no folder is no word that means something elsewhere: hubs have no such models.
+
+    Raises:
+        InvalidParameter: it is.
+    """
+    word, colon, _ = str(given).partition(":")
+    if Path(given).exists() or not is_drafter_word(word, sys.maxsize):
+        return
+    if colon and drafter_line(word).store == "no":
+        raise InvalidParameter(f"The drafter {word} takes nothing behind a colon; write drafter={word!r}.")
+    raise InvalidParameter(
+        f"The drafter {word} needs a draft model: pass the drafter itself, with its model in it, or name both to the "
+        f"command line, as --draft MODEL --drafter {word}."
     )
 
 

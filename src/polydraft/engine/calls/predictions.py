@@ -33,12 +33,21 @@ def predicting(choices: Choices, prediction: object, tokenizer: Any) -> Choices:
     return replace(choices, prediction=_row(given))
 
 
-def check_predictions(prediction: object, rows: int) -> None:
-    """Check that there is one prediction for all rows, or one for each.
+def check_predictions(prediction: object, rows: int, vocab_size: int) -> None:
+    """Check that there is one prediction for all rows, or one for each, of tokens that the target has.
 
     Raises:
-        InvalidParameter: there is another number of them.
+        InvalidParameter: there is another number of them, or a token is none of the target's.
     """
+    if isinstance(prediction, tuple):
+        nested = isinstance(prediction[0], tuple)
+        told = cast(tuple[tuple[int, ...], ...], prediction if nested else (prediction,))
+        most = max(map(max, told))
+        if most >= vocab_size:
+            raise InvalidParameter(
+                f"prediction has the token {shown(most)}, but the target has {vocab_size} tokens; give a text of the "
+                "target's own tokenizer."
+            )
     if isinstance(prediction, tuple) and isinstance(prediction[0], tuple):
         found = len(cast(tuple[object, ...], prediction))
         if found != rows:
@@ -52,6 +61,7 @@ def _row(given: Any) -> tuple[int, ...]:
         InvalidParameter: they are none.
     """
     tokens = given.tolist() if isinstance(given, Tensor) else given
-    if not isinstance(tokens, Sequence) or not tokens or not all(is_whole(one) and one >= 0 for one in tokens):
+    listed = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
+    if not listed or not tokens or not all(is_whole(one) and one >= 0 for one in tokens):
         raise InvalidParameter(f"prediction must be a text or token ids, at least one, but is {shown(given)}.")
     return tuple(int(one) for one in tokens)

@@ -205,7 +205,7 @@ def with_parts(
             continue
         if "prediction" in own:
             own["prediction"] = predicting(Choices(), own["prediction"], options.get("tokenizer")).prediction
-            check_predictions(own["prediction"], 1)
+            check_predictions(own["prediction"], 1, target.vocab_size)
         rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
         params = _params(target, rest, options) if rest.own else law.params
         key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)

@@ -81,7 +81,7 @@ def generate_many(
         output_logprobs: as for `generate`; a `Completed` has them.
         time: as for `generate`.
         compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
-        **options: Hugging Face's generation arguments.
+        **options: Hugging Face's generation arguments, and `grammar`, also of one prompt in `per_prompt`.
 
     Raises:
         InvalidParameter: batch_size below 1 or too large for the memory, an option outside its range, or options for a

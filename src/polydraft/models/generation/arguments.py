@@ -29,7 +29,10 @@ HONOURED = frozenset(
 )
 """What is set by these names means what it means to Hugging Face."""
 
+WITH_TOKENS = frozenset(("grammar",))
+"""polydraft's own arguments that go the way of Hugging Face's, since the law of the text follows from them."""
 OURS = (
+    "grammar",
     "drafter",
     "verifier",
     "policy",
@@ -173,7 +176,7 @@ def check_arguments(
         refusal = None if name in OF_DECODERS & own else known.get(name)
         if refusal is not None:
             _check(name, value, refusal)
-        elif name not in HONOURED | own and value is not None:
+        elif name not in HONOURED | WITH_TOKENS | own and value is not None:
             raise InvalidParameter(_unknown(model, name))
     for name in FLAGS:
         asked_for(name, options.get(name))

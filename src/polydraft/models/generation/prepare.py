@@ -43,6 +43,7 @@ from polydraft.models.generation.arguments import (
 )
 from polydraft.models.generation.criteria import row_criteria
 from polydraft.models.generation.processors import RowProcessor, row_processors
+from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
 from polydraft.models.sources.encoded import is_encoder_decoder
 from polydraft.models.sources.inputs import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
 from polydraft.probs import SamplingParams
@@ -144,10 +145,22 @@ def _settled(options: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     configs = (options.get("generation_config"), config)
     strings = [options.get("stop_strings"), *(getattr(one, "stop_strings", None) for one in configs)]
     options["stopping_criteria"] = _with_stop_strings(options, next((one for one in strings if one is not None), None))
-    ours = {"assistant_model", "tokenizer", *REFUSED} - own  # of what is refused, only what asks for nothing comes here
+    grammar = grammar_processor(options, model)
+    if grammar is not None:  # Hugging Face puts the filters behind it
+        options["logits_processor"] = LogitsProcessorList([*_listed(options.get("logits_processor")), grammar])
+    ours = {
+        "assistant_model",
+        "tokenizer",
+        "grammar",
+        *REFUSED,
+    } - own  # of what is refused, only what asks for nothing comes here
     told = {name: value for name, value in options.items() if name not in ours}
     said = {name for name in OURS_TO_DECIDE if any(getattr(one, name, None) is not None for one in configs)}
     return {**told, **dict.fromkeys(said | (told.keys() & OURS_TO_DECIDE))}
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _check_read(model: PreTrainedModel, given: object, options: Mapping[str, Any]) -> None:
@@ -215,7 +228,7 @@ def _checked_mask(mask: object, shape: tuple[int, ...], name: str) -> Tensor:
 def _with_stop_strings(options: Mapping[str, Any], strings: Any) -> StoppingCriteriaList:
     """Return the criteria with one for stop strings: Hugging Face hands no tokenizer on to do so itself."""
     given, tokenizer = options.get("stopping_criteria"), options.get("tokenizer")
-    criteria: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    criteria = _listed(given)
     if not all(map(callable, criteria)):
         raise InvalidParameter(f"stopping_criteria must be criteria that can be called, but is {given!r:.200}.")
     result = StoppingCriteriaList(criteria)
@@ -260,15 +273,21 @@ def take_apart(
     tokens = input_ids.gather(-1, order)[:, : int(lengths.max())]
     left = real.long().argmax(dim=-1).tolist()
     padding = tuple(row[:count] for row, count in zip(input_ids, left, strict=True)) if any(left) else ()
-    given = _flat(logits_processor)
-    params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
-    pad = config.pad_token_id
     eos = frozenset(
         int(token)
         for criterion in stopping_criteria
         if isinstance(criterion, EosTokenCriteria)
         for token in criterion.eos_token_id.flatten().tolist()
     )
+    own = [count + length for count, length in zip(left, lengths.tolist(), strict=True)]
+    begins = [begin + (begin == 1 and config.forced_bos_token_id is not None) for begin in own]
+    given, grammars = _placed(_flat(logits_processor), begins, eos)
+    params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
+    pad = config.pad_token_id
+    criteria = row_criteria(
+        [one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids
+    )
+    ends = [one.endings for one in grammars]
     return Prepared(
         input_ids=input_ids,
         tokens=tokens,
@@ -276,15 +295,21 @@ def take_apart(
         padding=padding,
         params=params,
         processors=row_processors(processors, len(input_ids), input_ids, vocab_size),
-        criteria=row_criteria(
-            [one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids
-        ),
+        criteria=tuple((*theirs, *(one[row] for one in ends)) for row, theirs in enumerate(criteria)),
         eos=eos,
         pad=pad if pad is not None else min(eos, default=0),
         max_length=min(one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)),
         wants_scores=asked_for("output_scores", config.output_scores),
         wants_logits=asked_for("output_logits", config.output_logits),
     )
+
+
+def _placed(
+    processors: Sequence[Any], begins: Sequence[int], eos: frozenset[int]
+) -> tuple[list[Any], list[GrammarLogitsProcessor]]:
+    """Return the processors with the grammars for the rows of the batch, and these grammars."""
+    found = [one.placed(begins, eos) if isinstance(one, GrammarLogitsProcessor) else one for one in processors]
+    return found, [one for one in found if isinstance(one, GrammarLogitsProcessor)]
 
 
 def _flat(processors: Sequence[Any]) -> list[Any]:

@@ -33,6 +33,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.generation.grammars import fork_of_library, of_row_of_library
 from polydraft.models.generation.trial import Behaviour, behaviour
+from polydraft.models.grammar import GrammarLogitsProcessor
 
 Call = Callable[..., Tensor]
 """A processor: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
@@ -301,6 +302,8 @@ def _stem(kind: type) -> str:
 
 def _of_row(processor: Call, row: int, rows: int) -> Call:
     """Return a processor that can be called for one row of the batch alone."""
+    if isinstance(processor, GrammarLogitsProcessor):
+        return processor.rows[row]
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
         ignored = int(processor.prompt_ignore_length[row])
         return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
@@ -15,7 +14,7 @@ from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import AdditivePenalties, TokenBias
+from polydraft.models import AdditivePenalties, Grammar, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import Ask, Speculation, about
 from polydraft.server.worker.served import Served
@@ -112,14 +111,12 @@ def grammar_options(served: Served, ask: Ask) -> dict[str, Any]:
     """Return the option that holds the answer to a grammar, if one is asked for.
 
     Raises:
-        InvalidParameter: the grammar is none, or this version has no grammars.
+        InvalidParameter: the grammar is none.
+        MissingExtra: what follows grammars is not installed.
     """
     if ask.grammar is None:
         return {}
-    kind = getattr(polydraft, "Grammar", None)
-    if kind is None:
-        raise InvalidParameter("This version of polydraft cannot hold text to a grammar: leave response_format out.")
-    make = getattr(kind, ask.grammar.kind)
+    make = getattr(Grammar, ask.grammar.kind)
     grammar = make() if ask.grammar.text is None else make(ask.grammar.text)
     return {"grammar": grammar, "tokenizer": served.tokenizer}
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.text.occurrences import SENTINEL, Ranged, Tokens
 from polydraft.drafters.text.stores.order import backward_order
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
-from polydraft.errors import StoreError
+from polydraft.errors import InvalidParameter, StoreError, shown
 
 MAGIC, VERSION = b"PDTEXTS\0", 1
 HEADER = struct.Struct("<8sIIQQI32s188sI")
@@ -91,6 +91,22 @@ class Segment:
     def found(self, context: Tokens, longest: int) -> Ranged:
         """Find a context's last tokens."""
         return Ranged.of(self.tokens, self.order, context, longest)
+
+
+def stored(tokens: object) -> NDArray[np.uint32]:
+    """Return a text's tokens as stores keep them.
+
+    Raises:
+        InvalidParameter: they are no sequence of token ids.
+    """
+    try:
+        found = np.asarray(tokens)
+    except ValueError:  # rows of different lengths
+        found = np.zeros((0, 0))
+    whole = found.ndim == 1 and (found.dtype.kind in "iu" or not len(found))
+    if not whole or (len(found) and not 0 <= int(found.min()) <= int(found.max()) < SENTINEL):
+        raise InvalidParameter(f"A store takes the token ids of one text, but was given {shown(tokens)}.")
+    return found.astype(np.uint32)
 
 
 def joined(texts: Sequence[NDArray]) -> NDArray[np.uint32]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
 from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
-from polydraft.drafters.text.stores.segment import Segment, joined
+from polydraft.drafters.text.stores.segment import Segment, joined, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import StoreError
 
@@ -118,9 +118,10 @@ class StoreWriter:
         """Add a text; one of fewer than two tokens has nothing that follows.
 
         Raises:
+            InvalidParameter: these are no token ids.
             StoreError: a chunk is full and cannot be written.
         """
-        text = np.asarray(tokens, np.uint32)
+        text = stored(tokens)
         if len(text) < 2:
             return
         if self._waiting and self._size + len(text) + 1 > self.chunk:

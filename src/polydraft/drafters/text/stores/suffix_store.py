@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
 from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
-from polydraft.drafters.text.stores.segment import Segment
+from polydraft.drafters.text.stores.segment import Segment, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
@@ -150,14 +150,18 @@ class SuffixStore:
 
         Args:
             tokens: the whole text, its prompt included.
+
+        Raises:
+            InvalidParameter: these are no token ids.
         """
-        if len(tokens) < 2:
+        text = stored(tokens)
+        if len(text) < 2:
             return
         with self._lock:
             buffer = self._buffer
             if buffer.process != os.getpid():
                 buffer.used, buffer.texts, buffer.process = 1, 0, os.getpid()
-            buffer.add(np.asarray(tokens, np.uint32))
+            buffer.add(text)
             if buffer.used >= FLUSHED or time.monotonic() - buffer.since > LATEST:
                 self.flush()
 
