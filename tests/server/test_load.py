@@ -15,11 +15,13 @@ import httpx
 import pytest
 from serving import alone, served
 
+import polydraft
 from polydraft.models import Pair, load_pair
 
 EXACT = {"dtype": "float64"}
 PROMPTS = ("def fib(n):\n", "import os\nclass A:\n", "for i in range(10):\n    print(", "x = [1, 2, 3]\n" * 12, "a")
 HEATS = (0.0, 0.6, 1.0)
+PATTERN = "[a-z ]{4,30}"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,9 @@ class Answer:
 
 def request(number: int) -> dict[str, Any]:
     """Return one of many different requests."""
+    grammar = {"guided_regex": PATTERN} if number % 8 == 7 else {}
     return {
+        **grammar,
         "prompt": PROMPTS[number % len(PROMPTS)],
         "max_tokens": 2 + (7 * number) % 19,
         "temperature": HEATS[number % len(HEATS)],
@@ -86,6 +90,8 @@ def checked(pair: Pair, bodies: Sequence[dict[str, Any]], answers: Sequence[Answ
     """Compare texts with those of single runs with the same seeds."""
     for body, answer in zip(bodies, answers, strict=True):
         options = {"seed": body["seed"], "temperature": body["temperature"], "max_new_tokens": body["max_tokens"]}
+        if "guided_regex" in body:
+            options |= {"grammar": polydraft.Grammar.regex(PATTERN), "tokenizer": pair.tokenizer}
         assert answer.text == alone(pair, body["prompt"], **options)
         assert answer.tokens == body["max_tokens"] or answer.tokens > 0
 

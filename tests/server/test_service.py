@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
 
 def test_an_error_in_a_step_costs_the_text_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("no more")
+        raise OSError("no more")
 
     with client(batch_size=4) as found:
         ask(found, max_tokens=1)
