@@ -10,7 +10,7 @@ MARKED := gpu or slow or grammars or smollm2 or families or browser
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo test test-typed test-slow test-models test-grammars test-smollm2 test-browser lint format clean
+.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 test-browser lint format clean
 
 env: $(READY)
 
@@ -23,6 +23,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: env
 	$(BIN)/polydraft demo
+
+# An OpenAI-compatible server with the embedded pair, and its page: http://127.0.0.1:8000
+serve: env
+	$(BIN)/polydraft serve $(SERVE)
 
 test: env
 	$(RUN) -m "not ($(MARKED))"

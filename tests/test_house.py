@@ -25,7 +25,8 @@ FLOORS = [
     ["engine", "training"],
     ["bench", "conformance"],
 ]
-LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms} | {"polydraft": 9, "cli": 10}
+LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LEVELS |= {"polydraft": 9, "server": 10, "cli": 11}
 NARROW = {
     "probs": {"errors"},
     "models": {"probs", "errors", "fetched"},

@@ -95,6 +95,7 @@ from polydraft.cli.arguments.training import (
 )
 from polydraft.cli.benchmark import bench_app
 from polydraft.cli.process import exit_code_of, importing
+from polydraft.cli.serve import serve
 from polydraft.cli.stores import store_app
 
 app = typer.Typer(
@@ -108,6 +109,7 @@ train_app = typer.Typer(help="Train models.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(store_app, name="store")
+app.command()(serve)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, Prompts, decode
 from polydraft.engine.defaults import as_drafter, default_drafter, text_word
 from polydraft.engine.generate import generate, stream
-from polydraft.engine.many import Completed, ManyRun, generate_many
+from polydraft.engine.many import Completed, ManyRun, OpenBatch, OpenStep, generate_many
 from polydraft.engine.planner import Goodput, Planner
 from polydraft.engine.run import Run
 from polydraft.engine.slots import Request, Slots
@@ -25,6 +25,8 @@ __all__ = [
     "Goodput",
     "ManyRun",
     "Method",
+    "OpenBatch",
+    "OpenStep",
     "Past",
     "Planner",
     "Prompts",

@@ -162,7 +162,8 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
     if past and known:
         reader = reader.join(0, past.reader, known)
     session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)
-    state = resumed(method.drafter, past.drafts if past else None, known, text, session)
+    drafts = past.drafts if past else None
+    state = resumed(method.drafter, drafts, 0 if drafts is None else known, text, session)
     own = (method.policy, laws[0].params)
     part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), *own)
     going = frozenset(range(batch))

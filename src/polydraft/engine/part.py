@@ -1,6 +1,6 @@
 """Some rows of a batch with one drafter, one verifier and one policy: rows of a batch need not have the same."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,6 +123,20 @@ class Part:
         place = self.rows.index(row)
         rows = (*self.rows[:place], -1, *self.rows[place + 1 :])
         return replace(self, state=self.drafter.leave(self.state, place), rows=rows, alone=False)
+
+    def moved(self, places: Mapping[int, int], batch: int) -> "Part":
+        """Return the part in a batch whose rows have other places; the state's rows stay where they are.
+
+        Args:
+            places: where rows of the batch are now; those that are not named are over.
+            batch: how many rows the batch has.
+        """
+        gone = [row for row in self.rows if row >= 0 and row not in places]
+        part = self
+        for row in gone:
+            part = part.left(row)
+        rows = tuple(places[row] if row >= 0 else -1 for row in part.rows)
+        return replace(part, rows=rows, alone=rows == tuple(range(batch)))
 
     def _placed(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Name the rows of pieces as the batch does, and drop free ones."""

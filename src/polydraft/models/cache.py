@@ -222,7 +222,11 @@ class TreeCache(TransformersCache):
 
     def of_row(self, row: int) -> "TreeCache":
         """Return a view of the keys of one row."""
-        return _View(self, row=row)
+        return _View(self, rows=range(row, row + 1))
+
+    def of_first(self, rows: int) -> "TreeCache":
+        """Return a view of the keys of the first rows: a batch may have fewer rows than there is memory for."""
+        return _View(self, rows=range(rows))
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
@@ -250,17 +254,17 @@ class TreeCache(TransformersCache):
 
 
 class _View(TreeCache):
-    """Some layers, or one row, of another cache, which may be a view itself and need not be allocated yet."""
+    """Some layers, or some rows, of another cache, which may be a view itself and need not be allocated yet."""
 
-    def __init__(self, whole: TreeCache, *, layers: range | None = None, row: int | None = None) -> None:
+    def __init__(self, whole: TreeCache, *, layers: range | None = None, rows: range | None = None) -> None:
         count, batch, capacity = whole.shape
         own = range(count) if layers is None else layers
         if layers is not None and whole.shapes is not None and len(whole.shapes) > 2 * count:
             raise UnsupportedModel("A model whose layers choose what they attend to cannot be read in part.")
         shapes = None if whole.shapes is None else tuple(whole.shapes[2 * own.start : 2 * own.stop])
-        super().__init__(len(own), batch if row is None else 1, capacity, shapes, placed=whole.placed)
-        self.whole, self.row = whole, row
-        self.sources = whole.sources if row is None else whole.sources[row : row + 1]
+        super().__init__(len(own), batch if rows is None else len(rows), capacity, shapes, placed=whole.placed)
+        self.whole, self.part = whole, rows
+        self.sources = whole.sources if rows is None else whole.sources[rows.start : rows.stop]
         self.own = range(2 * own.start, 2 * own.stop)
 
     def place(
@@ -295,13 +299,14 @@ class _View(TreeCache):
         if isinstance(self.whole, _View):
             self.whole._look()
         stores, positions = self.whole.stores, self.whole.positions
-        if stores and self.row is None:
+        if stores and self.part is None:
             groups = self.whole.groups or [list(range(2 * self.whole.shape[0]))]
             inside = [[place for place, entry in enumerate(group) if entry in self.own] for group in groups]
             stores = tuple(store.narrow(0, one[0], len(one)) for store, one in zip(stores, inside, strict=True) if one)
-        if self.row is not None:
-            stores = tuple(store.narrow(1, self.row, 1) for store in stores)
-            positions = None if positions is None else positions.narrow(0, self.row, 1)
+        if self.part is not None:
+            first, count = self.part.start, len(self.part)
+            stores = tuple(store.narrow(1, first, count) for store in stores)
+            positions = None if positions is None else positions.narrow(0, first, count)
         self._hold(stores)
         self.positions = positions
 

@@ -82,6 +82,10 @@ class Cache(Protocol):
         """Return a view of the keys of one row: what is written there is written here."""
         raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
 
+    def of_first(self, rows: int) -> "Cache":
+        """Return a view of the keys of the first rows: what is written there is written here."""
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
+
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
         raise UnsupportedModel(f"{type(self).__name__} cannot be copied in part.")

@@ -21,7 +21,7 @@ class Past:
         target: the model that read the text.
         text: one row, the prompt and what was written.
         reader: the target, which has read all tokens but the last.
-        drafts: the drafter's state.
+        drafts: the drafter's state; None if another drafter goes on, so that nothing is known of its own.
         weights: what the target's weights were when it began to read (`state_of`).
     """
 
@@ -38,7 +38,7 @@ class Past:
         if the drafter reads the target's hidden states, which are not kept, and cannot go on from what it made of them.
         Such a drafter is given the states of one token at least, which some draft from.
         """
-        if drafter.reads and not drafter.continues(self.drafts):
+        if drafter.reads and (self.drafts is None or not drafter.continues(self.drafts)):
             return 0
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
         common = max(min(len(ours), len(theirs) - bool(drafter.reads)), 0)

@@ -56,6 +56,10 @@ class Watched:
             self._others[id(parts)] = parts, guard, method
         return self._others[id(parts)][2]
 
+    def forget(self, parts: Parts) -> None:
+        """Drop the method of parts that no text has any more."""
+        self._others.pop(id(parts), None)
+
     @property
     def _failure(self) -> str:
         """Why a drafter failed; empty if none did."""

@@ -1,5 +1,6 @@
 """Hugging Face's generation call: its arguments, what it prepares, and the processors that it hands over."""
 
+from polydraft.models.generation.additions import AdditivePenalties, TokenBias
 from polydraft.models.generation.arguments import (
     HONOURED,
     OF_A_CALL_THAT_ENDS,
@@ -29,10 +30,12 @@ __all__ = [
     "OF_A_CALL_THAT_ENDS",
     "OF_ONE_CALL",
     "REFUSED",
+    "AdditivePenalties",
     "Prepared",
     "Refusal",
     "RowProcessor",
     "Serial",
+    "TokenBias",
     "as_hugging_faces",
     "check_arguments",
     "check_config",

@@ -1,6 +1,6 @@
 """Conversations as token ids, by the chat template that a tokenizer brings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,11 +23,20 @@ class Message:
     content: str
 
 
-def conversation_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
+def conversation_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message | Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
     """Return the tokens of a conversation, up to where the model's answer begins.
 
     The template writes all special tokens itself, so none is added. If the last message is the assistant's, the model
     continues that message, as in Hugging Face's pipelines.
+
+    Args:
+        tokenizer: the model's.
+        messages: what was said; a mapping may have more than a role and a content, for templates that know it.
+        tools: what the template is to tell of tools.
 
     Raises:
         InvalidParameter: there is no template, it refuses the messages, or it makes no tokens of them.
@@ -37,11 +46,12 @@ def conversation_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mess
             "This model's tokenizer has no chat template, so it cannot take messages: take a chat model, or give raw "
             "text (--no-chat-template on the command line)."
         )
-    continued = bool(messages) and messages[-1].role == "assistant"
-    told = [{"role": one.role, "content": one.content} for one in messages]
+    told = [dict(one) if isinstance(one, Mapping) else {"role": one.role, "content": one.content} for one in messages]
+    continued = bool(told) and told[-1]["role"] == "assistant"
     try:
         ids = tokenizer.apply_chat_template(
             told,
+            tools=None if tools is None else list(map(dict, tools)),
             add_generation_prompt=not continued,
             continue_final_message=continued,
             return_dict=False,

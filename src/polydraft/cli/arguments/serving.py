@@ -1,0 +1,126 @@
+"""Options of `polydraft serve` alone."""
+
+from typing import Annotated
+
+import typer
+
+from polydraft.cli.arguments.options import DRAFTING, MODELS, OUTPUT
+from polydraft.cli.arguments.values import count
+from polydraft.cli.arguments.words import one_of, verifier_word
+from polydraft.errors import InvalidParameter
+
+ADDRESS, LIMITS = "Address", "Limits"
+PLANS = ("auto", "goodput")
+
+
+def _plan(word: str | None) -> str | None:
+    return None if word is None else one_of(word, PLANS)
+
+
+def _rule(word: str | None) -> str | None:
+    return None if word is None else verifier_word(word)
+
+
+def _port(number: int) -> int:
+    if not 0 <= number < 65536:
+        raise InvalidParameter(f"--port must be a number from 0 to 65535, but is {number}.")
+    return number
+
+
+HostOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Address to listen at; 0.0.0.0 for all.", rich_help_panel=ADDRESS)
+]
+PortOption = Annotated[
+    int, typer.Option(callback=_port, help="Port to listen at; 0 for a free one.", rich_help_panel=ADDRESS)
+]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="POLYDRAFT_API_KEY",
+        help="Key that clients must send; may be repeated. Default: none is needed.",
+        rich_help_panel=ADDRESS,
+    ),
+]
+OriginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="URL",
+        help="Web page from elsewhere that may call, such as https://example.org; may be repeated. Default: none.",
+        rich_help_panel=ADDRESS,
+    ),
+]
+ModelNameOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="What clients call the model. Default: the target's name.", rich_help_panel=MODELS
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, callback=count, help="CPU threads of the model. Default: torch's.", rich_help_panel=MODELS),
+]
+ServePlanOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        callback=_plan,
+        help="auto or goodput: a planner chooses the trees of requests without a seed. Default: fixed trees.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+ServeVerifierOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        callback=_rule,
+        help="Verification rule, a word of `polydraft generate --verifier`. Default: what suits the drafter.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+SlotsOption = Annotated[
+    int,
+    typer.Option("--batch-size", min=1, callback=count, help="Texts in progress at a time.", rich_help_panel=LIMITS),
+]
+QueueOption = Annotated[
+    int, typer.Option("--max-queue", min=0, help="Texts that may wait; more get 429.", rich_help_panel=LIMITS)
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        min=2,
+        callback=count,
+        help="Tokens of a text with its prompt at most. Default: the model's context, at most 4096.",
+        rich_help_panel=LIMITS,
+    ),
+]
+PromptLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-prompt-tokens", min=1, callback=count, help="Tokens of a prompt at most.", rich_help_panel=LIMITS
+    ),
+]
+BodyOption = Annotated[
+    int, typer.Option("--max-body", min=1, callback=count, help="Bytes of a request at most.", rich_help_panel=LIMITS)
+]
+ChunkOption = Annotated[
+    int,
+    typer.Option(
+        min=1, callback=count, help="Prompts are read by so many tokens between steps.", rich_help_panel=LIMITS
+    ),
+]
+DeadlineOption = Annotated[
+    float, typer.Option(min=0.001, help="Seconds that a request may take.", rich_help_panel=LIMITS)
+]
+GraceOption = Annotated[
+    float, typer.Option(min=0, help="Seconds for running requests when told to stop.", rich_help_panel=LIMITS)
+]
+LogPromptsOption = Annotated[
+    bool, typer.Option("--log-prompts", help="Write prompts and texts to the log.", rich_help_panel=OUTPUT)
+]
+VllmOption = Annotated[
+    bool, typer.Option("--vllm-metrics", help="Tell metrics under vllm: too.", rich_help_panel=OUTPUT)
+]

@@ -1,0 +1,120 @@
+"""`polydraft serve`: the port, the model, and the server until it is told to stop."""
+
+import asyncio
+import socket
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from polydraft.cli.printing import on_one_line
+from polydraft.errors import InvalidParameter, MissingExtra
+
+if TYPE_CHECKING:
+    from polydraft.server import Settings
+
+PATIENCE = 2
+"""Connections that are still open when all requests have ended have so many seconds."""
+
+
+def settings_class() -> "type[Settings]":
+    """Return the class of a server's settings.
+
+    Raises:
+        MissingExtra: the packages of the extra are not installed.
+    """
+    try:
+        from polydraft.server import Settings
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "polydraft":
+            raise
+        raise MissingExtra(
+            f"polydraft serve needs the package {error.name}: pip install 'polydraft[serve]'."
+        ) from error
+    return Settings
+
+
+def run_serve(settings: "Settings", host: str, port: int) -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit code.
+
+    Raises:
+        InvalidParameter: nobody can listen there.
+        PolydraftError: the model cannot be served.
+    """
+    import uvicorn
+
+    from polydraft.server import build_app
+    from polydraft.server.front.logs import log, write_logs
+
+    listening = bound(host, port)
+    try:
+        write_logs()
+        app = build_app(settings)
+        desk = app.state.desk
+        desk.launch()
+        _say("Loading the model ...")
+        try:
+            desk.wait()
+        except BaseException:
+            asyncio.run(desk.close())
+            raise
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE
+        )
+        number = listening.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
+        log("serving", model=settings.name, host=host, port=number, batch_size=settings.batch_size, worker=desk.pid)
+        _serving(uvicorn, config, desk).run(sockets=[listening])
+    finally:
+        listening.close()
+    return 0
+
+
+def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
+    """Return a server that lets running requests end when it is told to stop; told again, it stops at once."""
+
+    class Server(uvicorn.Server):
+        draining: Any = None
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Take note of a signal."""
+            if self.draining is not None or not self.started:
+                self.should_exit = self.force_exit = True
+                return
+            self.draining = "soon"
+            asyncio.get_running_loop().call_soon_threadsafe(self._drain)
+
+        def _drain(self) -> None:
+            self.draining = asyncio.ensure_future(desk.drain())
+            self.draining.add_done_callback(lambda _: setattr(self, "should_exit", True))
+
+    return Server(config)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        InvalidParameter: it cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(address)
+            found.listen(2048)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidParameter(f"Nobody can listen at {host}:{port}: {reason}; choose another --port.") from error
+    return found
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")
+    sys.stderr.flush()

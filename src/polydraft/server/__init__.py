@@ -1,0 +1,9 @@
+"""An OpenAI-compatible server for any target with any drafter: `build_app` returns it as a value.
+
+It needs the packages of the extra `serve`.
+"""
+
+from polydraft.server.app import build_app
+from polydraft.server.settings import Settings
+
+__all__ = ["Settings", "build_app"]

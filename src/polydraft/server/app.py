@@ -1,0 +1,102 @@
+"""The application as a value: everything a server answers, to be run by any ASGI server."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from polydraft.server.front.desk import Desk
+from polydraft.server.front.door import Door
+from polydraft.server.front.metrics import Metrics
+from polydraft.server.page_routes import add_page
+from polydraft.server.routes import add_routes
+from polydraft.server.settings import Settings
+from polydraft.server.wire.errors import Refused, of_fields
+
+PAGE = Path(__file__).parent / "page"
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """Return the application; its worker starts with it, unless `app.state.desk.launch()` was called before.
+
+    Args:
+        settings: what the operator decides.
+    """
+    metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
+    desk = Desk(settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await desk.open()
+        try:
+            yield
+        finally:
+            await desk.close()
+
+    app = FastAPI(title="polydraft", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.desk, app.state.settings, app.state.begun = desk, settings, int(time.time())
+    add_routes(app)
+    add_page(app, PAGE)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RequestValidationError, _wrong_fields)
+    app.add_exception_handler(HTTPException, _plain_error)
+    app.add_exception_handler(Exception, _ours)
+    if settings.origins:
+        exposed = ["x-request-id", "retry-after"]
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=exposed,
+        )
+    app.add_middleware(Door, desk=desk)
+    usual = app.openapi
+    app.openapi = lambda: described(usual())  # pyright: ignore[reportAttributeAccessIssue]
+    return app
+
+
+def _answered(request: Request, error: Refused) -> Response:
+    request.app.state.desk.metrics.add_by("request_refused", error.status)
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _answered(request, error)
+
+
+async def _wrong_fields(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _answered(request, of_fields(error.errors()))
+
+
+async def _plain_error(request: Request, error: Exception) -> Response:
+    """Say in our shape what the framework says: that there is no such page, or no such method of one."""
+    assert isinstance(error, HTTPException)
+    sentences = {404: "There is nothing at this address.", 405: "This address is not for this method."}
+    said = sentences.get(error.status_code, "The body cannot be read as JSON.")
+    answer = JSONResponse(Refused(error.status_code, said).body(), error.status_code, error.headers)
+    request.app.state.desk.metrics.add_by("request_refused", error.status_code)
+    return answer
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    return _answered(request, Refused(500, f"An error of the server's own: {type(error).__name__}."))
+
+
+def described(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return an OpenAPI description without the framework's own kind of error, which is never sent."""
+    for path in schema.get("paths", {}).values():
+        for operation in path.values():
+            operation.get("responses", {}).pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema.get("components", {}).get("schemas", {}).pop(name, None)
+    return schema

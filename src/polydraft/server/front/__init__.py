@@ -1,0 +1,1 @@
+"""The front: everything between the network and the worker."""

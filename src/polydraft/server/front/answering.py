@@ -1,0 +1,125 @@
+"""From a request that was taken to its answer: whole, or as a stream of events."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from polydraft.server.front.desk import Desk, Ticket
+from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.fields import Common
+from polydraft.server.wire.tallies import Tally
+from polydraft.server.worker import Ask, Event, Spell
+
+DONE = b"data: [DONE]\n\n"
+STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Shape) -> Response:
+    """Answer a request for texts.
+
+    Raises:
+        Refused: it cannot be answered.
+    """
+    ticket, event = await attended(desk, request, ask)
+    tally = Tally.of(event.said, ask.n)
+    if body.stream:
+        return StreamingResponse(
+            _events(desk, request, ticket, tally, body, shape), media_type="text/event-stream", headers=STREAM
+        )
+    try:
+        await _unless_gone(request, _all(ticket, tally))
+    finally:
+        desk.leave(ticket)
+        _tell_log(request, tally, desk, ask)
+    return JSONResponse(shape.whole(tally))
+
+
+async def attended(desk: Desk, request: Request, ask: Ask | Spell) -> tuple[Ticket, Event]:
+    """Submit a request, unless its client goes away first."""
+    return await _unless_gone(request, desk.submit(ask))
+
+
+async def _all(ticket: Ticket, tally: Tally) -> None:
+    while not tally.over:
+        event = await ticket.next()
+        tally.add(event.kind, event.said)
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """Do something as long as the client is there.
+
+    Raises:
+        Refused: it went away.
+    """
+    doing, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Refused(499, "The client went away.")
+        return doing.result()
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(
+    desk: Desk, request: Request, ticket: Ticket, tally: Tally, body: Common, shape: Shape
+) -> AsyncIterator[bytes]:
+    options = body.stream_options
+    usage, always = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+    try:
+        for chunk in shape.opening(tally):
+            yield _line({**chunk, "usage": None} if usage else chunk)
+        while not tally.over:
+            event = await ticket.next()
+            if event.kind == "joined":
+                tally.add(event.kind, event.said)
+                continue
+            before = len(tally.choices[event.said["number"]].text)
+            choice = tally.add(event.kind, event.said)
+            chunk = shape.chunk(choice, event.said, before)
+            if tally.over:
+                chunk |= shape.measures(tally)
+            if usage:
+                chunk["usage"] = tally.usage() if always else None
+            if event.said["text"] or choice.reason or "trace" in event.said or event.said.get("logprobs"):
+                yield _line(chunk)
+        if usage:
+            yield _line(shape.closing(tally))
+    except Refused as error:
+        desk.metrics.add_by("request_refused", error.status)
+        yield _line(error.body())
+    finally:
+        desk.leave(ticket)
+        _tell_log(request, tally, desk, ticket.ask)
+    yield DONE
+
+
+def _line(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+def _tell_log(request: Request, tally: Tally, desk: Desk, ask: Ask | Spell) -> None:
+    """Say what a request came to, for the log; of its text only what the operator wants to see."""
+    counts = tally.counts()
+    told: dict[str, Any] = {
+        "prompt_tokens": tally.prompt_tokens,
+        "completion_tokens": tally.completion_tokens,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "finish": [choice.finish or "cancelled" for choice in tally.choices],
+    }
+    if desk.settings.prompts_logged and isinstance(ask, Ask):
+        told |= {"prompts": ask.prompts, "texts": [choice.text for choice in tally.choices]}
+    request.scope["state"]["told"] = told

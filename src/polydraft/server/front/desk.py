@@ -1,0 +1,259 @@
+"""The desk: it hands requests to the worker, what comes of them to those who wait, and starts the worker again."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from polydraft.errors import PolydraftError
+from polydraft.server.front.logs import log
+from polydraft.server.front.metrics import Metrics, Timing
+from polydraft.server.settings import Settings
+from polydraft.server.wire.errors import STATUSES, Refused, of_event
+from polydraft.server.worker import Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
+
+SOON = 2
+"""After so many seconds a client may ask again whether the model is there."""
+MOST_PAUSE = 30.0
+
+
+class Ticket:
+    """What a request waits at for what comes of it.
+
+    Args:
+        ask: the request.
+        timing: its times.
+        deadline: when it is over, by the loop's clock.
+    """
+
+    def __init__(self, ask: Ask | Spell, timing: Timing, deadline: float) -> None:
+        self.ask, self.timing, self.deadline = ask, timing, deadline
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.left = ask.size if isinstance(ask, Ask) else 0
+        self.running = 0
+
+    async def next(self) -> Event:
+        """Return the next event.
+
+        Raises:
+            Refused: the worker refused or lost the request, or its time is over.
+        """
+        rest = self.deadline - asyncio.get_running_loop().time()
+        try:
+            event = await asyncio.wait_for(self.events.get(), max(rest, 0))
+        except TimeoutError:
+            raise Refused(504, "The request took longer than this server allows.", None, "deadline") from None
+        if event.kind == "refused":
+            raise of_event(event.said)
+        if event.kind == "failed":
+            code = event.said.get("code")
+            status = STATUSES.get(str(code), 500)
+            raise Refused(status, str(event.said["message"]), None, code, SOON if status == 503 else None)
+        return event
+
+
+class Desk:
+    """Keep the worker and those who wait for it.
+
+    Args:
+        settings: the server's.
+        metrics: the app's.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.tickets: dict[str, Ticket] = {}
+        self.told: Mapping[str, Any] = {}
+        self.stopping = False
+        self.ready = False
+        self.broken = ""
+        self._known = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: ProcessWorker | ThreadWorker | None = None
+        self._failures = 0
+        self._seconds = 1.0  # what a text took lately
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._restart: asyncio.Task[None] | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """How many texts are written or wait."""
+        return sum(ticket.left for ticket in self.tickets.values())
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, if it has one of its own."""
+        return self._worker.pid if self._worker is not None else None
+
+    def launch(self) -> None:
+        """Start the worker, if it is not there."""
+        if self._worker is None:
+            self._known.clear()
+            kind = ProcessWorker if self.settings.apart else ThreadWorker
+            self._worker = kind(self.settings, self._say)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            PolydraftError: it cannot be.
+        """
+        self._known.wait(seconds)
+        if self.broken:
+            raise PolydraftError(self.broken)
+
+    async def open(self) -> None:
+        """Be there for requests: called when the loop runs."""
+        self._loop = asyncio.get_running_loop()
+        self.launch()
+        await asyncio.to_thread(self.wait)
+
+    async def close(self) -> None:
+        """End the worker."""
+        self.stopping = True
+        if self._restart is not None:
+            self._restart.cancel()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await asyncio.to_thread(worker.end, 5.0)
+        self._loop = None
+
+    async def drain(self) -> None:
+        """Refuse what comes, and wait until what is there has ended, or its time is over."""
+        self.stopping = True
+        log("draining", texts=self.outstanding)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self.settings.grace)
+
+    def check_open(self) -> None:
+        """Check that requests are taken.
+
+        Raises:
+            Refused: they are not.
+        """
+        if self.stopping:
+            raise Refused(503, "The server is about to stop.", None, "stopping", SOON)
+        if not self.ready:
+            raise Refused(503, "The model is not loaded yet; try again soon.", None, "not_ready", SOON)
+
+    async def submit(self, ask: Ask | Spell) -> tuple[Ticket, Event]:
+        """Hand a request to the worker; return where to wait, and what it said first.
+
+        Raises:
+            Refused: the queue is full, or the worker refuses.
+        """
+        self.check_open()
+        size = ask.size if isinstance(ask, Ask) else 0
+        most = self.settings.batch_size + self.settings.max_queue
+        if size > most:
+            raise Refused(400, f"n asks for {size} texts at once, but at most {most} are taken.", "n")
+        if self.outstanding + size > most:
+            raise Refused(429, "The queue is full; try again later.", None, "queue_full", self._patience())
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(ask, Timing(self.metrics), loop.time() + self.settings.deadline)
+        self.tickets[ask.name] = ticket
+        self._idle.clear()
+        self._tell(ask)
+        try:
+            return ticket, await ticket.next()
+        except BaseException:
+            self.leave(ticket)
+            raise
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forget a request; what is left of it is not written."""
+        if self.tickets.pop(ticket.ask.name, None) is None:
+            return
+        if ticket.left:
+            self._tell(Cancel(ticket.ask.name))
+        if not self.tickets:
+            self._idle.set()
+        self._count()
+
+    def _tell(self, told: Ask | Spell | Cancel) -> None:
+        if self._worker is not None:
+            self._worker.tell(told)
+
+    def _patience(self) -> int:
+        """Return after how many seconds a place in the queue is likely free."""
+        return max(1, min(60, math.ceil(self._seconds * self.outstanding / self.settings.batch_size / 2)))
+
+    def _say(self, event: Event) -> None:
+        """Hear the worker, on its thread."""
+        if event.kind in ("ready", "broken"):
+            self.ready, self.broken = event.kind == "ready", str(event.said.get("message", ""))
+            self.told = event.said if self.ready else self.told
+            self._failures = 0 if self.ready else self._failures
+            self._known.set()
+        if event.kind == "gone":
+            self.ready = False
+            if not self._known.is_set():
+                self.broken = "The model's process ended while it was loading the model."
+                self._known.set()
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._heard, event)
+
+    def _heard(self, event: Event) -> None:
+        if event.kind == "gone":
+            self._lost(event)
+            return
+        ticket = self.tickets.get(event.name)
+        if ticket is None:
+            return
+        self._note(ticket, event)
+        ticket.events.put_nowait(event)
+
+    def _note(self, ticket: Ticket, event: Event) -> None:
+        """Count what an event says."""
+        if event.kind == "begun":
+            ticket.timing.begun(event.said)
+        elif event.kind == "joined":
+            ticket.running += 1
+            ticket.timing.joined(event.said, event.said["prompt"])
+        elif event.kind == "gained":
+            ticket.timing.gained(event.said)
+            if event.said["finish"]:
+                ticket.left -= 1
+                ticket.running = max(0, ticket.running - 1)
+                self._seconds += (ticket.timing.seconds - self._seconds) / 8
+        self._count()
+
+    def _count(self) -> None:
+        running = sum(ticket.running for ticket in self.tickets.values())
+        self.metrics.put("num_requests_running", running)
+        self.metrics.put("num_requests_waiting", self.outstanding - running)
+
+    def _lost(self, event: Event) -> None:
+        """Tell everybody that the worker is gone, and start another one."""
+        if self.stopping and self._worker is None:
+            return
+        log("worker gone", level=logging.ERROR, code=event.said.get("code"), requests=len(self.tickets))
+        said = {"message": "The model's process ended; the request is lost, try again.", "code": "worker_gone"}
+        for ticket in self.tickets.values():
+            ticket.left = 0
+            ticket.events.put_nowait(Event("failed", ticket.ask.name, said))
+        self._worker = None
+        if not self.stopping:
+            self._restart = asyncio.get_running_loop().create_task(self._again())
+
+    async def _again(self) -> None:
+        pause = min(MOST_PAUSE, self._failures and 2.0**self._failures)
+        self._failures += 1
+        await asyncio.sleep(pause)
+        begun = time.perf_counter()
+        await asyncio.to_thread(self.launch)
+        await asyncio.to_thread(self._known.wait)
+        log(
+            "worker started",
+            pid=self.pid,
+            ready=self.ready,
+            seconds=round(time.perf_counter() - begun, 3),
+            error=self.broken or None,
+        )

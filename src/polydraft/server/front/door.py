@@ -1,0 +1,133 @@
+"""The door: what is asked of every request before anybody reads it, in plain ASGI."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from polydraft.server.front.desk import Desk
+from polydraft.server.front.logs import log, request_id
+from polydraft.server.wire.errors import Refused
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+"""The beginnings of paths that need a key, where there are keys."""
+BODY_SECONDS = 30.0
+"""A body must have come within so many seconds."""
+ID = "x-request-id"
+
+
+class Door:
+    """Give every request an id, read its body up to a limit, look at its key, and write a line about it.
+
+    Args:
+        app: what is behind it.
+        desk: whose settings hold.
+    """
+
+    def __init__(self, app: App, desk: Desk) -> None:
+        self.app, self.desk = app, desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it here."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, begun, status = Headers(scope=scope), time.perf_counter(), [0]
+        name = request_id(headers.get(ID))
+        scope.setdefault("state", {})["request_id"] = name
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status[0] = message["status"]
+                message["headers"] = [*message.get("headers", ()), (ID.encode(), name.encode())]
+            await send(message)
+
+        try:
+            self._check_key(scope["path"], headers)
+            body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
+            await self.app(scope, receive if body is None else _again(body, receive), sending)
+        except Refused as error:
+            self.desk.metrics.add_by("request_refused", error.status)
+            await JSONResponse(error.body(), error.status, error.headers)(scope, receive, sending)
+        finally:
+            self._logged(scope, name, status[0], time.perf_counter() - begun)
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        """Check the key; all keys are looked at, in a time that does not depend on what was sent.
+
+        Raises:
+            Refused: there is none, or not the right one.
+        """
+        keys = self.desk.settings.keys
+        if not keys or not path.startswith(GUARDED):
+            return
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("utf-8", "replace") if kind.lower() == "bearer" else b""
+        if not any([hmac.compare_digest(given, one.encode()) for one in keys]):
+            raise Refused(401, "Send a valid API key, as Authorization: Bearer KEY.", None, "invalid_api_key")
+
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        """Read the body.
+
+        Raises:
+            Refused: it is too long, or takes too long.
+        """
+        most, said = self.desk.settings.max_body, headers.get("content-length", "")
+        if said.isdigit() and int(said[:20]) > most:
+            raise _too_long(most)
+        parts, size = list[bytes](), 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refused(400, "The client went away before its body had come.")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise _too_long(most)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Refused(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
+
+    def _logged(self, scope: Scope, name: str, status: int, seconds: float) -> None:
+        told = scope["state"].get("told", {})
+        if scope["path"] in ("/health", "/metrics") and status == 200:
+            return
+        log(
+            "request",
+            id=name,
+            method=scope["method"],
+            path=scope["path"][:200],
+            status=status or 499,
+            seconds=round(seconds, 4),
+            **told,
+        )
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(413, f"The body is longer than the {most} bytes that this server takes.", None, "body_too_long")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what hands a body out that was read, and then what comes behind it."""
+    given = False
+
+    async def receiving() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receiving

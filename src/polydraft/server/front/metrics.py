@@ -1,0 +1,156 @@
+"""Prometheus metrics, under vLLM's names behind our own prefix, and behind vLLM's where that is asked for."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+OURS, THEIRS = "polydraft", "vllm"
+WAITS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+LABEL = "model_name"
+COUNTERS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "generation_tokens": "Tokens written.",
+    "spec_decode_num_drafts": "Steps of texts in which something was drafted.",
+    "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "prefix_cache_queries": "Tokens of prompts that were looked for among those known.",
+    "prefix_cache_hits": "Tokens of prompts that were known.",
+}
+GAUGES = {"num_requests_running": "Texts in progress.", "num_requests_waiting": "Texts that wait."}
+HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From the request to its first token.", WAITS),
+    "inter_token_latency_seconds": ("Between steps that brought a text something, for each token of them.", GAPS),
+    "time_per_output_token_seconds": ("The same under the name of before.", GAPS),
+    "request_time_per_output_token_seconds": ("A request's time behind its first token, for each token.", GAPS),
+    "e2e_request_latency_seconds": ("From the request to its end.", WHOLE),
+    "request_queue_time_seconds": ("In the queue.", WHOLE),
+    "request_prompt_tokens": ("Tokens of a request's prompts.", SIZES),
+    "request_generation_tokens": ("Tokens of a text.", SIZES),
+}
+
+
+class Metrics:
+    """The metrics of one app, in a registry of its own.
+
+    Args:
+        model: what the model is called.
+        vllm: whether they are told under `vllm:` too.
+    """
+
+    def __init__(self, model: str, *, vllm: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._named: dict[str, list[Any]] = {}
+        for prefix in (OURS, THEIRS) if vllm else (OURS,):
+            self._make(prefix)
+
+    def _make(self, prefix: str) -> None:
+        made: dict[str, Any] = {}
+        labels, registry = [LABEL], self.registry
+        for name, said in COUNTERS.items():
+            made[name] = Counter(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model)
+        for name, said in GAUGES.items():
+            made[name] = Gauge(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model)
+        for name, (said, buckets) in HISTOGRAMS.items():
+            one = Histogram(f"{prefix}:{name}", said, labels, registry=registry, buckets=buckets)
+            made[name] = one.labels(self._model)
+        two = {
+            "spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens by depth.", "position"),
+            "request_success": ("Texts that came to an end.", "finished_reason"),
+            "request_refused": ("Requests that were refused or failed, by HTTP's number.", "status"),
+        }
+        for name, (said, label) in two.items():
+            made[name] = Counter(f"{prefix}:{name}", said, [LABEL, label], registry=registry)
+        for name, one in made.items():
+            self._named.setdefault(name, []).append(one)
+
+    def add(self, name: str, value: float = 1) -> None:
+        """Add to a counter."""
+        self._each(name, lambda one: one.inc(value))
+
+    def put(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._each(name, lambda one: one.set(value))
+
+    def see(self, name: str, value: float) -> None:
+        """Put a value into a histogram."""
+        self._each(name, lambda one: one.observe(value))
+
+    def add_by(self, name: str, label: object, value: float = 1) -> None:
+        """Add to a counter with a label."""
+        self._each(name, lambda one: one.labels(self._model, str(label)).inc(value))
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _each(self, name: str, do: Callable[[Any], None]) -> None:
+        for one in self._named[name]:
+            do(one)
+
+
+class Timing:
+    """The times of one request's texts, put into the metrics as they come.
+
+    Args:
+        metrics: the app's.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._asked = time.perf_counter()
+        self._last: dict[int, float] = {}
+        self._first: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the request came."""
+        return time.perf_counter() - self._asked
+
+    def begun(self, said: Mapping[str, Any]) -> None:
+        """Note that the request was taken."""
+        tokens = sum(said["prompt_tokens"])
+        self._metrics.add("prompt_tokens", tokens)
+        self._metrics.see("request_prompt_tokens", tokens)
+
+    def joined(self, said: Mapping[str, Any], prompt: int) -> None:
+        """Note that a text is read now."""
+        self._metrics.see("request_queue_time_seconds", self.seconds)
+        self._metrics.add("prefix_cache_queries", prompt)
+        self._metrics.add("prefix_cache_hits", said["cached"])
+
+    def gained(self, said: Mapping[str, Any]) -> None:
+        """Note what a step brought a text."""
+        metrics, number, count, now = self._metrics, said["number"], len(said["tokens"]), time.perf_counter()
+        metrics.add("generation_tokens", count)
+        self._tokens[number] = self._tokens.get(number, 0) + count
+        if number in self._last and count:
+            gap = (now - self._last[number]) / count
+            metrics.see("inter_token_latency_seconds", gap)
+            metrics.see("time_per_output_token_seconds", gap)
+        elif count:
+            metrics.see("time_to_first_token_seconds", now - self._asked)
+            self._first[number] = now
+        self._last[number] = now
+        if said["drafted"]:
+            metrics.add("spec_decode_num_drafts")
+            metrics.add("spec_decode_num_draft_tokens", said["drafted"])
+            metrics.add("spec_decode_num_accepted_tokens", said["accepted"])
+            for depth in range(said["accepted"]):
+                metrics.add_by("spec_decode_num_accepted_tokens_per_pos", depth)
+        if said["finish"]:
+            self._ended(number, str(said["finish"]), now)
+
+    def _ended(self, number: int, finish: str, now: float) -> None:
+        metrics, tokens = self._metrics, self._tokens[number]
+        metrics.add_by("request_success", {"eos": "stop", "context": "length"}.get(finish, finish))
+        metrics.see("e2e_request_latency_seconds", now - self._asked)
+        metrics.see("request_generation_tokens", tokens)
+        if tokens > 1 and number in self._first:
+            metrics.see("request_time_per_output_token_seconds", (now - self._first[number]) / (tokens - 1))

@@ -1,0 +1,57 @@
+"""What a page can choose from: words and what they mean."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import polydraft.catalogue as catalogue
+import polydraft.catalogue.tables as tables
+from polydraft import __version__
+from polydraft.server.settings import Settings
+
+
+def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model, the words of drafters, verifiers and trees with their meanings, and what holds by default.
+
+    Args:
+        settings: the server's.
+        told: what the worker says of its model.
+    """
+    words = [word for word in told.get("drafters", ()) if word != "none"]
+    rules = catalogue.rule_words(lossless=True)
+    trees = [example for line in tables.POLICIES for example in line.examples[:1]]
+    return {
+        "models": [settings.name],
+        "target": told.get("target"),
+        "drafters": [{"word": word, "meaning": _meaning(_drafter(word))} for word in words],
+        "verifiers": [{"word": word, "meaning": _meaning(_rule(word))} for word in rules],
+        "trees": trees,
+        "chat": bool(told.get("chat")),
+        "context": told.get("context"),
+        "defaults": {
+            "drafter": settings.drafter or (told.get("draft") and "model"),
+            "verifier": settings.verifier,
+            "tree": settings.tree,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "max_tokens": 256,
+        },
+        "version": __version__,
+    }
+
+
+def _drafter(word: str) -> Any:
+    line = catalogue.drafter_line(word)
+    return (
+        line.kind if line.kind is not None and not line.kind.__name__.startswith("_") and not line.wraps else line.make
+    )
+
+
+def _rule(word: str) -> Any:
+    return next(line.make for line in tables.RULES if line.word == word)
+
+
+def _meaning(made: Any) -> str:
+    """Return the first sentence of what something says of itself."""
+    said = " ".join((made.__doc__ or "").strip().split("\n\n")[0].split())
+    return said.split(". ")[0].removesuffix(".")

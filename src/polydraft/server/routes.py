@@ -1,0 +1,163 @@
+"""What is answered at which address."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from polydraft import __version__
+from polydraft.server.front.answering import answer, attended
+from polydraft.server.front.desk import Desk
+from polydraft.server.options import page_options
+from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+
+class ErrorFields(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorFields
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": said}
+    for status, said in {
+        400: "The request is wrong.",
+        401: "The API key is missing or wrong.",
+        404: "There is no such model.",
+        408: "The body took too long.",
+        413: "The body is too long.",
+        429: "The queue is full.",
+        500: "An error of the server's own.",
+        503: "The model is not there.",
+        504: "The request took too long.",
+    }.items()
+}
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add everything but the page to an app."""
+    _add_texts(app)
+    _add_tokens(app)
+    _add_models(app)
+    _add_state(app)
+
+
+def _desk(request: Request) -> Desk:
+    return request.app.state.desk
+
+
+def _id(request: Request, kind: str) -> str:
+    """Return an answer's id: two requests may bear one id of their client's, so it has a number of ours behind it."""
+    state = request.app.state
+    state.count = getattr(state, "count", 0) + 1
+    return f"{kind}-{request.scope['state']['request_id']}-{state.count}"
+
+
+def _check_model(request: Request, name: str | None) -> None:
+    own = request.app.state.settings.name
+    if name not in (None, own):
+        raise Refused(404, f"model must be {own}; this server has no other one.", "model", "model_not_found")
+
+
+def _add_texts(app: FastAPI) -> None:
+    @app.post("/v1/completions", responses=ERRORS)
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        """Continue prompts."""
+        _check_model(request, body.model)
+        name = _id(request, "cmpl")
+        shape = Shape(name, request.app.state.settings.name, False, body.logprobs is not None)
+        return await answer(_desk(request), request, body.as_ask(name), body, shape)
+
+    @app.post("/v1/chat/completions", responses=ERRORS)
+    async def chat_completions(request: Request, body: ChatBody) -> Response:
+        """Answer a conversation."""
+        _check_model(request, body.model)
+        name = _id(request, "chatcmpl")
+        shape = Shape(name, request.app.state.settings.name, True, body.logprobs)
+        return await answer(_desk(request), request, body.as_ask(name), body, shape)
+
+
+def _add_tokens(app: FastAPI) -> None:
+    @app.post("/tokenize", responses=ERRORS)
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
+        """Return the tokens of a text or conversation."""
+        _check_model(request, body.model)
+        desk = _desk(request)
+        ticket, event = await attended(desk, request, body.as_spell(_id(request, "tok")))
+        desk.leave(ticket)
+        told = {
+            "count": len(event.said["tokens"]),
+            "max_model_len": event.said["length"],
+            "tokens": event.said["tokens"],
+        }
+        return JSONResponse({**told, "token_strs": event.said["texts"] if body.return_token_strs else None})
+
+    @app.post("/detokenize", responses=ERRORS)
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+        """Return the text of tokens."""
+        _check_model(request, body.model)
+        desk = _desk(request)
+        ticket, event = await attended(desk, request, body.as_spell(_id(request, "detok")))
+        desk.leave(ticket)
+        return JSONResponse({"prompt": event.said["text"]})
+
+
+def _add_models(app: FastAPI) -> None:
+    def told() -> dict[str, Any]:
+        desk, settings = app.state.desk, app.state.settings
+        return {
+            "id": settings.name,
+            "object": "model",
+            "created": app.state.begun,
+            "owned_by": "polydraft",
+            "root": desk.told.get("target"),
+            "max_model_len": desk.told.get("context"),
+        }
+
+    @app.get("/v1/models", responses={401: ERRORS[401]})
+    async def models() -> Response:
+        """List the model."""
+        return JSONResponse({"object": "list", "data": [told()]})
+
+    @app.get("/v1/models/{name:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+    async def model(request: Request, name: str) -> Response:
+        """Tell about the model."""
+        _check_model(request, name)
+        return JSONResponse(told())
+
+
+def _add_state(app: FastAPI) -> None:
+    desk: Desk = app.state.desk
+
+    @app.get("/health", responses={503: ERRORS[503]})
+    async def health() -> Response:
+        """Tell whether requests are taken."""
+        desk.check_open()
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return Response(desk.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/version")
+    async def version() -> Response:
+        """Return the version."""
+        return JSONResponse({"version": __version__})
+
+    @app.get("/polydraft/options")
+    async def options() -> Response:
+        """Return what the page can choose from."""
+        return JSONResponse(page_options(app.state.settings, desk.told))

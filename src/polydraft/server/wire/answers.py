@@ -1,0 +1,147 @@
+"""Answers in OpenAI's shapes, whole and in chunks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polydraft.server.wire.tallies import Choice, Tally
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an answer to one request looks like.
+
+    Args:
+        name: the answer's id.
+        model: what the model is called.
+        chat: whether it is a chat.
+        logprobs: whether log-probabilities are told.
+        created: when, in seconds since 1970.
+    """
+
+    name: str
+    model: str
+    chat: bool
+    logprobs: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, tally: Tally) -> dict[str, Any]:
+        """Return the answer when all texts have ended."""
+        choices = [self._choice(tally, choice) for choice in tally.choices]
+        return {
+            **self._head("chat.completion" if self.chat else "text_completion"),
+            "choices": choices,
+            "usage": tally.usage(),
+            "metrics": tally.metrics(),
+            "polydraft": {"seeds": list(tally.begun["seeds"])},
+        }
+
+    def opening(self, tally: Tally) -> list[dict[str, Any]]:
+        """Return the chunks before the first token: of a chat who speaks, of an echo the prompts."""
+        if self.chat:
+            delta = {"role": "assistant", "content": ""}
+            return [self._chunk([_chat_chunk(choice.number, delta, None, None)]) for choice in tally.choices]
+        if "echo" not in tally.begun:
+            return []
+        found: list[dict[str, Any]] = []
+        for choice in tally.choices:
+            echo = tally.begun["echo"][choice.number // tally.n]
+            told = _text_logprobs(echo["logprobs"], 0) if self.logprobs else None
+            found.append(self._chunk([_text_chunk(choice.number, echo["text"], told, None)]))
+        return found
+
+    def chunk(self, choice: Choice, said: Mapping[str, Any], before: int) -> dict[str, Any]:
+        """Return the chunk of a step.
+
+        Args:
+            choice: the text, with the step.
+            said: what the step brought.
+            before: characters of the text before it.
+        """
+        reason = choice.reason
+        if self.chat:
+            delta = {"content": said["text"]} if said["text"] or not reason else {}
+            told = _chat_logprobs(said.get("logprobs", ())) if self.logprobs else None
+            body = self._chunk([_chat_chunk(choice.number, delta, told, reason)])
+        else:
+            told = _text_logprobs(said.get("logprobs", ()), before) if self.logprobs else None
+            body = self._chunk([_text_chunk(choice.number, said["text"], told, reason, choice.stopped_by)])
+        if "trace" in said:
+            body["polydraft"] = {"index": choice.number, **said["trace"]}
+        return body
+
+    def closing(self, tally: Tally) -> dict[str, Any]:
+        """Return the last chunk, which has the usage and no choice."""
+        return {**self._chunk([]), "usage": tally.usage(), "metrics": tally.metrics()}
+
+    def measures(self, tally: Tally) -> dict[str, Any]:
+        """Return what the last chunk of a text has beside, where no usage is asked for."""
+        return {"metrics": tally.metrics()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.name, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": choices}
+
+    def _choice(self, tally: Tally, choice: Choice) -> dict[str, Any]:
+        if self.chat:
+            told = _chat_logprobs(choice.logprobs) if self.logprobs else None
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            return {
+                "index": choice.number,
+                "message": message,
+                "logprobs": told,
+                "finish_reason": choice.reason,
+                "stop_reason": choice.stopped_by,
+            }
+        echo = tally.begun["echo"][choice.number // tally.n] if "echo" in tally.begun else None
+        told = _text_logprobs([*(echo["logprobs"] if echo else ()), *choice.logprobs], 0) if self.logprobs else None
+        text = choice.text if echo is None else echo["text"] + choice.text
+        return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
+
+
+def _text_chunk(number: int, text: str, logprobs: Any, reason: str | None, stopped_by: Any = None) -> dict[str, Any]:
+    return {
+        "index": number,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": reason,
+        "stop_reason": stopped_by,
+    }
+
+
+def _chat_chunk(number: int, delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
+    return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _text_logprobs(own: Sequence[Mapping[str, Any]], before: int) -> dict[str, Any]:
+    """Return log-probabilities as completions have them; of a prompt's first token there is none."""
+    offsets: list[int] = []
+    for one in own:
+        offsets.append(before)
+        before += len(one["text"])
+    return {
+        "tokens": [one["text"] for one in own],
+        "token_logprobs": [one["logprob"] for one in own],
+        "top_logprobs": [None if one["logprob"] is None else _by_text(one) for one in own],
+        "text_offset": offsets,
+    }
+
+
+def _by_text(one: Mapping[str, Any]) -> dict[str, float]:
+    return {text: value for _, text, value in one["top"]}
+
+
+def _chat_logprobs(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return log-probabilities as chats have them."""
+    return {"content": [{**_said(one["text"], one["logprob"]), "top_logprobs": _top(one)} for one in own]}
+
+
+def _top(one: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_said(text, value) for _, text, value in one["top"]]
+
+
+def _said(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}

@@ -1,0 +1,286 @@
+"""The fields that requests for completions and for chats have in common, and what they mean to the worker."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from polydraft.server.worker import Grammar, Speculation
+
+IGNORED = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "verbosity",
+    "reasoning_effort",
+    "request_id",
+    "priority",
+    "cache_salt",
+    "best_of",
+    "add_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
+"""Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
+MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
+LARGE = 2**31 - 1
+Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True)]
+Token = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
+
+
+class Fields(BaseModel):
+    """A part of a request: what it does not know is refused by name."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class Body(Fields):
+    """A whole request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for name, value in data.items():
+                if _has_surrogates([name, value]):
+                    raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
+        return data
+
+
+class SpeculativeFields(Fields):
+    """How to draft for a request: words as for `polydraft generate --drafter`, `--verifier` and `--tree`."""
+
+    enabled: Annotated[bool, Field(strict=True)] = True
+    drafter: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    verifier: Annotated[Text, Field(min_length=1, max_length=100)] | None = None
+    tree: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    max_draft_tokens: Annotated[int, Field(strict=True, ge=0, le=127)] | None = None
+    trace: Annotated[bool, Field(strict=True)] = False
+
+    def as_speculation(self) -> Speculation:
+        """Return what the worker is told."""
+        return Speculation(**self.model_dump())
+
+
+class StreamFields(Fields):
+    """What a stream tells beside the text."""
+
+    include_usage: Annotated[bool, Field(strict=True)] = False
+    continuous_usage_stats: Annotated[bool, Field(strict=True)] = False
+
+
+class PredictionFields(Fields):
+    """What the answer will resemble."""
+
+    type: Literal["content"]
+    content: Text | list[dict[str, JsonValue]]
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else joined_parts(self.content)
+
+    @field_validator("content")
+    @classmethod
+    def _check(cls, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+        if not isinstance(content, str):
+            joined_parts(content)
+        return content
+
+
+class SchemaFields(Fields):
+    """A JSON schema with a name."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    name: Text = "answer"
+    description: Text | None = None
+    strict: bool | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+
+
+class FormatFields(Fields):
+    """What the answer must match."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: SchemaFields | None = None
+    regex: Text | None = None
+    grammar: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "FormatFields":
+        needed = {"json_schema": self.json_schema, "regex": self.regex, "grammar": self.grammar}
+        if self.type in needed and needed[self.type] is None:
+            raise ValueError(f"response_format.{self.type} is missing, which the type {self.type} needs")
+        return self
+
+    def as_grammar(self) -> Grammar | None:
+        """Return what the worker is told; None for any text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Grammar("json_object")
+        if self.type == "regex":
+            return Grammar("regex", self.regex)
+        if self.type == "grammar":
+            return Grammar("lark", self.grammar)
+        return Grammar("json_schema", self.json_schema.schema_ if self.json_schema else {})
+
+
+class StructuredFields(Fields):
+    """vLLM's way to say what the answer must match."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    json_: dict[str, JsonValue] | Text | None = Field(None, alias="json")
+    regex: Text | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class Common(Body):
+    """What both kinds of requests may say."""
+
+    model: Text | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=1, le=LARGE)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(strict=True, ge=-1, le=LARGE)] = 0
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
+    logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: Annotated[bool, Field(strict=True)] = False
+    include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
+    skip_special_tokens: Annotated[bool, Field(strict=True)] = True
+    stream: Annotated[bool, Field(strict=True)] | None = False
+    stream_options: StreamFields | None = None
+    prediction: PredictionFields | None = None
+    speculative: SpeculativeFields | None = None
+    response_format: FormatFields | None = None
+    guided_json: dict[str, JsonValue] | Text | None = None
+    guided_regex: Text | None = None
+    guided_grammar: Text | None = None
+    structured_outputs: StructuredFields | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_ignored(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in IGNORED}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        """Take null for a field that was left out, as clients mean it."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token in bias or ():
+            if not token.isascii() or not token.isdigit() or len(token) > 10:
+                raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
+        return bias
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if any(not one or len(one) > 1000 for one in ([stop] if isinstance(stop, str) else stop or ())):
+            raise ValueError("stop must be texts of 1 to 1,000 characters")
+        return stop
+
+    @model_validator(mode="after")
+    def _check(self) -> "Common":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for streams; set stream to true or leave it out")
+        wanted = [self.response_format and self.response_format.as_grammar(), *self._guides()]
+        if sum(one is not None for one in wanted) > 1:
+            raise ValueError(
+                "response_format is not the only field that says what the answer must match; leave the others out"
+            )
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings at which the text ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        wanted = (self.response_format.as_grammar() if self.response_format else None, *self._guides())
+        return next((one for one in wanted if one is not None), None)
+
+    def _guides(self) -> list[Grammar | None]:
+        """Return what vLLM's fields say."""
+        own = self.structured_outputs or StructuredFields()  # pyright: ignore[reportCallIssue]
+        named = {
+            "json_schema": (self.guided_json, own.json_),
+            "regex": (self.guided_regex, own.regex),
+            "lark": (self.guided_grammar, own.grammar),
+        }
+        found = [Grammar(kind, text) for kind, texts in named.items() for text in texts if text is not None]
+        return [*found, Grammar("json_object") if own.json_object else None]
+
+    def for_worker(self) -> dict[str, Any]:
+        """Return what the worker is told of the fields that both kinds have."""
+        heat = self.temperature
+        options: dict[str, Any] = {"temperature": heat, "repetition_penalty": self.repetition_penalty}
+        if heat > 0:
+            options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0)}
+            options |= {"min_p": self.min_p} if self.min_p else {}
+        if self.min_tokens:
+            options["min_new_tokens"] = self.min_tokens
+        return {
+            "n": self.n,
+            "seed": self.seed,
+            "options": options,
+            "presence": self.presence_penalty,
+            "frequency": self.frequency_penalty,
+            "bias": {int(token): value for token, value in (self.logit_bias or {}).items()},
+            "stop": self.stops,
+            "stop_included": self.include_stop_str_in_output,
+            "stop_tokens": tuple(self.stop_token_ids or ()),
+            "ignore_eos": self.ignore_eos,
+            "special": not self.skip_special_tokens,
+            "prediction": self.prediction.text if self.prediction else None,
+            "grammar": self.grammar,
+            "speculation": self.speculative.as_speculation() if self.speculative else Speculation(),
+        }
+
+
+def joined_parts(parts: list[dict[str, Any]]) -> str:
+    """Return the text of a content that is given in parts.
+
+    Raises:
+        ValueError: a part is no text.
+    """
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError("content may have parts of the type text alone here")
+    return "".join(str(part["text"]) for part in parts)
+
+
+def _has_surrogates(value: object) -> bool:
+    """Tell whether a text somewhere in a value cannot be written in UTF-8."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str) and not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
+            return True
+        left += [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
+    return False

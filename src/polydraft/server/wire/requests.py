@@ -1,0 +1,166 @@
+"""The bodies of requests."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Text, Token, joined_parts
+from polydraft.server.worker import Ask, Spell
+
+USUAL_TOKENS = 16
+"""New tokens of a completion that does not say how many, as with OpenAI's."""
+MOST_PROMPTS = 128
+
+
+class CompletionBody(Common):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Text
+        | Annotated[list[Token], Field(min_length=1)]
+        | Annotated[
+            list[Text] | list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)
+        ]
+    )
+    max_tokens: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
+    echo: Annotated[bool, Field(strict=True)] = False
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
+    suffix: JsonValue = None
+
+    @field_validator("suffix")
+    @classmethod
+    def _check_suffix(cls, suffix: Any) -> Any:
+        if suffix not in (None, ""):
+            raise ValueError("suffix is for models that fill in a middle, which this server does not do; leave it out")
+        return suffix
+
+    @model_validator(mode="after")
+    def _check_length(self) -> "CompletionBody":
+        if self.max_tokens == 0 and (not self.echo or self.stream):
+            raise ValueError("max_tokens is 0, which is for echo without a stream; ask for a token at least")
+        return self
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts."""
+        given = self.prompt
+        if isinstance(given, str):
+            return (given,)
+        if isinstance(given[0], int):
+            return (tuple(one for one in given if isinstance(one, int)),)
+        return tuple(one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int))
+
+    def as_ask(self, name: str) -> Ask:
+        """Return what the worker is asked."""
+        most = USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+        common = self.for_worker()
+        return Ask(name, self.prompts, max_tokens=most, logprobs=self.logprobs, echo=self.echo, **common)
+
+
+class CallFields(Fields):
+    """What the model called: told to the template as it is."""
+
+    name: Text
+    arguments: JsonValue = ""
+
+
+class ToolCallFields(Fields):
+    """A call of a tool."""
+
+    id: Text | None = None
+    type: Text = "function"
+    function: CallFields
+    index: int | None = None
+
+
+class MessageFields(Fields):
+    """A message of a conversation."""
+
+    role: Annotated[Text, Field(min_length=1, max_length=64)]
+    content: Text | Annotated[list[dict[str, JsonValue]], Field(max_length=1000)] | None = None
+    name: Text | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _check(cls, content: Any) -> Any:
+        if isinstance(content, list):
+            joined_parts(content)
+        return content
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates take it."""
+        content = self.content if isinstance(self.content, str) else joined_parts(self.content or [])
+        rest = self.model_dump(exclude={"role", "content", "refusal"}, exclude_none=True)
+        return {"role": self.role, "content": content, **rest}
+
+
+class ChatBody(Common):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
+    logprobs: Annotated[bool, Field(strict=True)] = False
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
+    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
+    tool_choice: JsonValue = None
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_choice(cls, choice: Any) -> Any:
+        if choice not in (None, "auto", "none"):
+            raise ValueError("tool_choice must be auto or none here: no tool can be forced")
+        return choice
+
+    @model_validator(mode="after")
+    def _check_top(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+    def as_ask(self, name: str) -> Ask:
+        """Return what the worker is asked."""
+        tools = self.tools if self.tool_choice != "none" else None
+        return Ask(
+            name,
+            (tuple(one.for_template() for one in self.messages),),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            tools=None if tools is None else tuple(tools),
+            **self.for_worker(),
+        )
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: Annotated[bool, Field(strict=True)] = True
+    return_token_strs: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages must be given, one of them")
+        return self
+
+    def as_spell(self, name: str) -> Spell:
+        """Return what the worker is asked."""
+        told = tuple(one.for_template() for one in self.messages or ())
+        return Spell(name, self.prompt if self.prompt is not None else told, special=self.add_special_tokens)
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`: tokens."""
+
+    model: Text | None = None
+    tokens: Annotated[list[Token], Field(max_length=1_000_000)]
+
+    def as_spell(self, name: str) -> Spell:
+        """Return what the worker is asked."""
+        return Spell(name, tokens=tuple(self.tokens))

@@ -1,0 +1,175 @@
+"""What became of a request so far: text, log-probabilities, counts of drafts, and usage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polydraft.server.worker import by_depth
+
+PREDICTION = "prediction"
+"""Who drafts what a request predicted."""
+FINISHES = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+
+
+@dataclass
+class Counts:
+    """How drafts fared: vLLM's numbers, and those that trees have beside."""
+
+    calls: int = 0
+    tokens: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    histogram: list[int] = field(default_factory=list[int])
+    offered_at: list[int] = field(default_factory=list[int])
+    kept_at: list[int] = field(default_factory=list[int])
+    sources: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+
+    def add(self, said: Mapping[str, Any]) -> None:
+        """Count a step."""
+        drafted, accepted = int(said["drafted"]), int(said["accepted"])
+        self.calls, self.tokens = self.calls + bool(said["tokens"]), self.tokens + len(said["tokens"])
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        if drafted:
+            self.drafts += 1
+            _add(self.histogram, [0] * accepted + [1])
+        _add(self.offered_at, [1] * int(said["offered"]))
+        _add(self.kept_at, [1] * int(said["kept"]))
+        if said["source"]:
+            _add(self.sources.setdefault(said["source"], [0, 0]), [drafted, accepted])
+
+    def join(self, other: "Counts") -> None:
+        """Count what another choice counted."""
+        for name in ("calls", "tokens", "drafts", "drafted", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("histogram", "offered_at", "kept_at"):
+            _add(getattr(self, name), getattr(other, name))
+        for source, counts in other.sources.items():
+            _add(self.sources.setdefault(source, [0, 0]), counts)
+
+    def told(self) -> dict[str, Any]:
+        """Return the numbers in vLLM's shape, with ours behind them."""
+        steps = self.drafts
+        return {
+            "mean_acceptance_length": round(1 + self.accepted / steps, 4) if steps else None,
+            "draft_acceptance_rate": round(self.accepted / self.drafted, 4) if self.drafted else None,
+            "acceptance_histogram": self.histogram,
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": self.accepted,
+            "num_draft_tokens": self.drafted,
+            "num_spec_tokens": round(self.drafted / steps, 4) if steps else 0,
+            "target_calls": self.calls,
+            "tokens_per_call": round(self.tokens / self.calls, 4) if self.calls else None,
+            "acceptance_by_depth": by_depth(self.offered_at, self.kept_at),
+            "sources": {name: {"drafted": one, "accepted": kept} for name, (one, kept) in self.sources.items()},
+        }
+
+
+@dataclass
+class Choice:
+    """A text in progress."""
+
+    number: int
+    text: str = ""
+    tokens: int = 0
+    finish: str = ""
+    stopped_by: Any = None
+    cached: int = 0
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    counts: Counts = field(default_factory=Counts)
+
+    def add(self, said: Mapping[str, Any]) -> None:
+        """Take what a step brought."""
+        self.text += said["text"]
+        self.tokens += len(said["tokens"])
+        self.finish, self.stopped_by = said["finish"], said["stopped_by"]
+        self.logprobs += said.get("logprobs", ())
+        self.counts.add(said)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended, as OpenAI says it; None if it has not."""
+        return FINISHES.get(self.finish)
+
+
+@dataclass
+class Tally:
+    """A request in progress.
+
+    Args:
+        begun: what the worker said when it took the request.
+        n: choices of each prompt.
+        choices: the texts.
+    """
+
+    begun: Mapping[str, Any]
+    n: int
+    choices: list[Choice]
+
+    @classmethod
+    def of(cls, begun: Mapping[str, Any], n: int) -> "Tally":
+        """Return the tally of a request that was taken."""
+        return cls(begun, n, [Choice(number) for number in range(len(begun["seeds"]))])
+
+    def add(self, kind: str, said: Mapping[str, Any]) -> Choice:
+        """Take an event; return the choice that it is about."""
+        choice = self.choices[said["number"]]
+        if kind == "joined":
+            choice.cached = said["cached"]
+        else:
+            choice.add(said)
+        return choice
+
+    @property
+    def over(self) -> bool:
+        """Whether all texts have ended."""
+        return all(choice.finish for choice in self.choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self.begun["prompt_tokens"])
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(choice.tokens for choice in self.choices)
+
+    def counts(self) -> Counts:
+        """Return the counts of all choices together."""
+        total = Counts()
+        for choice in self.choices:
+            total.join(choice.counts)
+        return total
+
+    def usage(self) -> dict[str, Any]:
+        """Return the usage in OpenAI's shape."""
+        predicted, accepted = int(self.begun["prediction_tokens"]), 0
+        for choice in self.choices:
+            accepted += choice.counts.sources.get(PREDICTION, [0, 0])[1]
+        rejected = max(0, predicted * len(self.choices) - accepted)
+        cached = sum(self.choices[first].cached for first in range(0, len(self.choices), self.n))
+        new = self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": new,
+            "total_tokens": self.prompt_tokens + new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            },
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Return how drafts fared: all together, and each choice if there are several."""
+        told = self.counts().told()
+        if len(self.choices) > 1:
+            told["choices"] = [choice.counts.told() for choice in self.choices]
+        return {"speculative_decoding": told}
+
+
+def _add(totals: list[int], more: Sequence[int]) -> None:
+    totals.extend([0] * (len(more) - len(totals)))
+    for place, value in enumerate(more):
+        totals[place] += value

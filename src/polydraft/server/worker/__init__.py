@@ -1,0 +1,18 @@
+"""The worker: the process that owns the model."""
+
+from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Speculation, Spell
+from polydraft.server.worker.processes import ProcessWorker
+from polydraft.server.worker.telling import by_depth
+from polydraft.server.worker.threads import ThreadWorker
+
+__all__ = [
+    "Ask",
+    "Cancel",
+    "Event",
+    "Grammar",
+    "ProcessWorker",
+    "Speculation",
+    "Spell",
+    "ThreadWorker",
+    "by_depth",
+]

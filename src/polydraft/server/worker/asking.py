@@ -1,0 +1,205 @@
+"""From what was asked to what the engine decodes: options as Hugging Face takes them, and who drafts."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from polydraft.catalogue import drafter_line
+from polydraft.drafters import Drafter
+from polydraft.engine import Request, default_drafter
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.decode import check_drafting
+from polydraft.engine.many.asked import Asked, request_for
+from polydraft.errors import ContextOverflow, InvalidParameter
+from polydraft.models import AdditivePenalties, Grammar, TokenBias
+from polydraft.probs import SamplingParams
+from polydraft.server.worker.asks import Ask, Speculation, about
+from polydraft.server.worker.served import Served
+from polydraft.trees import Chain, TreePolicy, largest_shape
+
+MOST_NODES = 128
+"""The largest tree that a request may ask for; every text has room for it."""
+MOST_RIDERS = 64
+"""Fewer tokens than these may be scored beside a tree."""
+MOST_KEPT = 64
+"""So many kinds of parts are kept for the next request."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A text that is to be written.
+
+    Args:
+        ask: what asked for it.
+        number: its number there.
+        tokens: its prompt.
+        prediction: the tokens of what it will resemble; () for nothing.
+    """
+
+    ask: Ask
+    number: int
+    tokens: tuple[int, ...]
+    prediction: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """What the batch knows it by."""
+        return self.ask.name, self.number
+
+
+def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
+    """Return the texts that a request asks for.
+
+    Raises:
+        ContextOverflow: a prompt is too long, or the text would be.
+        InvalidParameter: a prompt that is empty, or cannot be made into tokens.
+    """
+    prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
+    with about("logit_bias"):
+        served.check_tokens([*ask.bias], "logit_bias")
+        served.check_tokens(ask.stop_tokens, "stop_token_ids")
+    found: list[Wanted] = []
+    for prompt in ask.prompts:
+        with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
+            tokens = tuple(served.ids(prompt, ask.tools))
+            _check_length(served, len(tokens), ask.max_tokens)
+        found += [Wanted(ask, len(found) + choice, tokens, prediction) for choice in range(ask.n)]
+    return found
+
+
+def _check_length(served: Served, count: int, new: int | None) -> None:
+    if not count:
+        raise InvalidParameter("prompt is empty: give at least one token.")
+    if count > served.max_prompt:
+        raise ContextOverflow(f"The prompt has {count} tokens, but at most {served.max_prompt} are taken.")
+    if new is not None and count + new > served.max_length:
+        raise ContextOverflow(
+            f"The prompt has {count} tokens and max_tokens asks for {new} more, but a text has at most "
+            f"{served.max_length} tokens here."
+        )
+
+
+def request_of(served: Served, wanted: Wanted) -> Request:
+    """Prepare a text as Hugging Face's `generate` does; who drafts for it is still to be said.
+
+    Raises:
+        InvalidParameter: an option outside its range.
+    """
+    ask, length = wanted.ask, len(wanted.tokens)
+    new = served.max_length - length if ask.max_tokens is None else ask.max_tokens
+    options: dict[str, Any] = {**ask.options, "max_new_tokens": new}
+    added: list[Any] = []
+    if ask.bias:
+        added.append(TokenBias(ask.bias, served.target.vocab_size))
+    if ask.presence or ask.frequency:
+        added.append(AdditivePenalties(length, ask.presence, ask.frequency))
+    if added:
+        options["logits_processor"] = added
+    with about("response_format"):
+        options |= grammar_options(served, ask)
+    tokens = torch.tensor(wanted.tokens, device=served.target.device)
+    request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
+    eos = frozenset() if ask.ignore_eos else request.ending.eos
+    eos |= frozenset(ask.stop_tokens)
+    return replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+
+
+def grammar_options(served: Served, ask: Ask) -> dict[str, Any]:
+    """Return the option that holds the answer to a grammar, if one is asked for.
+
+    Raises:
+        InvalidParameter: the grammar is none.
+        MissingExtra: what follows grammars is not installed.
+    """
+    if ask.grammar is None:
+        return {}
+    make = getattr(Grammar, ask.grammar.kind)
+    grammar = make() if ask.grammar.text is None else make(ask.grammar.text)
+    return {"grammar": grammar, "tokenizer": served.tokenizer}
+
+
+class PartsShelf:
+    """Who drafts, verifies and how, by what requests say: requests that say the same share their passes.
+
+    Args:
+        served: the models.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self._known: OrderedDict[Hashable, Parts] = OrderedDict()
+
+    def parts_for(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Parts:
+        """Return the parts of a request.
+
+        Raises:
+            InvalidParameter: a word that means nothing, or a tree that is too large.
+            UnpairedScheme: parts that do not go together.
+        """
+        key = (speculation, params)
+        if prediction:
+            return self._made(speculation, params, prediction)
+        if key not in self._known:
+            self._known[key] = self._made(speculation, params, ())
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def planned(self, planner: TreePolicy) -> Parts:
+        """Return the parts of all texts for which a planner chooses the trees, whatever their temperature.
+
+        Raises:
+            UnpairedScheme: parts that do not go together.
+        """
+        settings = self.served.settings
+        choices = Choices(self._drafter(None, SamplingParams(), fixed=False), settings.verifier, planner)
+        parts = chosen_parts(choices, self.served.target, SamplingParams())
+        check_drafting(parts.drafter, parts.verifier, parts.policy)
+        return parts
+
+    def dropped(self) -> list[Parts]:
+        """Return the parts that were not asked for in a long time, and forget them."""
+        return [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST_KEPT)]
+
+    def _made(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...]) -> Parts:
+        settings, own = self.served.settings, speculation
+        if not own.enabled or own.max_draft_tokens == 0:
+            choices = Choices("none")
+        else:
+            tree = own.tree or settings.tree
+            drafter = self._drafter(own.drafter, params, fixed=tree is not None)
+            choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
+        parts = chosen_parts(choices, self.served.target, params)
+        most = own.max_draft_tokens
+        if most and largest_shape(parts.policy).size - 1 > most:
+            if own.tree:
+                raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
+            parts = chosen_parts(replace(choices, policy=Chain(most)), self.served.target, params)
+        if largest_shape(parts.policy).size > MOST_NODES or parts.drafter.riders >= MOST_RIDERS:
+            raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
+        check_drafting(parts.drafter, parts.verifier, parts.policy)
+        return parts
+
+    def _drafter(self, word: str | None, params: SamplingParams, *, fixed: bool) -> object:
+        """Return what a word means here; folders are the operator's to name.
+
+        Where none is said, the draft model drafts as it does for `polydraft.generate`: at temperature 0 with lookups
+        before it, unless trees are fixed.
+
+        Raises:
+            InvalidParameter: it is none, or needs a draft model that there is not.
+        """
+        draft: Drafter | None = self.served.draft
+        if word is None and self.served.settings.drafter is None:
+            return draft and default_drafter(draft, params, self.served.target.device, fixed=fixed)
+        named = word or str(self.served.settings.drafter)
+        line = drafter_line(named)
+        if ":" in named and named != self.served.settings.drafter:
+            raise InvalidParameter("drafter names a folder, which only the server's operator may do; leave it out.")
+        if not line.models:
+            return line.named(named) if ":" in named else named
+        if draft is None or line.models > 1:
+            raise InvalidParameter(f"The drafter {named} needs a draft model that this server does not have.")
+        return line.of(draft)

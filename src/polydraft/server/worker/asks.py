@@ -1,0 +1,176 @@
+"""What a worker is asked for, and what it answers: plain values, which go through a pipe."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from polydraft.errors import ContextOverflow, PolydraftError
+
+Prompt = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
+"""A text, its tokens, or the messages of a conversation."""
+SEED_STEP = 1_000_003
+"""From one choice's seed to the next one's, as between the rows of `polydraft.generate`."""
+MOST_SEED = 2**63
+NAMED = frozenset(
+    "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens".split()
+)
+"""Fields that errors begin with."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a request wants to be drafted for, by the words of the catalogue; None for what the server does."""
+
+    enabled: bool = True
+    drafter: str | None = None
+    verifier: str | None = None
+    tree: str | None = None
+    max_draft_tokens: int | None = None
+    trace: bool = False
+
+    @property
+    def says_how(self) -> bool:
+        """Whether something is named."""
+        return not self.enabled or any((self.drafter, self.verifier, self.tree, self.max_draft_tokens is not None))
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its argument if it has one."""
+
+    kind: str
+    text: Any = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request for texts: each prompt `n` times.
+
+    Args:
+        name: what the worker calls it in its answers.
+        prompts: what is to be continued.
+        n: choices of each prompt; choice i of prompt p has the number p n + i.
+        seed: of number 0; number i has `seed + 1,000,003 i`, modulo 2^63. None draws one.
+        options: Hugging Face's generation arguments.
+        max_tokens: new tokens at most; None for as many as fit.
+        presence, frequency, bias: OpenAI's additions to the scores.
+        stop: strings at which a text ends; `stop_included` for whether they belong to it.
+        stop_tokens: tokens at which it ends.
+        ignore_eos: whether it goes on behind an end of text.
+        special: whether special tokens are told.
+        logprobs: how many of the likeliest tokens are told with each; None for no log-probabilities.
+        echo: whether prompts are told, with log-probabilities if these are.
+        tools: what the chat template is told of tools.
+        prediction: what the answer will resemble.
+        grammar: what it must match.
+        speculation: how to draft.
+        planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_tokens: int | None = None
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    stop: tuple[str, ...] = ()
+    stop_included: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    special: bool = False
+    logprobs: int | None = None
+    echo: bool = False
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    prediction: str | None = None
+    grammar: Grammar | None = None
+    speculation: Speculation = Speculation()
+    planned: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many texts it asks for."""
+        return len(self.prompts) * self.n
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of a text."""
+        return ((self.seed or 0) + SEED_STEP * number) % MOST_SEED
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A request for the tokens of a prompt, or for the text of tokens.
+
+    Args:
+        name: what the worker calls it in its answer.
+        prompt: text or messages to be made into tokens; None if there are tokens.
+        tokens: tokens to be made into text.
+        special: whether special tokens are added to a text.
+    """
+
+    name: str
+    prompt: Prompt | None = None
+    tokens: tuple[int, ...] | None = None
+    special: bool = True
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Nobody waits for a request any more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The worker is to end, at once."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker says.
+
+    Args:
+        kind: "ready" (once, with what it serves), "broken" (it cannot be), "begun" (a request was taken),
+            "refused" (it was not), "joined" (a text is read and written now), "gained" (what a step brought it),
+            "failed" (a request ended with an error of ours), "spelt".
+        name: of the request.
+        said: the rest.
+    """
+
+    kind: str
+    name: str = ""
+    said: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Unfit(PolydraftError):
+    """A request cannot be done.
+
+    Args:
+        error: why.
+        field: the field that it is about.
+    """
+
+    def __init__(self, error: PolydraftError, field: str) -> None:
+        super().__init__(str(error))
+        self.field = field
+        self.code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Say of errors which field they are about.
+
+    Raises:
+        Unfit: for an error of polydraft's.
+    """
+    try:
+        yield
+    except Unfit:
+        raise
+    except PolydraftError as error:
+        named = str(error).split()[0].split(".")[0]
+        raise Unfit(error, named if named in NAMED else field) from error

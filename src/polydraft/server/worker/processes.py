@@ -1,0 +1,104 @@
+"""A worker in a process of its own: an error in its depths, or a lack of memory, does not end the server."""
+
+import contextlib
+import multiprocessing
+import queue
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from polydraft.server.settings import Settings
+from polydraft.server.worker.asks import Event, Stop
+from polydraft.server.worker.working import work
+from polydraft.server.worker.writing import Say
+
+
+class ProcessWorker:
+    """Run a worker in a child process, to which plain values go through a pipe.
+
+    Args:
+        settings: the server's.
+        say: takes what it says, on a thread; "gone" when the process has ended, for whatever reason.
+    """
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        context = _context()
+        self._pipe, theirs = context.Pipe()
+        self._say = say
+        self._told: queue.Queue[Any] = queue.Queue()
+        self._process = context.Process(target=run, args=(settings, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid
+        for task in (self._listen, self._speak):
+            threading.Thread(target=task, daemon=True).start()
+
+    def tell(self, told: Any) -> None:
+        """Tell the worker something; nothing if it is gone, which is said elsewhere. It does not wait for a step."""
+        self._told.put(told)
+
+    def end(self, seconds: float) -> None:
+        """Tell the worker to stop, wait for it, and kill it if it does not."""
+        self.tell(Stop())
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(seconds)
+
+    def _speak(self) -> None:
+        """Send what is to be told: a pipe that is full waits until the worker listens."""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                told = self._told.get()
+                self._pipe.send(told)
+                if isinstance(told, Stop):
+                    return
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                for event in self._pipe.recv():
+                    self._say(event)
+        except (EOFError, OSError):
+            self._process.join()
+            self._say(Event("gone", said={"code": self._process.exitcode}))
+
+
+def _context() -> Any:
+    """Return how processes are made: where that is possible by one that has imported everything, which saves seconds.
+
+    It never touches the model or a device, so that what it makes is as good as new.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    return context
+
+
+def run(settings: Settings, pipe: Connection) -> None:
+    """Be the child process. Ctrl-C is the parent's to hear, and where the parent is gone there is nothing to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    said: list[Event] = []
+
+    def say(event: Event) -> None:
+        said.append(event)
+
+    def hear(seconds: float | None) -> Any:
+        if said:
+            pipe.send(said)
+            said.clear()
+        return pipe.recv() if pipe.poll(seconds) else None
+
+    try:
+        work(settings, hear, say)
+        if said:
+            pipe.send(said)
+    except (EOFError, OSError, BrokenPipeError):
+        return

@@ -1,0 +1,234 @@
+"""The texts in progress: requests join between steps, and everything a step brings is said."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from polydraft.engine import OpenBatch, OpenStep, Request, Statistics
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.planner import PLANNERS
+from polydraft.engine.wrappers.watched import Watched
+from polydraft.errors import PolydraftError
+from polydraft.probs import SamplingParams
+from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
+from polydraft.server.worker.asks import Ask, Event, Unfit, about
+from polydraft.server.worker.served import Served
+from polydraft.server.worker.telling import Telling, nothing, spelt
+
+Say = Callable[[Event], None]
+ROOM = MOST_NODES + MOST_RIDERS
+"""Key slots of a row beside its text: the largest tree, and riders."""
+SEEDS = 2**53
+AHEAD = 10_000
+"""So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A text in progress: what was wanted, what is told of it, and the parts that only it has."""
+
+    wanted: Wanted
+    telling: Telling
+    own: Parts | None = None
+
+
+class Writing:
+    """All texts of a worker; `step` takes a step with those that fit, and says what it brought.
+
+    Args:
+        served: the models.
+        say: takes events.
+    """
+
+    def __init__(self, served: Served, say: Say) -> None:
+        settings, target = served.settings, served.target
+        self.served, self.say = served, say
+        self.shelf = PartsShelf(served)
+        self._plans = settings.plan is not None
+        usual = (
+            self.shelf.planned(PLANNERS[settings.plan]())
+            if settings.plan is not None
+            else chosen_parts(Choices("none"), target, SamplingParams())
+        )
+        self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy)
+        self._statistics, self._rows = Statistics(), 0
+        self._batch = OpenBatch(
+            self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
+        )
+        self._old: list[Parts] = []
+        self._waiting: deque[Wanted] = deque()
+        self._texts: dict[Hashable, _Text] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self._waiting or self._texts)
+
+    def take(self, ask: Ask) -> None:
+        """Take a request, or say why not."""
+        if ask.seed is None:
+            planned = self._plans and not (ask.speculation.says_how or ask.prediction)
+            ask = replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
+        try:
+            texts = wanted_of(self.served, ask)
+            for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
+                self._request(one)  # whatever is wrong with it is known before it waits
+        except PolydraftError as error:
+            self.say(refusal(ask.name, error))
+            return
+        self.say(Event("begun", ask.name, self._told(ask, texts)))
+        if ask.max_tokens == 0:  # the prompt alone is wanted
+            for one in texts:
+                self._say("gained", one, nothing())
+        else:
+            self._waiting.extend(texts)
+
+    def cancel(self, name: str) -> None:
+        """Forget a request."""
+        self._waiting = deque(one for one in self._waiting if one.ask.name != name)
+        for key in [key for key, one in self._texts.items() if one.wanted.ask.name == name]:
+            self._leave(key)
+
+    def step(self) -> None:
+        """Let texts join, take a step, and say what it brought.
+
+        An error costs the texts in progress, not the server.
+        """
+        try:
+            self._join()
+            found = self._stepped()
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told, and the server goes on
+            self._lost(error)
+            return
+        if found is not None:
+            self._tell(found)
+            self._batch.sweep()
+
+    def _stepped(self) -> OpenStep | None:
+        asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
+        self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
+        if not self._plans:
+            return self._batch.step()
+        self._open()
+        with self._watched.counting(self._statistics):
+            found = self._batch.step()
+        if found is not None:
+            self._watched.learn(found.block)
+        return found
+
+    def _open(self) -> None:
+        """Tell the planner of another number of rows, for which steps take another time."""
+        requests = [*self._batch.running, *self._batch.reading]
+        if requests and len(requests) != self._rows:
+            self._rows, newest = len(requests), requests[-1]
+            length = len(newest.tokens)
+            self._watched.opens(length, AHEAD, self._rows, newest.law)
+
+    def _join(self) -> None:
+        """Let texts join as long as there is room; one that cannot is lost alone."""
+        while self._waiting and self._batch.free:
+            wanted = self._waiting.popleft()
+            try:
+                request, own = self._request(wanted)
+                known = self._batch.join(request)
+            except Exception as error:  # noqa: BLE001  as in `step`
+                self._fail(wanted.ask.name, error)
+                continue
+            self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
+            self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
+
+    def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
+        """Return a text as the batch takes it, and the parts that it has for itself."""
+        request = request_of(self.served, wanted)
+        if wanted.ask.planned:
+            return request, None
+        speculation = replace(wanted.ask.speculation, trace=False)
+        with about("prediction" if wanted.prediction else "speculative"):
+            parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
+        self._forget()
+        return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
+
+    def _forget(self) -> None:
+        """Drop the methods of parts that were not asked for in a long time, as soon as no text has them."""
+        self._old += self.shelf.dropped()
+        used = {id(one.method) for one in (*self._batch.running, *self._batch.reading)}
+        left = [one for one in self._old if id(self._watched.method_of(one)) in used]
+        for one in self._old:
+            if one not in left:
+                self._watched.forget(one)
+        self._old = left
+
+    def _tell(self, step: OpenStep) -> None:
+        for row, gain in step.block.rows.items():
+            name = step.names[row]
+            text = self._texts[name]
+            told = text.telling.gained(gain, step.block, row)
+            self._say("gained", text.wanted, told)
+            if told["finish"]:
+                self._leave(name)
+
+    def _leave(self, name: Hashable) -> None:
+        text = self._texts.pop(name)
+        if text.own is not None:
+            self._watched.forget(text.own)
+        self._batch.leave(name)
+
+    def _lost(self, error: Exception) -> None:
+        """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
+
+        If there are none, it is all texts in progress. The step is taken again with the others.
+        """
+        own = [one for one in (*self._batch.running, *self._batch.reading) if one.law.processors]
+        lost = {str(one.name[0]) for one in own if isinstance(one.name, tuple)}
+        code = "unusable" if lost and isinstance(error, PolydraftError) else None
+        for name in lost or {one.wanted.ask.name for one in self._texts.values()}:
+            self._fail(name, error, code)
+
+    def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
+        """Say that a request is lost, and forget it."""
+        self.cancel(name)
+        reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
+        self.say(Event("failed", name, {"message": reason, "code": code}))
+
+    def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
+        prompts = [one.tokens for one in texts[:: ask.n]]
+        told: dict[str, Any] = {
+            "prompt_tokens": [len(tokens) for tokens in prompts],
+            "prediction_tokens": len(texts[0].prediction),
+            "seeds": [ask.seed_of(one.number) for one in texts],
+        }
+        if ask.echo:
+            told["echo"] = [self._echoed(tokens, ask) for tokens in prompts]
+        return told
+
+    def _echoed(self, tokens: Sequence[int], ask: Ask) -> dict[str, Any]:
+        """Return a prompt's text, and how likely the model holds each of its tokens."""
+        echo: dict[str, Any] = {"text": self.served.text(tokens, skip=not ask.special), "tokens": list(tokens)}
+        if ask.logprobs is not None:
+            echo["logprobs"] = self._scored(tokens, ask.logprobs)
+        return echo
+
+    @torch.inference_mode()
+    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any]]:
+        """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
+        given = torch.tensor([list(tokens)], device=self.served.target.device)
+        rows = self.served.target.model(input_ids=given).logits[0, :-1].double().log_softmax(dim=-1)
+        values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
+        own = rows.gather(-1, given[0, 1:].unsqueeze(-1)).squeeze(-1).tolist()
+        likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+        told = [spelt(self.served, *one) for one in zip(tokens[1:], own, likeliest, strict=True)]
+        first = {"token": tokens[0], "text": self.served.text(tokens[:1]), "logprob": None, "top": []}
+        return [first, *told]
+
+    def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
+        self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
+
+
+def refusal(name: str, error: PolydraftError) -> Event:
+    """Return what is said of a request that cannot be done."""
+    field, code = (error.field, error.code) if isinstance(error, Unfit) else (None, None)
+    return Event("refused", name, {"message": str(error), "param": field, "code": code})

@@ -1,0 +1,175 @@
+"""Texts that come and go in a batch without empty rows are what they would be alone."""
+
+from functools import cache
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import polydraft
+from polydraft import (
+    Fixed,
+    HuggingFaceModel,
+    LookaheadDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+    SamplingParams,
+    TreeShape,
+)
+from polydraft.drafters import Drafter
+from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.wrappers.watched import Watched
+from polydraft.errors import ContextOverflow
+from polydraft.probs import Noise
+
+VOCAB, NEW, ROOM = 30, 12, 100
+POLICY = Fixed(TreeShape(((3,), (2, 1, 0), (1,))))
+COMMON = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
+PROMPTS = (
+    [3, 1, 4, 1, 5, 9, 2],
+    [7],
+    [*COMMON, 2, 7],
+    [1, 6, 1, 8, 0, 3, 3, 9, 8, 8, 7, 4, 9],
+    [*COMMON, 5, 8, 5],
+    [9, 9],
+    COMMON,
+    [*COMMON, 2, 7, 1],
+)
+
+
+@cache
+def target(kind: str = "llama") -> PreTrainedModel:
+    return tiny_model(kind, VOCAB)
+
+
+def drafters(kind: str = "llama") -> dict[str, Drafter]:
+    draft = HuggingFaceModel(perturbed(target(kind), 0.05))
+    if kind != "llama":
+        return {"n-gram": NgramDrafter(), "model": ModelDrafter(draft)}
+    return {
+        "none": NoDraft(),
+        "n-gram": NgramDrafter(),
+        "lookahead": LookaheadDrafter(3, 4, 3, pool_from_prompt=True),
+        "ouroboros": OuroborosDrafter(draft, 3, 2, 3, 4, 3),
+        "model": ModelDrafter(draft),
+    }
+
+
+class Written:
+    """Texts written by an open batch: prompt after prompt joins, at most two in each step."""
+
+    def __init__(
+        self, parts: list[Parts], heat: float, *, size: int, chunk: int | None, keeps: int, kind: str = "llama"
+    ) -> None:
+        model = HuggingFaceModel(target(kind))
+        plain = chosen_parts(Choices("none"), model, SamplingParams())
+        watched = Watched(model, plain.drafter, plain.verifier, plain.policy)
+        self.batch = OpenBatch(watched.method, size, ROOM, chunk, keeps)
+        self.texts: dict[int, list[int]] = {}
+        self.known: list[int] = []
+        law, left = TargetLaw(SamplingParams(heat)), list(enumerate(PROMPTS))
+        while left or self.batch.running or self.batch.reading:
+            for _ in range(2):
+                if left and self.batch.free:
+                    place, prompt = left.pop(0)
+                    method = watched.method_of(parts[place % len(parts)])
+                    noise = Noise.from_seed(11 + place, 1)
+                    ending = Ending(len(prompt) + NEW - place % 5)
+                    self.known.append(self.batch.join(Request(place, torch.tensor(prompt), law, ending, noise, method)))
+            self._step()
+
+    def _step(self) -> None:
+        taken = self.batch.step()
+        for name, gained in taken.gains().items() if taken else ():
+            self.texts.setdefault(int(str(name)), []).extend(gained.tokens)
+        self.batch.sweep()
+        if self.batch.rows is not None and self.batch.method.target.branches:
+            assert len(self.batch.rows.steps) == len(self.batch.running)  # no row is empty
+
+
+def alone(place: int, parts: Parts, heat: float, kind: str = "llama") -> list[int]:
+    prompt: Tensor = torch.tensor([PROMPTS[place]])
+    output = polydraft.generate(
+        target(kind),
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        drafter=parts.drafter,
+        verifier=parts.verifier,
+        policy=parts.policy,
+        max_new_tokens=NEW - place % 5,
+        seed=11 + place,
+        temperature=heat,
+        top_k=0,
+    )
+    return output.sequences[0, prompt.shape[1] :].tolist()
+
+
+def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
+    policy = POLICY if name in ("none", "model") and kind == "llama" else None
+    model = HuggingFaceModel(target(kind))
+    return chosen_parts(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize(("size", "chunk", "keeps"), [(1, None, 0), (3, 4, 0), (3, 4, 3), (8, 2, 8)])
+@pytest.mark.parametrize("name", drafters())
+def test_every_text_is_what_it_is_alone(name: str, size: int, chunk: int | None, keeps: int, heat: float) -> None:
+    parts = parts_of(name, heat)
+    written = Written([parts], heat, size=size, chunk=chunk, keeps=keeps)
+    assert written.texts == {place: alone(place, parts, heat) for place in range(len(PROMPTS))}
+    if not keeps:
+        assert not any(written.known)
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_texts_with_parts_of_their_own_stand_beside_each_other(heat: float, order: int) -> None:
+    names = ("model", "n-gram", "route", "lookahead", "merge", "suffix", "jacobi")
+    parts = [parts_of(name, heat) for name in (*names[order:], *names[:order])]
+    written = Written(parts, heat, size=4, chunk=3, keeps=8)
+    assert written.texts == {place: alone(place, parts[place % 7], heat) for place in range(len(PROMPTS))}
+    assert any(written.known)
+
+
+@pytest.mark.parametrize("name", ["n-gram", "model"])
+def test_where_models_cannot_branch_rows_keep_their_places(name: str) -> None:
+    parts = parts_of(name, 0.9, "bloom")
+    written = Written([parts], 0.9, size=3, chunk=4, keeps=3, kind="bloom")
+    assert written.texts == {place: alone(place, parts, 0.9, "bloom") for place in range(len(PROMPTS))}
+
+
+def test_what_prompts_begin_with_is_read_once() -> None:
+    written = Written([parts_of("model", 0.9)], 0.9, size=1, chunk=None, keeps=2)
+    assert written.known == [0, 0, 0, 0, len(COMMON), 0, len(COMMON) - 1, len(COMMON)]
+
+
+def test_a_text_can_leave_at_any_time() -> None:
+    parts = parts_of("model", 0.9)
+    model = HuggingFaceModel(target())
+    watched = Watched(model, parts.drafter, parts.verifier, parts.policy)
+    batch, texts = OpenBatch(watched.method, 3, ROOM, 4), dict[object, list[int]]()
+    for place in (0, 2, 3):
+        prompt = PROMPTS[place]
+        noise, ending = Noise.from_seed(11 + place, 1), Ending(len(prompt) + NEW - place % 5)
+        law, tokens = TargetLaw(SamplingParams(0.9)), torch.tensor(prompt)
+        batch.join(Request(place, tokens, law, ending, noise, watched.method_of(parts)))
+    with pytest.raises(IndexError):
+        batch.join(batch.reading[0])
+    for number in range(40):
+        taken = batch.step()
+        for name, gained in taken.gains().items() if taken else ():
+            texts.setdefault(name, []).extend(gained.tokens)
+        batch.sweep()
+        if number == 3:
+            batch.leave(0)
+            batch.leave("nobody")
+    assert texts[3] == alone(3, parts, 0.9) and texts[2] == alone(2, parts, 0.9)
+    assert len(texts[0]) < NEW and batch.free == 3 and batch.rows is None
+    with pytest.raises(ContextOverflow):
+        tokens = torch.tensor([1])
+        batch.join(Request(9, tokens, TargetLaw(), Ending(ROOM), Noise.from_seed(0, 1), watched.method_of(parts)))

@@ -1,0 +1,116 @@
+"""Conversations: templates, tools, streams and log-probabilities, as the real client of OpenAI sees them."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chatml import CHATML, save_chat_model
+from serving import served
+
+import polydraft
+from polydraft.models import Pair, conversation_ids
+
+openai = pytest.importorskip("openai")
+MESSAGES = [{"role": "system", "content": "Count."}, {"role": "user", "content": "How many are there?"}]
+TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}]
+WITH_TOOLS = "{% if tools %}{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}{% endif %}" + CHATML
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("models") / "chat", template=WITH_TOOLS)
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(target=str(folder), model_name="chat", keys=("k",), batch_size=3) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Any:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Pair:
+    return polydraft.load(folder)
+
+
+def alone(
+    model: Pair, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any
+) -> str:
+    ids = conversation_ids(model.tokenizer, messages, tools)
+    output = polydraft.generate(model.target, ids, max_new_tokens=10, **options)
+    return model.tokenizer.decode(output.sequences[0, len(ids) :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_that_of_the_template(client: Any, model: Pair, stream: bool) -> None:
+    fields = {"model": "chat", "messages": MESSAGES, "seed": 4, "temperature": 0.9, "max_completion_tokens": 10}
+    if stream:
+        parts = [one for one in client.chat.completions.create(**fields, stream=True) if one.choices]
+        assert parts[0].choices[0].delta.role == "assistant" and parts[-1].choices[0].finish_reason
+        text = "".join(one.choices[0].delta.content or "" for one in parts)
+    else:
+        answer = client.chat.completions.create(**fields)
+        text = answer.choices[0].message.content
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert text == alone(model, MESSAGES, seed=4, temperature=0.9, top_k=0)
+
+
+def test_tools_go_to_the_template_and_parts_are_joined(client: Any, model: Pair) -> None:
+    said = [*MESSAGES[:1], {"role": "user", "content": [{"type": "text", "text": "How many "}, *_parts("are there?")]}]
+    answer = client.chat.completions.create(
+        model="chat", messages=said, tools=TOOLS, temperature=0, max_tokens=10, parallel_tool_calls=True
+    )
+    assert answer.choices[0].message.content == alone(model, MESSAGES, TOOLS, temperature=0)
+    assert alone(model, MESSAGES, TOOLS, temperature=0) != "" and answer.usage.prompt_tokens > 10
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def test_log_probabilities_of_a_chat(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="chat", messages=MESSAGES, logprobs=True, top_logprobs=3, temperature=0, max_tokens=5
+    )
+    told = answer.choices[0].logprobs.content
+    assert len(told) == answer.usage.completion_tokens
+    assert all(len(one.top_logprobs) == 3 and one.logprob == one.top_logprobs[0].logprob for one in told)
+
+
+def test_the_next_turn_reads_only_what_is_new(client: Any) -> None:
+    first = client.chat.completions.create(model="chat", messages=MESSAGES, seed=1, max_tokens=5)
+    said = [*MESSAGES, {"role": "assistant", "content": first.choices[0].message.content}, *MESSAGES[1:]]
+    second = client.chat.completions.create(model="chat", messages=said, seed=1, max_tokens=5)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_errors_are_those_of_the_client(client: Any, address: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature") as found:
+        client.chat.completions.create(model="chat", messages=MESSAGES, temperature=-1)
+    assert found.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError, match="model"):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
+    assert [one.id for one in client.models.list()] == ["chat"]
+
+
+def test_curl_gets_an_answer(address: str) -> None:
+    body = json.dumps({"prompt": "There are", "max_tokens": 3, "seed": 1})
+    head = ["-H", "content-type: application/json", "-H", "authorization: Bearer k"]
+    run = subprocess.run(
+        ["curl", "-sS", "-m", "30", *head, "-d", body, f"{address}/v1/completions"], capture_output=True, check=True
+    )
+    assert json.loads(run.stdout)["usage"]["completion_tokens"] == 3
+    stream = json.dumps({"prompt": "There are", "max_tokens": 3, "seed": 1, "stream": True})
+    run = subprocess.run(
+        ["curl", "-sSN", "-m", "30", *head, "-d", stream, f"{address}/v1/completions"], capture_output=True, check=True
+    )
+    assert run.stdout.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,126 @@
+"""`polydraft serve` as a process: its port, its worker that may be killed, and how it stops."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polydraft.cli.serve.running import bound, settings_class
+from polydraft.errors import InvalidParameter, MissingExtra
+
+COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--threads", "1"]
+LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InvalidParameter, match="Nobody can listen at 127"):
+            bound("127.0.0.1", other.getsockname()[1])
+    with pytest.raises(InvalidParameter, match="Nobody can listen at no"):
+        bound("no.such.host.invalid", 0)
+    bound("127.0.0.1", 0).close()
+
+
+def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("polydraft.server") or name == "fastapi"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(MissingExtra, match=r"polydraft\[serve\]"):
+        settings_class()
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server at a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*COMMAND, "--port", str(port), *arguments], stderr=subprocess.PIPE, text=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if '"event": "serving"' in line:
+                break
+        reading = threading.Thread(target=process.stderr.read, daemon=True)
+        reading.start()
+        yield process, address
+        process.kill()
+        reading.join(10)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def healthy(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def worker_of(process: subprocess.Popen[str]) -> int:
+    """Return the process that holds the model: the one with the most memory below the server."""
+    found, left = list[int](), [process.pid]
+    while left:
+        out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(left.pop())], capture_output=True, text=True).stdout
+        left += list(map(int, out.split()))
+        found += list(map(int, out.split()))
+    return max(found, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_requests_alone() -> None:
+    with running() as (process, address), httpx.Client(base_url=address, timeout=30) as found:
+        with found.stream("POST", "/v1/completions", json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker_of(process), signal.SIGKILL)
+            begun = time.monotonic()
+            rest = "".join(lines)
+        assert "worker_gone" in rest and time.monotonic() - begun < 2
+        answer = found.post("/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code in (200, 503) and "retry-after" in answer.headers) or answer.status_code == 200
+        while not healthy(address):
+            assert time.monotonic() - begun < 10
+            time.sleep(0.05)
+        assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_server_that_is_told_to_stop_ends_what_it_has_begun() -> None:
+    with running() as (process, address), httpx.Client(base_url=address, timeout=60) as found:
+        with found.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 200}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            refused = found.post("/v1/completions", json={"prompt": "a"})
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "stopping"
+            rest: Any = "".join(lines)
+        assert '"finish_reason":"length"' in rest and process.wait(15) == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_begin_says_why_in_a_sentence() -> None:
+    run = subprocess.run([*COMMAND, "--target", "/no/such/model"], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.count("\n") <= 2 and "/no/such/model" in run.stderr.splitlines()[-1]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        run = subprocess.run([*COMMAND, "--port", str(other.getsockname()[1])], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "choose another --port" in run.stderr

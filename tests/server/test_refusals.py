@@ -1,0 +1,155 @@
+"""What a client may send that is wrong: a 4xx with one sentence and the field's name, never a 500."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from serving import MODEL, PROMPT, ask, error
+
+CHAT = "/v1/chat/completions"
+WRONG: list[tuple[dict[str, Any], str | None]] = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 1}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [8192]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": "a" * 40_000}, "prompt"),
+    ({"prompt": "\ud800"}, "prompt"),
+    ({"foo": 1}, "foo"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 10**6}, "prompt"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"suffix": "b"}, "suffix"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"8192": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop_token_ids": [8192]}, "stop_token_ids"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"a": 1}}, "stream_options.a"),
+    ({"stream": "yes"}, "stream"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content"),
+    ({"speculative": {"drafter": "nobody"}}, "speculative"),
+    ({"speculative": {"drafter": "suffix:/etc"}}, "speculative"),
+    ({"speculative": {"drafter": "ensemble"}}, "speculative"),
+    ({"speculative": {"verifier": "nothing"}}, "speculative"),
+    ({"speculative": {"drafter": "ngram", "verifier": "spec-hub"}}, "speculative"),
+    ({"speculative": {"drafter": "model", "verifier": "block", "tree": "2,2"}}, "speculative"),
+    ({"speculative": {"tree": "no"}}, "speculative"),
+    ({"speculative": {"tree": "9,9,9"}}, "speculative"),
+    ({"speculative": {"tree": "2,2", "max_draft_tokens": 2}}, "speculative"),
+    ({"speculative": {"max_draft_tokens": 1000}}, "speculative.max_draft_tokens"),
+    ({"speculative": {"k": 1}}, "speculative.k"),
+    ({"speculative": 1}, "speculative"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), WRONG, ids=lambda one: json.dumps(one)[:40])
+def test_what_is_wrong_is_refused_by_its_name(app: TestClient, fields: dict[str, Any], name: str | None) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, **fields} if "prompt" in fields or fields else fields
+    answer = app.post("/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"})
+    told = answer.json()["error"]
+    assert answer.status_code == 400 and told["param"] == name, told
+    assert told["type"] == "invalid_request_error"
+    assert told["message"].endswith(".") and "\n" not in told["message"] and len(told["message"]) < 400
+
+
+RAW = [
+    b"",
+    b"{",
+    b"[1]",
+    b'"a"',
+    b"null",
+    b"\xff\xfe",
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "temperature": Infinity}',
+    b'{"prompt": "a", "temperature": 1e999}',
+    b'{"prompt": "a", "seed": ' + b"9" * 6000 + b"}",
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b'{"prompt": "a", "\\ud800": 1}',
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("raw", RAW, ids=lambda raw: repr(raw[:20]))
+def test_bodies_that_are_no_requests(app: TestClient, path: str, raw: bytes) -> None:
+    answer = app.post(path, content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(".")
+
+
+def test_a_body_is_read_as_json_only_where_it_says_so(app: TestClient) -> None:
+    answer = app.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "not_json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "a": 1}]}, "messages.0.a"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 1}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
+    ],
+)
+def test_chats_that_cannot_be_answered(app: TestClient, fields: dict[str, Any], name: str) -> None:
+    status, told = error(app, CHAT, **fields)
+    assert status == 400 and told["param"] == name, told
+
+
+def test_tokens_that_cannot_be_spelt(app: TestClient) -> None:
+    assert error(app, "/tokenize")[1]["param"] == "prompt"
+    assert error(app, "/detokenize", tokens=[8192])[1]["param"] == "tokens"
+    assert error(app, "/detokenize", tokens=["a"])[1]["param"] == "tokens.0"
+
+
+def test_another_model_is_not_there(app: TestClient) -> None:
+    status, told = error(app, prompt=PROMPT, model="gpt")
+    assert (status, told["param"], told["code"]) == (404, "model", "model_not_found")
+    assert ask(app, model=MODEL)["model"] == MODEL
+    assert app.get("/v1/models").json()["data"][0]["id"] == MODEL
+    assert app.get(f"/v1/models/{MODEL}").json()["max_model_len"] == 1024
+    assert app.get("/v1/models/gpt").status_code == 404
+
+
+def test_addresses_that_are_not_there(app: TestClient) -> None:
+    assert app.get("/v1/nothing").status_code == 404 and app.get("/v1/completions").status_code == 405
+    assert "error" in app.get("/v1/nothing").json()
+
+
+def test_the_server_goes_on_after_all_that(app: TestClient) -> None:
+    assert ask(app, seed=1)["choices"][0]["finish_reason"] == "length"
+    assert app.get("/health").json() == {"status": "ok"}

@@ -1,0 +1,189 @@
+"""How a server behaves: keys, limits, queues, deadlines, clients that go away, draining, metrics, ids and logs."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from serving import PROMPT, ask, client, error, served
+
+from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models import AdditivePenalties
+from polydraft.server import Settings, build_app
+
+LONG = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
+
+
+def numbers(found: TestClient, prefix: str = "polydraft:") -> dict[str, float]:
+    """Return the metrics by their names and labels, without the model's."""
+    lines = [line for line in found.get("/metrics").text.splitlines() if line.startswith(prefix)]
+    pairs = (line.rsplit(" ", 1) for line in lines)
+    return {
+        name.replace('model_name="polydraft-embedded"', "").replace("{}", ""): float(value) for name, value in pairs
+    }
+
+
+def until(true: Any, seconds: float = 20) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_keys_limits_and_metrics_under_another_name() -> None:
+    with client(
+        keys=("right", "other"), max_body=2000, vllm_metrics=True, model_name="m", max_prompt_tokens=5
+    ) as found:
+        for key in ("", "wrong", "righ", "right2", "ü"):
+            answer = found.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        assert found.get("/v1/models").status_code == 401 and found.get("/health").status_code == 200
+        found.headers["authorization"] = "Bearer other"
+        assert found.get("/v1/models").json()["data"][0]["id"] == "m"
+        assert error(found, prompt="a" * 3000)[0] == 413
+        parts = (b"x" * 500 for _ in range(8))
+        assert found.post("/v1/completions", content=parts).status_code == 413
+        status, told = error(found, prompt="a b c d e f g h")
+        assert status == 400 and told["code"] == "context_length_exceeded"
+        assert ask(found, prompt="a", seed=1)["model"] == "m"
+        names = {name.split("{")[0] for name in numbers(found, "vllm:")}
+        assert {"vllm:num_requests_running", "vllm:spec_decode_num_drafts_total"} <= names
+
+
+def test_metrics_add_up(app: TestClient) -> None:
+    before = numbers(app)
+    answer = ask(app, seed=1, max_tokens=12, n=2)
+    after = numbers(app)
+
+    def grown(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    told = answer["metrics"]["speculative_decoding"]
+    assert grown("polydraft:generation_tokens_total") == 24
+    assert grown("polydraft:prompt_tokens_total") == answer["usage"]["prompt_tokens"]
+    assert grown("polydraft:spec_decode_num_draft_tokens_total") == told["num_draft_tokens"]
+    assert grown("polydraft:spec_decode_num_accepted_tokens_total") == told["num_accepted_draft_tokens"]
+    assert grown('polydraft:request_success_total{finished_reason="length",}') == 2 or any(
+        grown(name) == 2 for name in after if name.startswith("polydraft:request_success_total")
+    )
+    assert grown("polydraft:time_to_first_token_seconds_count") == 2
+    until(lambda: numbers(app)["polydraft:num_requests_running"] == 0)
+
+
+def test_a_request_has_an_id(app: TestClient) -> None:
+    assert len(app.get("/health").headers["x-request-id"]) == 32
+    answer = app.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "a\tb<c>1"})
+    assert answer.headers["x-request-id"] == "abc1" and "abc1" in answer.json()["id"]
+
+
+def test_logs_hold_no_prompts_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
+    for asked in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "polydraft.server"), client(prompts_logged=asked) as found:
+            ask(found, prompt="secret words", seed=1)
+        told = [getattr(record, "told", {}) for record in caplog.records if record.getMessage() == "request"]
+        assert told[0]["completion_tokens"] == 8 and ("secret" in json.dumps(told)) is asked
+
+
+def test_a_full_queue_says_when_to_try_again() -> None:
+    with served(batch_size=1, max_queue=1) as address, httpx.Client(base_url=address, timeout=60) as found:
+        with found.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first:
+            lines = first.iter_lines()  # kept: whoever drops it closes the stream
+            next(lines)
+            with found.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
+                answer = found.post("/v1/completions", json={"prompt": "a"})
+                assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+                assert found.post("/v1/completions", json={"prompt": "a", "n": 3}).json()["error"]["param"] == "n"
+        until(lambda: 'num_requests_running{model_name="polydraft-embedded"} 0.0' in found.get("/metrics").text)
+        assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_a_client_that_goes_away_is_not_written_for() -> None:
+    with served(batch_size=2) as address, httpx.Client(base_url=address) as found:
+        with pytest.raises(httpx.ReadTimeout):
+            found.post("/v1/completions", json=LONG, timeout=0.5)
+        begun = time.monotonic()
+        until(lambda: 'num_requests_running{model_name="polydraft-embedded"} 0.0' in found.get("/metrics").text)
+        assert time.monotonic() - begun < 3
+
+
+def test_a_deadline_ends_a_request() -> None:
+    with client(deadline=0.4) as found:
+        ask(found, max_tokens=1)
+        begun = time.monotonic()
+        status, told = error(found, **LONG)
+        assert status == 504 and told["code"] == "deadline" and time.monotonic() - begun < 5
+        answer = found.post("/v1/completions", json={**LONG, "stream": True})
+        assert '"code":"deadline"' in answer.text and answer.text.endswith("data: [DONE]\n\n")
+        assert ask(found, max_tokens=1)["choices"][0]["finish_reason"] == "length"
+
+
+def test_draining_lets_running_requests_end() -> None:
+    with client(batch_size=2) as found:
+        ask(found, max_tokens=1)
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(ask(found, **{**LONG, "max_tokens": 60})))
+        thread.start()
+        desk = found.app.state.desk  # pyright: ignore
+        until(lambda: desk.outstanding == 1)
+        found.portal.start_task_soon(desk.drain)  # pyright: ignore
+        until(lambda: desk.stopping)
+        status, told = error(found, prompt="a")
+        assert status == 503 and told["code"] == "stopping" and found.get("/health").status_code == 503
+        thread.join(30)
+        assert answers[0]["usage"]["completion_tokens"] == 60
+
+
+def test_other_pages_may_call_only_where_that_is_allowed(app: TestClient) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in app.options("/v1/models", headers=asked).headers
+    with client(origins=("https://a.example",)) as found:
+        answer = found.options("/v1/models", headers=asked)
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_the_page_loads_nothing_from_elsewhere(app: TestClient) -> None:
+    answer = app.get("/")
+    assert answer.status_code == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
+    assert app.get("/page/index.html").headers["content-security-policy"] == answer.headers["content-security-policy"]
+    assert app.get("/page/../app.py").status_code == 404 and app.get("/page/%2e%2e/app.py").status_code == 404
+    told = app.get("/polydraft/options").json()
+    words = [one["word"] for one in told["drafters"]]
+    assert "model" in words and all(one["meaning"] for one in told["drafters"] + told["verifiers"])
+    assert told["models"] == ["polydraft-embedded"] and told["chat"] is False and told["context"] == 1024
+
+
+def test_a_model_that_cannot_be_served_is_said() -> None:
+    app = build_app(Settings(target="/no/such/model", apart=False))
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError
+
+    with pytest.raises(PolydraftError, match="/no/such/model"):
+        asyncio.run(run())
+    with pytest.raises(InvalidParameter, match="batch_size"):
+        Settings(batch_size=0)
+
+
+def test_an_error_in_a_step_costs_the_text_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no more")
+
+    with client(batch_size=4) as found:
+        ask(found, max_tokens=1)
+        monkeypatch.setattr(AdditivePenalties, "__call__", fail)
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(ask(found, **{**LONG, "max_tokens": 80})))
+        thread.start()
+        status, told = error(found, prompt=PROMPT, presence_penalty=1, seed=1)
+        thread.join(30)
+        assert status == 500 and "no more" in told["message"]
+        assert answers[0]["usage"]["completion_tokens"] == 80

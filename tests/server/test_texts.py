@@ -1,0 +1,195 @@
+"""What is written: streams and whole answers, seeds, choices, stop strings, log-probabilities, penalties, batches."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from serving import PROMPT, alone, ask, chunks, client, streamed
+
+from polydraft.models import AdditivePenalties, Pair, TokenBias
+
+PROMPTS = (PROMPT, "import os\nclass A:\n", "for i in range(10):\n    print(", "x = [1, 2, 3]\n" * 6)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_seed_gives_the_text_of_the_single_run(app: TestClient, pair: Pair, heat: float) -> None:
+    answer = ask(app, seed=5, temperature=heat, max_tokens=12)
+    assert answer["choices"][0]["text"] == alone(pair, PROMPT, seed=5, temperature=heat, max_new_tokens=12)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12 and answer["polydraft"]["seeds"] == [5]
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2}, {"stop": ["\n        r"]}])
+def test_a_stream_is_the_whole_in_pieces(app: TestClient, more: dict) -> None:
+    fields = {"seed": 3, "temperature": 0.8, "max_tokens": 12, **more}
+    whole, pieces = ask(app, **fields), chunks(app, **fields, stream_options={"include_usage": True})
+    for choice in whole["choices"]:
+        assert streamed(pieces, choice["index"]) == choice["text"]
+        own = [one for chunk in pieces for one in chunk["choices"] if one["index"] == choice["index"]]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        assert all(one["finish_reason"] is None for one in own[:-1])
+        if "logprobs" in more:
+            told = [value for one in own for value in one["logprobs"]["token_logprobs"]]
+            assert told == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+    assert pieces[-1]["choices"] == [] and pieces[-1]["usage"] == whole["usage"]
+    assert pieces[-1]["metrics"] == pieces[-2]["metrics"] == whole["metrics"]
+
+
+def test_choices_have_seeds_that_follow_from_the_first(app: TestClient, pair: Pair) -> None:
+    answer = ask(app, prompt=list(PROMPTS[:2]), n=2, seed=7)
+    seeds = [7 + 1_000_003 * number for number in range(4)]
+    assert answer["polydraft"]["seeds"] == seeds
+    texts = [alone(pair, PROMPTS[number // 2], seed=seed, temperature=1.0) for number, seed in enumerate(seeds)]
+    assert [choice["text"] for choice in answer["choices"]] == texts
+
+
+def test_texts_beside_others_are_what_they_are_alone(app: TestClient, pair: Pair) -> None:
+    fields = [
+        {
+            "prompt": PROMPTS[number % 4],
+            "seed": number,
+            "temperature": (0.0, 0.7, 1.0)[number % 3],
+            "max_tokens": 3 + 5 * (number % 4),
+            "speculative": {"drafter": ("model", "ngram", "none", "merge")[number % 4]},
+        }
+        for number in range(12)
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda own: ask(app, **own), fields))
+    for own, answer in zip(fields, answers, strict=True):
+        word = own["speculative"]["drafter"]
+        text = alone(
+            pair,
+            own["prompt"],
+            seed=own["seed"],
+            temperature=own["temperature"],
+            max_new_tokens=own["max_tokens"],
+            drafter=pair.draft if word == "model" else word,
+        )
+        assert answer["choices"][0]["text"] == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_and_is_never_shown(app: TestClient, stream: bool) -> None:
+    text = ask(app, seed=2, temperature=0, max_tokens=24)["choices"][0]["text"]
+    for stop in {text[place : place + 3] for place in range(4, len(text) - 3, 13)}:
+        fields = {"seed": 2, "temperature": 0, "max_tokens": 24, "stop": stop}
+        found = streamed(chunks(app, **fields)) if stream else ask(app, **fields)["choices"][0]["text"]
+        assert found == text[: text.index(stop)]
+
+
+def test_stop_strings_can_be_kept_and_tokens_can_stop(app: TestClient) -> None:
+    usual = {"seed": 2, "temperature": 0, "max_tokens": 24}
+    text = ask(app, **usual)["choices"][0]["text"]
+    stop = text[5:8]
+    kept = ask(app, **usual, stop=stop, include_stop_str_in_output=True)["choices"][0]
+    assert kept["text"] == text[: text.index(stop) + 3]
+    assert kept["finish_reason"] == "stop" and kept["stop_reason"] == stop
+    pieces = chunks(app, **usual, logprobs=0)
+    token = app.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"][3]
+    stopped = ask(app, **usual, stop_token_ids=[token])["choices"][0]
+    assert stopped["finish_reason"] == "stop" and stopped["stop_reason"] == token
+    assert text.startswith(stopped["text"]) and len(pieces) > 1
+
+
+def test_log_probabilities_are_the_models_own(app: TestClient, pair: Pair) -> None:
+    answer = ask(app, seed=1, max_tokens=5, logprobs=3, echo=True)
+    told = answer["choices"][0]["logprobs"]
+    prompt = pair.tokenizer(PROMPT)["input_ids"]
+    ids = [*prompt, *pair.tokenizer(answer["choices"][0]["text"][len(PROMPT) :], add_special_tokens=False)["input_ids"]]
+    assert told["token_logprobs"][0] is None and len(told["tokens"]) == len(prompt) + 5
+    with torch.inference_mode():
+        rows = pair.target(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    if len(ids) == len(told["tokens"]):  # the tokenizer may cut the text otherwise than the model wrote it
+        own = [float(rows[place, token]) for place, token in enumerate(ids[1:])]
+        assert told["token_logprobs"][1:] == pytest.approx(own, abs=1e-3)
+    assert told["text_offset"][1] == len(told["tokens"][0])
+    assert all(len(one) <= 3 for one in told["top_logprobs"][1:])
+
+
+def test_echo_alone_writes_nothing(app: TestClient) -> None:
+    answer = ask(app, max_tokens=0, echo=True, logprobs=1)
+    assert answer["choices"][0]["text"] == PROMPT
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_penalties_are_those_of_the_interface(app: TestClient, pair: Pair) -> None:
+    fields = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"14": 3.0, "5": -100}}
+    answer = ask(app, seed=4, temperature=0, max_tokens=16, **fields)
+    length = len(pair.tokenizer(PROMPT)["input_ids"])
+    processors = [TokenBias({14: 3.0, 5: -100}, 8192), AdditivePenalties(length, 1.5, 0.5)]
+    text = alone(pair, PROMPT, seed=4, temperature=0, max_new_tokens=16, logits_processor=processors)
+    assert answer["choices"][0]["text"] == text
+    ids, new = pair.tokenizer(PROMPT, return_tensors="pt").input_ids, []
+    for _ in range(16):  # greedy decoding by hand
+        with torch.no_grad():
+            scores = pair.target(ids).logits[0, -1].double()
+        scores[14] += 3.0
+        scores[5] -= 100.0
+        for token in set(new):
+            scores[token] -= 1.5 + 0.5 * new.count(token)
+        new.append(int(scores.argmax()))
+        ids = torch.cat([ids, torch.tensor([[new[-1]]])], dim=-1)
+    assert pair.tokenizer.decode(new, clean_up_tokenization_spaces=False) == text
+
+
+def test_what_a_request_wants_of_drafts_is_done(app: TestClient) -> None:
+    plain = ask(app, seed=1, temperature=0, speculative={"enabled": False})
+    told = plain["metrics"]["speculative_decoding"]
+    assert told["num_draft_tokens"] == 0 and told["tokens_per_call"] == 1.0
+    drafted = ask(app, seed=1, temperature=0, n=2, speculative={"drafter": "model", "tree": "3,2"})
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+    told = drafted["metrics"]["speculative_decoding"]
+    assert len(told["choices"]) == 2 and told["num_draft_tokens"] == 9 * told["num_spec_steps"]
+    assert told["num_accepted_draft_tokens"] == sum(one["num_accepted_draft_tokens"] for one in told["choices"])
+    short = ask(app, seed=1, temperature=0, speculative={"drafter": "model", "max_draft_tokens": 2})
+    told = short["metrics"]["speculative_decoding"]
+    assert told["num_draft_tokens"] <= 2 * told["num_spec_steps"]
+
+
+def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:
+    pieces = chunks(app, seed=3, max_tokens=12, speculative={"trace": True, "tree": "2,2"})
+    told = [chunk["polydraft"] for chunk in pieces]
+    assert [one["step"] for one in told] == list(range(1, len(told) + 1))
+    assert "".join(token["text"] for one in told for token in one["tokens"]) == streamed(pieces)
+    for one in told:
+        tree, drafted = one["tree"], [token for token in one["tokens"] if token["origin"] != "target"]
+        assert len(tree["ids"]) == len(tree["parents"]) == len(tree["valid"]) == 7 and tree["parents"][0] == -1
+        assert [tree["ids"][node] for node in tree["accepted"]][: len(drafted)] == [token["id"] for token in drafted]
+    assert told[-1]["accepted"] == pieces[-1]["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert json.dumps(told)
+
+
+def test_a_prediction_is_drafted_and_counted(app: TestClient, pair: Pair) -> None:
+    text = alone(pair, PROMPT, temperature=0, max_new_tokens=16)
+    answer = ask(app, temperature=0, max_tokens=16, prediction={"type": "content", "content": text})
+    assert answer["choices"][0]["text"] == text
+    usage = answer["usage"]["completion_tokens_details"]
+    assert usage["accepted_prediction_tokens"] > 5 and usage["rejected_prediction_tokens"] >= 0
+
+
+def test_harmless_fields_are_dropped_and_nulls_are_nothing(app: TestClient) -> None:
+    answer = ask(app, user="u", store=True, metadata={"a": 1}, seed=None, stop=None, temperature=None, logit_bias=None)
+    assert len(answer["polydraft"]["seeds"]) == 1
+
+
+def test_tokens_go_in_and_out(app: TestClient) -> None:
+    told = app.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
+    assert "".join(told["token_strs"]) == PROMPT and told["count"] == len(told["tokens"])
+    assert app.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": PROMPT}
+    whole, own = ask(app, seed=1), ask(app, seed=1, prompt=told["tokens"])
+    assert whole["choices"] == own["choices"]
+
+
+@pytest.mark.parametrize("plan", ["auto", "goodput"])
+def test_a_planner_chooses_the_trees_of_requests_without_a_seed(pair: Pair, plan: str) -> None:
+    greedy = alone(pair, PROMPT, temperature=0, max_new_tokens=12)
+    with client(plan=plan, batch_size=3) as app, ThreadPoolExecutor(6) as pool:
+        seeded = {"seed": 5, "temperature": 1.0, "max_tokens": 12}
+        fields = [{"temperature": 0, "max_tokens": 12}, seeded, {"n": 2, "max_tokens": 20}] * 2
+        answers = list(pool.map(lambda own: ask(app, **own), fields))
+    assert [answers[place]["choices"][0]["text"] for place in (0, 3)] == [greedy] * 2
+    assert answers[1]["choices"] == answers[4]["choices"]
+    assert answers[1]["choices"][0]["text"] == alone(pair, PROMPT, seed=5, temperature=1.0, max_new_tokens=12)
