@@ -60,8 +60,8 @@ def _row(given: Any) -> tuple[int, ...]:
     Raises:
         InvalidParameter: they are none.
     """
-    tokens = given.tolist() if isinstance(given, Tensor) else given
+    tokens: Any = given.tolist() if isinstance(given, Tensor) else given
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
-    if not listed or not tokens or not all(is_whole(one) and one >= 0 for one in tokens):
+    if not listed or not tokens or not all(is_whole(one) and int(one) >= 0 for one in tokens):
         raise InvalidParameter(f"prediction must be a text or token ids, at least one, but is {shown(given)}.")
     return tuple(int(one) for one in tokens)
