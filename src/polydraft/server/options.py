@@ -31,7 +31,7 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
             "drafter": settings.drafter or (told.get("draft") and "model"),
             "verifier": settings.verifier,
             "tree": settings.tree,
-            "temperature": 1.0,
+            "temperature": 0.7,  # what the page begins with; a request that says nothing has 1
             "top_p": 1.0,
             "top_k": 0,
             "max_tokens": 256,
