@@ -12,6 +12,9 @@ from polydraft.models import compiled as compiled_passes
 
 Folders = tuple[Path, Path]
 
+ROUTE = "n-gram or suffix or recycling, else model"
+"""Who drafts by default beside a draft model."""
+
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["polydraft", *arguments])
@@ -245,13 +248,13 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
 @pytest.mark.parametrize(
     ("arguments", "drafter", "planned"),
     [
-        ([], "lookup, else model", False),
+        ([], ROUTE, False),
         (["--temperature", "0.9"], "model", False),
-        (["--verifier", "recursive"], "lookup, else model", False),
+        (["--verifier", "recursive"], ROUTE, False),
         (["--tree", "2,1"], "model", False),
         (["--drafter", "model"], "model", False),
         (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup, else model", False),
-        (["--plan", "auto"], "lookup, else model", True),
+        (["--plan", "auto"], ROUTE, True),
         (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], "model", True),
         (["--plan", "goodput"], "model", True),
     ],

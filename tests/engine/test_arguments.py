@@ -13,7 +13,7 @@ from transformers import CompileConfig, GenerationConfig, GenerationMixin, PreTr
 
 import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, NaiveMatch, NoDraft, TopDown, Widths
-from polydraft.drafters import LookupFirst, ModelDrafter, NgramDrafter
+from polydraft.drafters import ModelDrafter, NgramDrafter, RoutedDrafter
 from polydraft.engine.calls.choices import chosen_policy
 from polydraft.errors import InvalidParameter
 from polydraft.models import OF_A_CALL_THAT_ENDS, OF_ONE_CALL
@@ -352,13 +352,13 @@ def test_what_is_meant_is_taken() -> None:
         assert parts(drafter=draft(), policy=policy).policy == meant
     assert isinstance(parts(drafter="none").drafter, NoDraft)
     assert isinstance(parts(drafter="ngram").drafter, NgramDrafter)
-    assert isinstance(parts(drafter=draft()).drafter, LookupFirst)
+    assert isinstance(parts(drafter=draft()).drafter, RoutedDrafter)
 
 
 def test_hugging_faces_words_for_drafts() -> None:
     setup = parts(prompt_lookup_num_tokens=5, max_matching_ngram_size=4)
     assert (setup.drafter, setup.policy) == (NgramDrafter(4), Chain(5))
-    assert isinstance(parts(assistant_model=draft()).drafter, LookupFirst)
+    assert isinstance(parts(assistant_model=draft()).drafter, RoutedDrafter)
     setup = parts(assistant_model=draft(), num_assistant_tokens=4, temperature=1.0)
     assert isinstance(setup.drafter, ModelDrafter)
     assert (setup.policy, setup.verifier) == (Chain(4), ByShape())

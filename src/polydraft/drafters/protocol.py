@@ -210,6 +210,10 @@ class Drafter(Protocol):
         """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
         return False
 
+    def passes(self, depth: int) -> int:
+        """Return how many passes of its own network a draft of so many levels takes: one for each, or what it says."""
+        return depth
+
     def continues(self, state: Any) -> bool:
         """Tell whether a state, of a run that is over, is one from which this drafter can go on by `join`."""
         return False

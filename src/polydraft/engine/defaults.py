@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from polydraft.drafters import Defaults, Drafter, LookupFirst, ModelDrafter, model_defaults
+from polydraft.drafters import Defaults, Drafter, ModelDrafter, model_defaults, route_first
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, Product, Scheme, TopK
@@ -48,18 +48,18 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
 
 
 def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device, *, fixed: bool = False) -> Drafter:
-    """Return who drafts if nothing but a draft model or a head was named: at temperature 0, lookups before it.
+    """Return who drafts if nothing but a draft model or a head was named: at temperature 0, a route of text before it.
 
-    Greedy text repeats itself, and what is looked up costs no pass; at temperature 1 lookups are seldom right. They
-    read the text on the host, for which a GPU would have to be waited for.
+    Greedy text repeats itself, and what is found in it costs no pass; at temperature 1 it is seldom right. Text is read
+    on the host, for which a GPU would have to be waited for. Measured beside lookups alone (docs/performance.md).
 
     Args:
         drafter: the draft model's drafter, or the head's.
         params: the target's sampling settings.
         device: the target's device.
-        fixed: whether trees were named, or passes are compiled, each for one shape: lookups have shapes of their own.
+        fixed: whether trees were named, or passes are compiled, each for one shape: guesses have shapes of their own.
     """
-    return drafter if fixed or params.temperature or device.type != "cpu" else LookupFirst(drafter)
+    return drafter if fixed or params.temperature or device.type != "cpu" else route_first(drafter)
 
 
 def text_word(params: SamplingParams) -> str:

@@ -214,3 +214,24 @@ def test_a_merge_keeps_what_is_known_of_rows_that_are_no_law() -> None:
         both = branched(replace(first, sound=flags[0]), replace(second, sound=flags[1]), TopK())
         assert both.draft.sound is not None and both.draft.sound.tolist() == [True, False]
     assert branched(first, second, TopK()).draft.sound is None
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_route_counts_the_passes_that_the_other_drafter_takes(passes: int) -> None:
+    class Counting(ModelDrafter):
+        def passes(self, depth: int) -> int:
+            assert depth == 3
+            return passes
+
+    target = tiny_model(seed=1)
+    other = Counting(HuggingFaceModel(perturbed(target, 0.2)))
+    seen = list[float]()
+
+    class Seeing(RoutedDrafter):
+        def commit(self, state: Any, step: Any) -> Any:
+            seen.append(state.rounds[0].seconds)
+            return super().commit(state, step)
+
+    route = Seeing((NgramDrafter(),), other, price=0.5)
+    polydraft.generate(target, torch.tensor([[1, 2, 3]]), drafter=route, policy=3, max_new_tokens=4, temperature=0)
+    assert seen and all(one == pytest.approx(1 + passes + 0.5 * 3) for one in seen)  # both models are equally large

@@ -112,6 +112,15 @@ ChunkOption = Annotated[
         min=1, callback=count, help="Prompts are read by so many tokens between steps.", rich_help_panel=LIMITS
     ),
 ]
+KeptOption = Annotated[
+    int,
+    typer.Option(
+        "--kept-texts",
+        min=0,
+        help="Texts that are over and stay known, for prompts that begin like them.",
+        rich_help_panel=LIMITS,
+    ),
+]
 DeadlineOption = Annotated[
     float, typer.Option(min=0.001, help="Seconds that a request may take.", rich_help_panel=LIMITS)
 ]

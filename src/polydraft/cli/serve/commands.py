@@ -16,6 +16,7 @@ from polydraft.cli.arguments.serving import (
     DeadlineOption,
     GraceOption,
     HostOption,
+    KeptOption,
     KeyOption,
     LengthOption,
     LogPromptsOption,
@@ -54,6 +55,7 @@ def serve(
     max_prompt_tokens: PromptLimitOption = None,
     max_body: BodyOption = 4 << 20,
     chunk: ChunkOption = 256,
+    kept_texts: KeptOption = 8,
     deadline: DeadlineOption = 600.0,
     grace: GraceOption = 30.0,
     log_prompts: LogPromptsOption = False,
@@ -86,5 +88,6 @@ def serve(
         prompts_logged=log_prompts,
         vllm_metrics=vllm_metrics,
         threads=threads,
+        kept_texts=kept_texts,
     )
     raise typer.Exit(run_serve(settings, host, port))

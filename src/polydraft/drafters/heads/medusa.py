@@ -210,6 +210,10 @@ class MedusaDrafter(Drafter):
         require_scheme(scheme, SAMPLED, "A Medusa head")
 
     @torch.no_grad()
+    def passes(self, depth: int) -> int:
+        """Return one: all levels come of one pass."""
+        return 1
+
     def start(self, text: Text, session: Session) -> MedusaState:
         """Return a state in which nothing is known, and the ends for this target."""
         heads = self.heads

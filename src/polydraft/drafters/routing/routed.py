@@ -203,7 +203,8 @@ class RoutedDrafter(Together):
             bounds = bounds.chains()
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
-        seconds = 1 + state.cost * policy.shape.depth + self.price * most_drafts(policy)
+        passes = 0 if self.other is None else self.other.passes(policy.shape.depth)
+        seconds = 1 + state.cost * passes + self.price * most_drafts(policy)
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
         lengths = [len(one.offers[one.choice]) for one in rounds]
