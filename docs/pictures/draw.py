@@ -18,7 +18,7 @@ from polydraft.bench.style import save
 
 HERE = Path(__file__).parent
 PROMPT = "def read_json(path):\n    with open("
-STEP = 1
+STEP = 2
 """Which step is drawn, counted from 0."""
 SHOWN = {
     "Against Hugging Face's loops": {

@@ -179,6 +179,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)
     limit_results(monkeypatch)
+    limit_serving(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
@@ -209,6 +210,13 @@ def limit_results(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("passes.time_pass", "planner.side_by_side"):
         module, function = (f"polydraft.bench.subjects.{name}").rsplit(".", 1)
         monkeypatch.setattr(f"{module}.{function}", few(getattr(sys.modules[module], function)))
+
+
+def limit_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server end as soon as it would listen, without a model: its worker is another process."""
+    for verb in ("launch", "wait"):
+        monkeypatch.setattr(f"polydraft.server.front.desk.Desk.{verb}", lambda *_: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
 
 
 def few(function: Callable[..., Any], most: int = 20) -> Callable[..., Any]:

@@ -179,10 +179,11 @@ def test_ctrl_c_loses_nothing(
         return original(self, state, text, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ModelDrafter, "draft", interrupted)
-    assert run(monkeypatch, "generate", "def add", *models(folders), "--max-new-tokens", "50") == 130
+    arguments = ["generate", "def add", *models(folders), "--drafter", "model", "--max-new-tokens", "50"]
+    assert run(monkeypatch, *arguments) == 130
     shown = capsys.readouterr().out
     assert "new tokens" in shown and len(shown.splitlines()[0]) > len("def add")
-    assert run(monkeypatch, "generate", "def add", *models(folders), "--max-new-tokens", "50", "--json") == 130
+    assert run(monkeypatch, *arguments, "--json") == 130
     result = json.loads(capsys.readouterr().out)
     assert result["finish"] == "interrupted" and 0 < len(result["tokens"]) < 50
 

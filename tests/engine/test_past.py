@@ -301,7 +301,7 @@ def test_a_draft_model_that_is_passed_as_it_is_goes_on_too() -> None:
     assert isinstance(second, polydraft.GenerationOutput) and "past" not in second
     assert torch.equal(second.sequences, polydraft.generate(target(), asked, **options).sequences)
     assert second.statistics.prompt_known == first.sequences.shape[1] - 1
-    state = first.past.drafts.inner
+    state = first.past.drafts.other
     assert isinstance(state, ModelDraftState)
 
 

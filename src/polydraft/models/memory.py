@@ -17,8 +17,11 @@ CONTAINER = Path("/sys/fs/cgroup")
 
 
 def module_of(model: LanguageModel) -> nn.Module | None:
-    """Return the module that a model runs; None if it is none of Hugging Face's, so that nothing is known of it."""
-    return model.model if isinstance(model, HuggingFaceModel) else None
+    """Return the module that a model runs; None if it is none of Hugging Face's, so that nothing is known of it.
+
+    What wraps a model names its `module`.
+    """
+    return model.model if isinstance(model, HuggingFaceModel) else getattr(model, "module", None)
 
 
 def weight_bytes(model: LanguageModel) -> int:

@@ -9,7 +9,7 @@ from doubles import tiny_model
 from heads import VOCAB, WIDTH, every_head
 
 import polydraft
-from polydraft.drafters import PredictedDrafter
+from polydraft.drafters import LookupFirst, PredictedDrafter
 from polydraft.drafters.text.predicted import Place, moved
 from polydraft.errors import InvalidParameter
 
@@ -97,7 +97,12 @@ def test_heads_read_on_while_lookups_before_a_prediction_take_all_rows(name: str
     prompt = torch.tensor([[1, 2, 3, 4, 5, 6, 7] * 3])
     plain = polydraft.generate(target, prompt, drafter="none", temperature=0, max_new_tokens=60)
     output = polydraft.generate(
-        target, prompt, drafter=every_head()[name], temperature=0, max_new_tokens=60, prediction=[9, 8, 7]
+        target,
+        prompt,
+        drafter=LookupFirst(every_head()[name], 1),
+        temperature=0,
+        max_new_tokens=60,
+        prediction=[9, 8, 7],
     )
     assert torch.equal(output.sequences, plain.sequences)
     assert output.statistics.sources["lookup"][0] > 0 and not output.statistics.fallback

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session
-from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_encode, does_remember
+from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_encode, does_remember, module_of
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
@@ -85,7 +85,7 @@ class TimedModel:
     """A language model whose forward passes are charged to "prefill" (the first) and "target" (all others)."""
 
     def __init__(self, model: LanguageModel, watch: Stopwatch) -> None:
-        self.model = model
+        self.model, self.module = model, module_of(model)
         self.watch = watch
         self.vocab_size = model.vocab_size
         self.context = model.context
