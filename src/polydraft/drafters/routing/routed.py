@@ -34,8 +34,8 @@ LONG = 12
 WARM = 0.5
 """The share of that which is believed above temperature 0: drawn text seldom repeats itself."""
 LEAST_COST = 0.25
-"""The least cost of a pass of the other drafter, in passes of the target: however few weights it has, it takes the time of
-its many small operations. SmolLM2's head takes 0.27, the embedded draft model 0.12 a level."""
+"""The least cost of a pass of the other drafter, in passes of the target: however few weights it has, its many small
+operations take time. SmolLM2's head takes 0.27, the embedded draft model 0.12 a level."""
 Expert = tuple[int, int]
 """A member's number, or one of the above, and the class of its promise."""
 
