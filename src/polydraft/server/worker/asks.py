@@ -109,12 +109,14 @@ class Spell:
         prompt: text or messages to be made into tokens; None if there are tokens.
         tokens: tokens to be made into text.
         special: whether special tokens are added to a text.
+        texts: whether the text of each token is told too.
     """
 
     name: str
     prompt: Prompt | None = None
     tokens: tuple[int, ...] | None = None
     special: bool = True
+    texts: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The model that a worker serves, and what it can be asked without writing text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polydraft.catalogue as catalogue
@@ -31,6 +31,7 @@ class Served:
     target: HuggingFaceModel
     tokenizer: Any
     draft: Drafter | None
+    spellings: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False)
 
     @property
     def max_length(self) -> int:
@@ -82,6 +83,12 @@ class Served:
     def text(self, tokens: Sequence[int], *, skip: bool = False) -> str:
         """Return the text of tokens, with special ones unless these are to be skipped."""
         return text_of(self.tokenizer, tokens, skip)
+
+    def spelling(self, token: int) -> str:
+        """Return the text of a single token, which is looked for once."""
+        if token not in self.spellings:
+            self.spellings[token] = self.text([token])
+        return self.spellings[token]
 
     def told(self) -> dict[str, Any]:
         """Return what clients may know of it."""

@@ -76,7 +76,7 @@ class Writing:
         try:
             texts = wanted_of(self.served, ask)
             for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
-                self._request(one)  # whatever is wrong with it is known before it waits
+                self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
             return
@@ -131,14 +131,16 @@ class Writing:
     def _join(self) -> None:
         """Let texts join as long as there is room; one that cannot is lost alone."""
         while self._waiting and self._batch.free:
-            wanted = self._waiting.popleft()
+            wanted, own = self._waiting.popleft(), None
             try:
+                telling = Telling(self.served, wanted)
                 request, own = self._request(wanted)
                 known = self._batch.join(request)
             except Exception as error:  # noqa: BLE001  as in `step`
+                self._forget_own(own)
                 self._fail(wanted.ask.name, error)
                 continue
-            self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
+            self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
     def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
@@ -165,17 +167,26 @@ class Writing:
     def _tell(self, step: OpenStep) -> None:
         for row, gain in step.block.rows.items():
             name = step.names[row]
-            text = self._texts[name]
-            told = text.telling.gained(gain, step.block, row)
+            text = self._texts.get(name)
+            if text is None:  # lost with another one of its request
+                continue
+            try:
+                told = text.telling.gained(gain, step.block, row)
+            except Exception as error:  # noqa: BLE001  as in `step`
+                self._fail(text.wanted.ask.name, error)
+                continue
             self._say("gained", text.wanted, told)
             if told["finish"]:
                 self._leave(name)
 
     def _leave(self, name: Hashable) -> None:
-        text = self._texts.pop(name)
-        if text.own is not None:
-            self._watched.forget(text.own)
+        self._forget_own(self._texts.pop(name).own)
         self._batch.leave(name)
+
+    def _forget_own(self, own: Parts | None) -> None:
+        """Drop the method of parts that one text alone has, or was to have."""
+        if own is not None:
+            self._watched.forget(own)
 
     def _lost(self, error: Exception) -> None:
         """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
@@ -221,7 +232,7 @@ class Writing:
         own = rows.gather(-1, given[0, 1:].unsqueeze(-1)).squeeze(-1).tolist()
         likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
         told = [spelt(self.served, *one) for one in zip(tokens[1:], own, likeliest, strict=True)]
-        first = {"token": tokens[0], "text": self.served.text(tokens[:1]), "logprob": None, "top": []}
+        first = {"token": tokens[0], "text": self.served.spelling(tokens[0]), "logprob": None, "top": []}
         return [first, *told]
 
     def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
