@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 from serving import PROMPT, ask, chunks, client, error
 
+from polydraft.errors import ContextOverflow
 from polydraft.server import Settings
 from polydraft.server.front import answering
 from polydraft.server.front.desk import Desk
@@ -192,3 +193,35 @@ def test_a_stream_tells_its_seeds_and_where_its_tokens_stand(app: TestClient) ->
         own = [one for piece in pieces for one in piece["choices"] if one["index"] == choice["index"]]
         found = [place for one in own for place in one["logprobs"]["text_offset"]]
         assert found == choice["logprobs"]["text_offset"]
+
+
+def test_prompts_that_are_told_are_scored_one_between_two_steps(served: Served) -> None:
+    said: list[Event] = []
+    writing = Writing(served, said.append)
+    writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=40, options={"temperature": 0.0}))
+    writing.take(Ask("echo", ("a b", "c d", "e f"), seed=1, max_tokens=0, logprobs=2, echo=True))
+    writing.take(Ask("gone", ("a b", "c d"), seed=1, max_tokens=0, echo=True))
+    writing.cancel("gone")
+    for _ in range(2):
+        writing.step()
+    assert not any(one.name == "echo" for one in said) and any(one.kind == "gained" for one in said)
+    while not writing.idle:
+        writing.step()
+    begun = next(one.said for one in said if one.name == "echo")
+    assert [one["text"] for one in begun["echo"]] == ["a b", "c d", "e f"]
+    assert not any(one.name == "gone" for one in said)
+
+
+def test_what_cannot_fit_is_not_made_into_tokens(
+    app: TestClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.monotonic()
+    long = "word and " * 400_000
+    for fields in ({"prompt": long}, {"prompt": [1] * 1_500_000}, {"prediction": {"type": "content", "content": long}}):
+        status, told = error(app, "/v1/completions", **{"prompt": PROMPT, **fields})
+        assert status == 400 and told["code"] == "context_length_exceeded"
+        assert told["param"] == ("prediction" if "prediction" in fields else "prompt")
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ContextOverflow):
+        served.check_size(({"role": "user", "content": long},), "The prompt")
+    served.check_size(PROMPT * 100, "The prompt")

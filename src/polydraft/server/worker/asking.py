@@ -59,7 +59,9 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
         ContextOverflow: a prompt is too long, or the text would be.
         InvalidParameter: a prompt that is empty, or cannot be made into tokens.
     """
-    prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
+    with about("prediction"):
+        served.check_size(ask.prediction or "", "prediction")
+        prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
     with about("logit_bias"):
         served.check_tokens([*ask.bias], "logit_bias")
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
@@ -68,6 +70,9 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
+            served.check_size(prompt, "The prompt")
+            if prompt and isinstance(prompt[0], int):
+                _check_length(served, len(prompt), ask.max_tokens)
             tokens = tuple(served.ids(prompt, ask.tools))
             _check_length(served, len(tokens), ask.max_tokens)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
