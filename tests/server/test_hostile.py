@@ -225,3 +225,12 @@ def test_what_cannot_fit_is_not_made_into_tokens(
     with pytest.raises(ContextOverflow):
         served.check_size(({"role": "user", "content": long},), "The prompt")
     served.check_size(PROMPT * 100, "The prompt")
+
+
+def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:
+    fields = {"prompt": "salt = {'a': 1, 'b': 2, 'c': 3, 'd': 4, 'e': 5}\n", "max_tokens": 1, "seed": 1}
+
+    def cached(**more: Any) -> int:
+        return ask(app, **fields, **more)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached(cache_salt="s"), cached(), cached(cache_salt="s")] == [0, 0, 0] and cached() > 8

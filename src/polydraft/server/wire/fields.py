@@ -19,7 +19,6 @@ IGNORED = (
     "reasoning_effort",
     "request_id",
     "priority",
-    "cache_salt",
     "add_special_tokens",
     "spaces_between_special_tokens",
     "detokenize",
@@ -165,6 +164,7 @@ class Common(Body):
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
     best_of: JsonValue = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
@@ -271,6 +271,7 @@ class Common(Body):
             "stop_tokens": tuple(self.stop_token_ids or ()),
             "ignore_eos": self.ignore_eos,
             "special": not self.skip_special_tokens,
+            "alone": self.cache_salt is not None,
             "prediction": self.prediction.text if self.prediction else None,
             "grammar": self.grammar,
             "speculation": self.speculative.as_speculation() if self.speculative else Speculation(),

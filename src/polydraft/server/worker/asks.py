@@ -65,6 +65,7 @@ class Ask:
         prediction: what the answer will resemble.
         grammar: what it must match.
         speculation: how to draft.
+        alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
     """
 
@@ -88,6 +89,7 @@ class Ask:
     prediction: str | None = None
     grammar: Grammar | None = None
     speculation: Speculation = Speculation()
+    alone: bool = False
     planned: bool = False
 
     @property

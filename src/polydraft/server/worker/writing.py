@@ -171,7 +171,7 @@ class Writing:
             try:
                 telling = Telling(self.served, wanted)
                 request, own = self._request(wanted)
-                known = self._batch.join(request)
+                known = self._batch.join(request, shares=not wanted.ask.alone)
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._forget_own(own)
                 self._fail(wanted.ask.name, error)
