@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 from serving import PROMPT, ask, chunks, client, error
 
+from polydraft.engine import OpenBatch, as_drafter
+from polydraft.engine.calls.choices import Choices, chosen_parts
+from polydraft.engine.decode import Method
+from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow
+from polydraft.models import HuggingFaceModel, Pair
+from polydraft.probs import SamplingParams
 from polydraft.server import Settings
 from polydraft.server.front import answering
 from polydraft.server.front.desk import Desk
@@ -234,3 +241,35 @@ def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:
         return ask(app, **fields, **more)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert [cached(cache_salt="s"), cached(), cached(cache_salt="s")] == [0, 0, 0] and cached() > 8
+
+
+def test_a_kept_prompt_is_not_written_over_where_rows_stay(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with models that cannot branch; found by the text of a prompt that comes again."""
+    monkeypatch.setattr(HuggingFaceModel, "branches", False)
+    target = HuggingFaceModel(pair.target)
+    ways = [Choices(as_drafter(pair.draft), policy="chain:3"), Choices("ngram", policy="chain:3")]
+    made = [chosen_parts(one, target, SamplingParams()) for one in ways]
+    drafted, other = (Method(target, one.drafter, one.verifier, one.policy) for one in made)
+    batch, texts = OpenBatch(drafted, 3, 300, None, 4), dict[Any, list[int]]()
+
+    def join(name: str, prompt: str, new: int, method: Method) -> None:
+        ids = pair.tokenizer(prompt, return_tensors="pt").input_ids[0]
+        options = {"temperature": 1.0, "top_k": 0, "max_new_tokens": new}
+        request = request_for(target, Asked(name, ids, 1, options), {})
+        ending = replace(request.ending, eos=frozenset())
+        batch.join(replace(request, method=method, ending=ending))
+
+    def written(until: str) -> None:
+        while until not in texts or any(one.name == until for one in batch.running):
+            for name, gained in (found.gains() if (found := batch.step()) else {}).items():
+                texts.setdefault(name, []).extend(gained.tokens)
+            batch.sweep()
+
+    join("long", "x = [1, 2, 3]\n", 200, other)
+    join("first", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
+    written("first")
+    join("between", "class Zebra(object):\n    def stripes(self, many):\n        pass\n", 6, drafted)
+    written("between")
+    join("again", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
+    written("again")
+    assert texts["again"] == texts["first"]

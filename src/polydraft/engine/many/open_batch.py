@@ -178,7 +178,9 @@ class OpenBatch:
                 continue
             part = alone.parts[0]
             if one.shares:
-                past = Past(self.method.target, committed(alone.text), alone.reader, part.state, None)
+                # a row that stays in its place is written over by the next text there, also in the drafter's state
+                drafts = part.state if self._moves else None
+                past = Past(self.method.target, committed(alone.text), alone.reader, drafts, None)
                 self._kept.add(past, part.drafter)
             self._placed(one.request, alone)
 
