@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from polydraft.server.front.desk import Desk
-from polydraft.server.front.door import Door
+from polydraft.server.front.door import ID, Door
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
@@ -48,7 +48,8 @@ def build_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _wrong_fields)
     app.add_exception_handler(HTTPException, _plain_error)
     app.add_exception_handler(Exception, _ours)
-    if settings.origins:
+    app.add_middleware(Door, desk=desk)
+    if settings.origins:  # outside of the door: browsers ask without a key whether they may send one
         exposed = ["x-request-id", "retry-after"]
         app.add_middleware(
             CORSMiddleware,
@@ -57,7 +58,6 @@ def build_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=exposed,
         )
-    app.add_middleware(Door, desk=desk)
     usual = app.openapi
     app.openapi = lambda: described(usual())  # pyright: ignore[reportAttributeAccessIssue]
     return app
@@ -89,7 +89,9 @@ async def _plain_error(request: Request, error: Exception) -> Response:
 
 
 async def _ours(request: Request, error: Exception) -> Response:
-    return _answered(request, Refused(500, f"An error of the server's own: {type(error).__name__}."))
+    answer = _answered(request, Refused(500, f"An error of the server's own: {type(error).__name__}."))
+    answer.headers[ID] = str(request.scope.get("state", {}).get("request_id", ""))
+    return answer
 
 
 def described(schema: dict[str, Any]) -> dict[str, Any]:

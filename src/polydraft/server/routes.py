@@ -102,7 +102,7 @@ def _add_tokens(app: FastAPI) -> None:
             "max_model_len": event.said["length"],
             "tokens": event.said["tokens"],
         }
-        return JSONResponse({**told, "token_strs": event.said["texts"] if body.return_token_strs else None})
+        return JSONResponse({**told, "token_strs": event.said["texts"]})
 
     @app.post("/detokenize", responses=ERRORS)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:

@@ -41,10 +41,11 @@ class OpenStep:
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A text whose prompt is being read, and its rows."""
+    """A text whose prompt is being read, its rows, and whether its prompt may be kept."""
 
     request: Request
     alone: Rows
+    shares: bool = True
 
 
 class OpenBatch:
@@ -105,8 +106,13 @@ class OpenBatch:
         return self._rows
 
     @torch.inference_mode()
-    def join(self, request: Request) -> int:
+    def join(self, request: Request, *, shares: bool = True) -> int:
         """Take a text in; its prompt is read in the next steps. Return how many of its tokens were known.
+
+        Args:
+            request: the text.
+            shares: whether what is known of other prompts is used, and this one is kept; else nobody learns from the
+                time that a prompt takes whether it begins like this one.
 
         Raises:
             ContextOverflow: the prompt is empty, leaves no room for a token, or could outgrow its slots.
@@ -121,9 +127,9 @@ class OpenBatch:
         prompt = request.tokens.unsqueeze(0)
         text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
         prompts = Prompts(text, (request.law,), (request.ending,), request.noise)
-        past = self._kept.like(text, method.drafter)
+        past = self._kept.like(text, method.drafter) if shares else None
         alone = opened(method, prompts, self.capacity, past, room=prompt.shape[1] + 1)
-        self._reading[request.name] = _Waiting(request, alone)
+        self._reading[request.name] = _Waiting(request, alone, shares)
         return alone.reader.read[0]
 
     @torch.inference_mode()
@@ -171,9 +177,11 @@ class OpenBatch:
                 self._reading[name] = replace(one, alone=alone)
                 continue
             part = alone.parts[0]
-            self._kept.add(
-                Past(self.method.target, committed(alone.text), alone.reader, part.state, None), part.drafter
-            )
+            if one.shares:
+                # a row that stays in its place is written over by the next text there, also in the drafter's state
+                drafts = part.state if self._moves else None
+                past = Past(self.method.target, committed(alone.text), alone.reader, drafts, None)
+                self._kept.add(past, part.drafter)
             self._placed(one.request, alone)
 
     def _placed(self, request: Request, alone: Rows) -> None:

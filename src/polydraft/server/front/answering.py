@@ -7,8 +7,10 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from polydraft.server.front.desk import Desk, Ticket
+from polydraft.server.front.logs import log
 from polydraft.server.wire.answers import Shape
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.fields import Common
@@ -17,6 +19,29 @@ from polydraft.server.worker import Ask, Event, Spell
 
 DONE = b"data: [DONE]\n\n"
 STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+LATE = 10.0
+"""A client may read on for so many seconds after its request's deadline."""
+
+
+class _Stream(StreamingResponse):
+    """A stream that lets go of its request, however it ends.
+
+    A client that does not read would keep what is written for it in memory for ever; and of one that went away just
+    before the first event nobody would ever begin to read the events.
+    """
+
+    def __init__(self, desk: Desk, ticket: Ticket, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=STREAM)
+        self._desk, self._ticket = desk, ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout_at(self._ticket.deadline + LATE):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            log("stream not read", id=scope["state"]["request_id"])
+        finally:
+            self._desk.leave(self._ticket)
 
 
 async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Shape) -> Response:
@@ -28,9 +53,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
     ticket, event = await attended(desk, request, ask)
     tally = Tally.of(event.said, ask.n)
     if body.stream:
-        return StreamingResponse(
-            _events(desk, request, ticket, tally, body, shape), media_type="text/event-stream", headers=STREAM
-        )
+        return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:
         await _unless_gone(request, _all(ticket, tally))
     finally:
@@ -86,11 +109,11 @@ async def _events(
             if event.kind == "joined":
                 tally.add(event.kind, event.said)
                 continue
-            before = len(tally.choices[event.said["number"]].text)
+            before = shape.begins(tally, event.said["number"]) + len(tally.choices[event.said["number"]].text)
             choice = tally.add(event.kind, event.said)
             chunk = shape.chunk(choice, event.said, before)
             if tally.over:
-                chunk |= shape.measures(tally)
+                chunk |= shape.measures(tally, chunk.get("polydraft", {}))
             if usage:
                 chunk["usage"] = tally.usage() if always else None
             if event.said["text"] or choice.reason or "trace" in event.said or event.said.get("logprobs"):

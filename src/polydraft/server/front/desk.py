@@ -152,7 +152,8 @@ class Desk:
         most = self.settings.batch_size + self.settings.max_queue
         if size > most:
             raise Refused(400, f"n asks for {size} texts at once, but at most {most} are taken.", "n")
-        if self.outstanding + size > most:
+        spells = sum(isinstance(ticket.ask, Spell) for ticket in self.tickets.values())
+        if self.outstanding + size > most or (not size and spells >= most):
             raise Refused(429, "The queue is full; try again later.", None, "queue_full", self._patience())
         loop = asyncio.get_running_loop()
         ticket = Ticket(ask, Timing(self.metrics), loop.time() + self.settings.deadline)

@@ -52,12 +52,15 @@ class Door:
             await send(message)
 
         try:
-            self._check_key(scope["path"], headers)
+            self._check_key(_route(scope), headers)
             body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
             await self.app(scope, receive if body is None else _again(body, receive), sending)
         except Refused as error:
             self.desk.metrics.add_by("request_refused", error.status)
             await JSONResponse(error.body(), error.status, error.headers)(scope, receive, sending)
+        except Exception:
+            status[0] = status[0] or 500  # it is answered further out
+            raise
         finally:
             self._logged(scope, name, status[0], time.perf_counter() - begun)
 
@@ -102,7 +105,7 @@ class Door:
 
     def _logged(self, scope: Scope, name: str, status: int, seconds: float) -> None:
         told = scope["state"].get("told", {})
-        if scope["path"] in ("/health", "/metrics") and status == 200:
+        if _route(scope) in ("/health", "/metrics") and status == 200:
             return
         log(
             "request",
@@ -113,6 +116,12 @@ class Door:
             seconds=round(seconds, 4),
             **told,
         )
+
+
+def _route(scope: Scope) -> str:
+    """Return the path by which a request finds its route: what comes behind the place where the app is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _too_long(most: int) -> Refused:

@@ -75,9 +75,13 @@ class Shape:
         """Return the last chunk, which has the usage and no choice."""
         return {**self._chunk([]), "usage": tally.usage(), "metrics": tally.metrics()}
 
-    def measures(self, tally: Tally) -> dict[str, Any]:
-        """Return what the last chunk of a text has beside, where no usage is asked for."""
-        return {"metrics": tally.metrics()}
+    def measures(self, tally: Tally, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the last chunk of a text has beside, and what it tells of its step already."""
+        return {"metrics": tally.metrics(), "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}
+
+    def begins(self, tally: Tally, number: int) -> int:
+        """Return how many characters of a choice come before the model's own: those of an echo."""
+        return len(tally.begun["echo"][number // tally.n]["text"]) if "echo" in tally.begun else 0
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.model}
@@ -131,7 +135,10 @@ def _text_logprobs(own: Sequence[Mapping[str, Any]], before: int) -> dict[str, A
 
 
 def _by_text(one: Mapping[str, Any]) -> dict[str, float]:
-    return {text: value for _, text, value in one["top"]}
+    found: dict[str, float] = {}
+    for _, text, value in one["top"]:
+        found.setdefault(text, value)  # the likelier of two tokens with one text, such as halves of characters
+    return found
 
 
 def _chat_logprobs(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refused:
     """Return the error for fields that are not as they must be: the first of them, in one sentence."""
     first = errors[0]
     place = [str(one) for one in first.get("loc", ()) if one not in ("body", "query", "path", "header")]
-    kind, name = str(first.get("type", "")), ".".join(one for one in place if not _is_branch(one))
+    kind, name = str(first.get("type", "")), ".".join(one[:100] for one in place if not _is_branch(one))
     if kind == "extra_forbidden":
         return Refused(400, f"{name} is no field of this request; leave it out.", name, "unknown_field")
     if kind == "json_invalid":

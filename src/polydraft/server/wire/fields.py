@@ -19,8 +19,6 @@ IGNORED = (
     "reasoning_effort",
     "request_id",
     "priority",
-    "cache_salt",
-    "best_of",
     "add_special_tokens",
     "spaces_between_special_tokens",
     "detokenize",
@@ -32,12 +30,24 @@ Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
 Token = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
+Parts = Annotated[list[dict[str, JsonValue]], Field(max_length=1000, fail_fast=True)]
+"""Long lists stop at their first error: a million of them would cost seconds and gigabytes."""
 
 
 class Fields(BaseModel):
     """A part of a request: what it does not know is refused by name."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_stranger(cls, data: Any) -> Any:
+        """Keep the first unknown name alone: one error is told, and a million of them would cost gigabytes."""
+        if not isinstance(data, dict):
+            return data
+        known = {*cls.model_fields, *(one.alias for one in cls.model_fields.values()), *IGNORED}
+        strange = [name for name in data if name not in known]
+        return {name: value for name, value in data.items() if name in known or name == strange[0]} if strange else data
 
 
 class Body(Fields):
@@ -79,7 +89,7 @@ class PredictionFields(Fields):
     """What the answer will resemble."""
 
     type: Literal["content"]
-    content: Text | list[dict[str, JsonValue]]
+    content: Text | Parts
 
     @property
     def text(self) -> str:
@@ -153,8 +163,10 @@ class Common(Body):
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    best_of: JsonValue = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
@@ -205,6 +217,8 @@ class Common(Body):
 
     @model_validator(mode="after")
     def _check(self) -> "Common":
+        if self.best_of not in (None, self.n):
+            raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true or leave it out")
         wanted = [self.response_format and self.response_format.as_grammar(), *self._guides()]
@@ -257,6 +271,7 @@ class Common(Body):
             "stop_tokens": tuple(self.stop_token_ids or ()),
             "ignore_eos": self.ignore_eos,
             "special": not self.skip_special_tokens,
+            "alone": self.cache_salt is not None,
             "prediction": self.prediction.text if self.prediction else None,
             "grammar": self.grammar,
             "speculation": self.speculative.as_speculation() if self.speculative else Speculation(),

@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Text, Token, joined_parts
+from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Parts, Text, Token, joined_parts
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
 MOST_PROMPTS = 128
+Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionBody(Common):
@@ -17,10 +18,9 @@ class CompletionBody(Common):
 
     prompt: (
         Text
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[
-            list[Text] | list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)
-        ]
+        | Row
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | Annotated[list[Row], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
     echo: Annotated[bool, Field(strict=True)] = False
@@ -77,9 +77,9 @@ class MessageFields(Fields):
     """A message of a conversation."""
 
     role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[dict[str, JsonValue]], Field(max_length=1000)] | None = None
+    content: Text | Parts | None = None
     name: Text | None = None
-    tool_calls: list[ToolCallFields] | None = None
+    tool_calls: Annotated[list[ToolCallFields], Field(max_length=1000, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: Text | None = None
@@ -152,14 +152,15 @@ class TokenizeBody(Body):
     def as_spell(self, name: str) -> Spell:
         """Return what the worker is asked."""
         told = tuple(one.for_template() for one in self.messages or ())
-        return Spell(name, self.prompt if self.prompt is not None else told, special=self.add_special_tokens)
+        prompt = self.prompt if self.prompt is not None else told
+        return Spell(name, prompt, special=self.add_special_tokens, texts=self.return_token_strs)
 
 
 class DetokenizeBody(Body):
     """`POST /detokenize`: tokens."""
 
     model: Text | None = None
-    tokens: Annotated[list[Token], Field(max_length=1_000_000)]
+    tokens: Annotated[list[Token], Field(max_length=1_000_000, fail_fast=True)]
 
     def as_spell(self, name: str) -> Spell:
         """Return what the worker is asked."""

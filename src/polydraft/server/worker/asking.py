@@ -18,7 +18,7 @@ from polydraft.models import AdditivePenalties, Grammar, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import Ask, Speculation, about
 from polydraft.server.worker.served import Served
-from polydraft.trees import Chain, TreePolicy, largest_shape
+from polydraft.trees import Chain, ChoosingPolicy, TreePolicy, largest_shape
 
 MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
@@ -37,12 +37,14 @@ class Wanted:
         number: its number there.
         tokens: its prompt.
         prediction: the tokens of what it will resemble; () for nothing.
+        grammar: what it must match; made once for all texts of a request, since that takes time.
     """
 
     ask: Ask
     number: int
     tokens: tuple[int, ...]
     prediction: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def name(self) -> tuple[str, int]:
@@ -57,16 +59,23 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
         ContextOverflow: a prompt is too long, or the text would be.
         InvalidParameter: a prompt that is empty, or cannot be made into tokens.
     """
-    prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
+    with about("prediction"):
+        served.check_size(ask.prediction or "", "prediction")
+        prediction = tuple(served.ids(ask.prediction, special=False)) if ask.prediction else ()
     with about("logit_bias"):
         served.check_tokens([*ask.bias], "logit_bias")
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
+    with about("response_format"):
+        grammar = grammar_of(ask)
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
+            served.check_size(prompt, "The prompt")
+            if prompt and isinstance(prompt[0], int):
+                _check_length(served, len(prompt), ask.max_tokens)
             tokens = tuple(served.ids(prompt, ask.tools))
             _check_length(served, len(tokens), ask.max_tokens)
-        found += [Wanted(ask, len(found) + choice, tokens, prediction) for choice in range(ask.n)]
+        found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
     return found
 
 
@@ -98,8 +107,8 @@ def request_of(served: Served, wanted: Wanted) -> Request:
         added.append(AdditivePenalties(length, ask.presence, ask.frequency))
     if added:
         options["logits_processor"] = added
-    with about("response_format"):
-        options |= grammar_options(served, ask)
+    if wanted.grammar is not None:
+        options |= {"grammar": wanted.grammar, "tokenizer": served.tokenizer}
     tokens = torch.tensor(wanted.tokens, device=served.target.device)
     request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
     eos = frozenset() if ask.ignore_eos else request.ending.eos
@@ -107,18 +116,17 @@ def request_of(served: Served, wanted: Wanted) -> Request:
     return replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
 
 
-def grammar_options(served: Served, ask: Ask) -> dict[str, Any]:
-    """Return the option that holds the answer to a grammar, if one is asked for.
+def grammar_of(ask: Ask) -> Grammar | None:
+    """Return what the answer must match, if anything.
 
     Raises:
         InvalidParameter: the grammar is none.
         MissingExtra: what follows grammars is not installed.
     """
     if ask.grammar is None:
-        return {}
+        return None
     make = getattr(Grammar, ask.grammar.kind)
-    grammar = make() if ask.grammar.text is None else make(ask.grammar.text)
-    return {"grammar": grammar, "tokenizer": served.tokenizer}
+    return make() if ask.grammar.text is None else make(ask.grammar.text)
 
 
 class PartsShelf:
@@ -172,6 +180,8 @@ class PartsShelf:
             drafter = self._drafter(own.drafter, params, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
+        if own.tree and isinstance(parts.policy, ChoosingPolicy):
+            raise InvalidParameter(f"tree is {own.tree}, a planner, which is the server's to have; name a tree.")
         most = own.max_draft_tokens
         if most and largest_shape(parts.policy).size - 1 > most:
             if own.tree:

@@ -65,6 +65,7 @@ class Ask:
         prediction: what the answer will resemble.
         grammar: what it must match.
         speculation: how to draft.
+        alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
     """
 
@@ -88,6 +89,7 @@ class Ask:
     prediction: str | None = None
     grammar: Grammar | None = None
     speculation: Speculation = Speculation()
+    alone: bool = False
     planned: bool = False
 
     @property
@@ -109,12 +111,14 @@ class Spell:
         prompt: text or messages to be made into tokens; None if there are tokens.
         tokens: tokens to be made into text.
         special: whether special tokens are added to a text.
+        texts: whether the text of each token is told too.
     """
 
     name: str
     prompt: Prompt | None = None
     tokens: tuple[int, ...] | None = None
     special: bool = True
+    texts: bool = False
 
 
 @dataclass(frozen=True)

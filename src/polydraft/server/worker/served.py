@@ -1,19 +1,22 @@
 """The model that a worker serves, and what it can be asked without writing text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import polydraft.catalogue as catalogue
 from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.defaults import target_model
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, conversation_ids, load_pair, read_size, text_of
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Prompt
 
 MOST_LENGTH = 4096
+LEAST_LONGEST = 16
+"""Characters that are allowed for each token at least, where a vocabulary has none that is longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,7 @@ class Served:
     target: HuggingFaceModel
     tokenizer: Any
     draft: Drafter | None
+    spellings: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False)
 
     @property
     def max_length(self) -> int:
@@ -47,6 +51,24 @@ class Served:
     def vocab_size(self) -> int:
         """How many tokens a prompt may be made of."""
         return read_size(self.target.model)
+
+    @cached_property
+    def longest(self) -> int:
+        """The most characters of a token, or somewhat more."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def check_size(self, prompt: Prompt, name: str) -> None:
+        """Check that a text can be as few tokens as a text may have, before it is made into tokens, which takes time.
+
+        Raises:
+            ContextOverflow: it cannot.
+        """
+        told = prompt if isinstance(prompt, str) else "".join(_content(one) for one in prompt)
+        most = self.max_length * max(self.longest, LEAST_LONGEST)
+        if len(told) > most:
+            raise ContextOverflow(
+                f"{name} has {len(told)} characters, which are more than {self.max_length} tokens, the most of a text."
+            )
 
     def ids(
         self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None, *, special: bool = True
@@ -73,15 +95,20 @@ class Served:
         Raises:
             InvalidParameter: one is not.
         """
-        strange = [token for token in tokens if not 0 <= token < self.vocab_size]
-        if strange:
-            raise InvalidParameter(
-                f"{name} has the token {strange[0]}, but the model's tokens are 0 to {self.vocab_size - 1}."
-            )
+        size = self.vocab_size
+        strange = next((token for token in tokens if not 0 <= token < size), None)
+        if strange is not None:
+            raise InvalidParameter(f"{name} has the token {strange}, but the model's tokens are 0 to {size - 1}.")
 
     def text(self, tokens: Sequence[int], *, skip: bool = False) -> str:
         """Return the text of tokens, with special ones unless these are to be skipped."""
         return text_of(self.tokenizer, tokens, skip)
+
+    def spelling(self, token: int) -> str:
+        """Return the text of a single token, which is looked for once."""
+        if token not in self.spellings:
+            self.spellings[token] = self.text([token])
+        return self.spellings[token]
 
     def told(self) -> dict[str, Any]:
         """Return what clients may know of it."""
@@ -94,6 +121,11 @@ class Served:
             + ([] if self.draft is None else ["model"]),
             "draft": None if self.draft is None else self.draft.name,
         }
+
+
+def _content(part: object) -> str:
+    """Return the text of a message; nothing of a token."""
+    return str(part.get("content", "")) if isinstance(part, Mapping) else ""
 
 
 def load_served(settings: Settings) -> Served:

@@ -113,12 +113,12 @@ def _tree(served: Served, block: Block, row: int) -> dict[str, Any]:
     following = int(verdict.next_token[row])
     return {
         "ids": ids,
-        "tokens": [served.text([token]) if 0 <= token < served.vocab_size else "" for token in ids],
+        "tokens": [served.spelling(token) if 0 <= token < served.vocab_size else "" for token in ids],
         "parents": tree.parents[row].tolist(),
         "depth": tree.depth[row].tolist(),
         "valid": tree.valid[row].tolist(),
         "accepted": path,
-        "next": served.text([following]),
+        "next": served.spelling(following),
     }
 
 
@@ -132,9 +132,9 @@ def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, f
     """Return a token's log-probability and those of the likeliest in its place, with their texts."""
     return {
         "token": token,
-        "text": served.text([token]),
+        "text": served.spelling(token),
         "logprob": max(logprob, LEAST),
-        "top": [(other, served.text([other]), max(value, LEAST)) for other, value in top],
+        "top": [(other, served.spelling(other), max(value, LEAST)) for other, value in top],
     }
 
 

@@ -1,5 +1,6 @@
 """The worker: it owns the model, does what it is told between steps, and says what happens."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from polydraft.server.worker.asks import Ask, Cancel, Event, Spell, Stop, about
 from polydraft.server.worker.served import Served, load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 
+HEARING = 0.05
+"""After so many seconds of hearing what it is told, a worker goes on with the texts in progress."""
 Hear = Callable[[float | None], Any]
 """Return the next thing that the worker is told: waits for at most so many seconds, None for ever; None for nothing."""
 
@@ -43,13 +46,16 @@ def _warm(writing: Writing) -> None:
 
 
 def _heard(served: Served, writing: Writing, hear: Hear) -> bool:
-    """Do everything that the worker was told, waiting for something if there is nothing to write; False to stop."""
-    told = hear(None if writing.idle else 0.0)
+    """Do what the worker was told, waiting for something if there is nothing to write; False to stop.
+
+    Whoever sends without end does not keep the texts in progress from their steps.
+    """
+    told, end = hear(None if writing.idle else 0.0), time.monotonic() + HEARING
     while told is not None:
         if isinstance(told, Stop):
             return False
         _do(served, writing, told)
-        told = hear(0.0)
+        told = None if time.monotonic() > end and not writing.idle else hear(0.0)
     return True
 
 
@@ -75,4 +81,5 @@ def _spelt(served: Served, told: Spell) -> dict[str, Any]:
         return {"text": served.text(told.tokens)}
     with about("prompt" if isinstance(told.prompt, str) else "messages"):
         ids = served.ids(told.prompt or "", special=told.special)
-    return {"tokens": ids, "texts": [served.text([token]) for token in ids], "length": served.max_length}
+    texts = list(map(served.spelling, ids)) if told.texts else None
+    return {"tokens": ids, "texts": texts, "length": served.max_length}

@@ -23,6 +23,8 @@ Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
+SCORED = 256
+"""Rows of an echo's log-probabilities that are in double precision at a time."""
 AHEAD = 10_000
 """So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
 
@@ -34,6 +36,16 @@ class _Text:
     wanted: Wanted
     telling: Telling
     own: Parts | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Echoing:
+    """A request whose prompts are scored, one between two steps; those whose turn is to come, and what is told."""
+
+    ask: Ask
+    texts: Sequence[Wanted]
+    left: deque[Wanted]
+    told: list[dict[str, Any]]
 
 
 class Writing:
@@ -61,12 +73,13 @@ class Writing:
         )
         self._old: list[Parts] = []
         self._waiting: deque[Wanted] = deque()
+        self._echoing: deque[_Echoing] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self._waiting or self._texts)
+        return not (self._waiting or self._texts or self._echoing)
 
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
@@ -76,11 +89,18 @@ class Writing:
         try:
             texts = wanted_of(self.served, ask)
             for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
-                self._request(one)  # whatever is wrong with it is known before it waits
+                self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
             return
-        self.say(Event("begun", ask.name, self._told(ask, texts)))
+        if ask.echo:
+            self._echoing.append(_Echoing(ask, texts, deque(texts[:: ask.n]), []))
+        else:
+            self._begin(ask, texts, None)
+
+    def _begin(self, ask: Ask, texts: Sequence[Wanted], echo: list[dict[str, Any]] | None) -> None:
+        """Say that a request was taken, and let its texts wait."""
+        self.say(Event("begun", ask.name, self._told(ask, texts) | ({} if echo is None else {"echo": echo})))
         if ask.max_tokens == 0:  # the prompt alone is wanted
             for one in texts:
                 self._say("gained", one, nothing())
@@ -90,6 +110,7 @@ class Writing:
     def cancel(self, name: str) -> None:
         """Forget a request."""
         self._waiting = deque(one for one in self._waiting if one.ask.name != name)
+        self._echoing = deque(one for one in self._echoing if one.ask.name != name)
         for key in [key for key, one in self._texts.items() if one.wanted.ask.name == name]:
             self._leave(key)
 
@@ -98,6 +119,7 @@ class Writing:
 
         An error costs the texts in progress, not the server.
         """
+        self._echo()
         try:
             self._join()
             found = self._stepped()
@@ -107,6 +129,20 @@ class Writing:
         if found is not None:
             self._tell(found)
             self._batch.sweep()
+
+    def _echo(self) -> None:
+        """Score one prompt of those that are to be told: nobody waits for more of them than that."""
+        if not self._echoing:
+            return
+        one = self._echoing[0]
+        try:
+            one.told.append(self._echoed(one.left.popleft().tokens, one.ask))
+        except Exception as error:  # noqa: BLE001  as in `step`
+            self._fail(one.ask.name, error)
+            return
+        if not one.left:
+            self._echoing.popleft()
+            self._begin(one.ask, one.texts, one.told)
 
     def _stepped(self) -> OpenStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
@@ -131,14 +167,16 @@ class Writing:
     def _join(self) -> None:
         """Let texts join as long as there is room; one that cannot is lost alone."""
         while self._waiting and self._batch.free:
-            wanted = self._waiting.popleft()
+            wanted, own = self._waiting.popleft(), None
             try:
+                telling = Telling(self.served, wanted)
                 request, own = self._request(wanted)
-                known = self._batch.join(request)
+                known = self._batch.join(request, shares=not wanted.ask.alone)
             except Exception as error:  # noqa: BLE001  as in `step`
+                self._forget_own(own)
                 self._fail(wanted.ask.name, error)
                 continue
-            self._texts[wanted.name] = _Text(wanted, Telling(self.served, wanted), own)
+            self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
     def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
@@ -165,17 +203,26 @@ class Writing:
     def _tell(self, step: OpenStep) -> None:
         for row, gain in step.block.rows.items():
             name = step.names[row]
-            text = self._texts[name]
-            told = text.telling.gained(gain, step.block, row)
+            text = self._texts.get(name)
+            if text is None:  # lost with another one of its request
+                continue
+            try:
+                told = text.telling.gained(gain, step.block, row)
+            except Exception as error:  # noqa: BLE001  as in `step`
+                self._fail(text.wanted.ask.name, error)
+                continue
             self._say("gained", text.wanted, told)
             if told["finish"]:
                 self._leave(name)
 
     def _leave(self, name: Hashable) -> None:
-        text = self._texts.pop(name)
-        if text.own is not None:
-            self._watched.forget(text.own)
+        self._forget_own(self._texts.pop(name).own)
         self._batch.leave(name)
+
+    def _forget_own(self, own: Parts | None) -> None:
+        """Drop the method of parts that one text alone has, or was to have."""
+        if own is not None:
+            self._watched.forget(own)
 
     def _lost(self, error: Exception) -> None:
         """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
@@ -196,14 +243,11 @@ class Writing:
 
     def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
         prompts = [one.tokens for one in texts[:: ask.n]]
-        told: dict[str, Any] = {
+        return {
             "prompt_tokens": [len(tokens) for tokens in prompts],
             "prediction_tokens": len(texts[0].prediction),
             "seeds": [ask.seed_of(one.number) for one in texts],
         }
-        if ask.echo:
-            told["echo"] = [self._echoed(tokens, ask) for tokens in prompts]
-        return told
 
     def _echoed(self, tokens: Sequence[int], ask: Ask) -> dict[str, Any]:
         """Return a prompt's text, and how likely the model holds each of its tokens."""
@@ -216,12 +260,14 @@ class Writing:
     def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any]]:
         """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
         given = torch.tensor([list(tokens)], device=self.served.target.device)
-        rows = self.served.target.model(input_ids=given).logits[0, :-1].double().log_softmax(dim=-1)
-        values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
-        own = rows.gather(-1, given[0, 1:].unsqueeze(-1)).squeeze(-1).tolist()
-        likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-        told = [spelt(self.served, *one) for one in zip(tokens[1:], own, likeliest, strict=True)]
-        first = {"token": tokens[0], "text": self.served.text(tokens[:1]), "logprob": None, "top": []}
+        logits, told = self.served.target.model(input_ids=given).logits[0, :-1], list[dict[str, Any]]()
+        for some, after in zip(logits.split(SCORED), given[0, 1:].split(SCORED), strict=True):
+            rows = some.double().log_softmax(dim=-1)
+            values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
+            own = rows.gather(-1, after.unsqueeze(-1)).squeeze(-1).tolist()
+            likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+            told += [spelt(self.served, *one) for one in zip(after.tolist(), own, likeliest, strict=True)]
+        first = {"token": tokens[0], "text": self.served.spelling(tokens[0]), "logprob": None, "top": []}
         return [first, *told]
 
     def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:

@@ -1,0 +1,275 @@
+"""Clients that mean no good, and operators who put the server elsewhere: what must not grow, leak or stand still."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel, ValidationError
+from serving import PROMPT, ask, chunks, client, error
+
+from polydraft.engine import OpenBatch, as_drafter
+from polydraft.engine.calls.choices import Choices, chosen_parts
+from polydraft.engine.decode import Method
+from polydraft.engine.many.asked import Asked, request_for
+from polydraft.errors import ContextOverflow
+from polydraft.models import HuggingFaceModel, Pair
+from polydraft.probs import SamplingParams
+from polydraft.server import Settings
+from polydraft.server.front import answering
+from polydraft.server.front.desk import Desk
+from polydraft.server.front.metrics import Metrics
+from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
+from polydraft.server.worker import Ask, Event, Spell
+from polydraft.server.worker.served import Served, load_served
+from polydraft.server.worker.telling import Telling
+from polydraft.server.worker.working import _heard
+from polydraft.server.worker.writing import Writing
+
+ORIGIN = {"origin": "https://example.org"}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[TestClient]:
+    with client(keys=("k",), origins=(ORIGIN["origin"],), deadline=0.4) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served() -> Served:
+    return load_served(Settings())
+
+
+def test_a_key_is_asked_for_also_where_the_app_is_mounted(guarded: TestClient) -> None:
+    mounted = TestClient(guarded.app, root_path="/llm")
+    for path in ("/llm/v1/models", "/v1/models"):
+        assert mounted.get(path).status_code == 401
+        assert mounted.get(path, headers={"authorization": "Bearer k"}).status_code == 200
+    assert mounted.post("/llm/tokenize", json={"prompt": "a"}).status_code == 401
+
+
+def test_pages_from_elsewhere_may_ask_whether_they_may_send_a_key(guarded: TestClient) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    answer = guarded.options("/v1/completions", headers={**ORIGIN, **asked})
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
+    refused = guarded.get("/v1/models", headers=ORIGIN)
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == ORIGIN["origin"]
+
+
+def test_an_error_of_ours_is_logged_as_such_and_has_its_id(
+    guarded: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> bytes:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(guarded.app.state.desk.metrics, "text", broken)  # pyright: ignore
+    with caplog.at_level(logging.INFO, "polydraft.server"):
+        answer = guarded.get("/metrics", headers={"x-request-id": "mine"})
+    assert answer.status_code == 500 and answer.headers["x-request-id"] == "mine"
+    assert "secret" not in answer.text
+    assert [one.told["status"] for one in caplog.records if one.getMessage() == "request"] == [500]  # pyright: ignore
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["gone before the first event", "never reads"])
+def test_a_stream_that_nobody_reads_is_let_go(
+    guarded: TestClient, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(answering, "LATE", 0.1)
+    desk: Desk = guarded.app.state.desk  # pyright: ignore
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 2, "stream": True}).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"authorization", b"Bearer k")],
+    }
+    told = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if told:
+            return told.pop()
+        while not (reads and desk.tickets and next(iter(desk.tickets.values())).running):
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(100)
+
+    async def served_to() -> None:
+        await asyncio.wait_for(guarded.app(scope, receive, send), 5)  # pyright: ignore
+
+    assert guarded.portal is not None
+    guarded.portal.call(served_to)
+    assert not desk.tickets
+
+
+FLOODS: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (CompletionBody, {"prompt": ["a", 1] * 1000}),
+    (CompletionBody, {"prompt": [["a"] * 10] * 1000}),
+    (CompletionBody, {"prompt": "a"} | {f"f{number}": 1 for number in range(1000)}),
+    (CompletionBody, {"prompt": "a", "prediction": {"type": "content", "content": [1] * 2000}}),
+    (CompletionBody, {"prompt": "a", "stop_token_ids": ["a"] * 1000}),
+    (ChatBody, {"messages": [{"role": "user", "content": "x", "tool_calls": [1] * 2000}]}),
+    (DetokenizeBody, {"tokens": ["a"] * 2000}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), FLOODS, ids=lambda one: str(one)[:40])
+def test_a_body_has_few_errors_however_much_is_wrong(kind: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate(fields)
+    assert found.value.error_count() < 10
+
+
+def test_names_that_are_wrong_are_not_sent_back_whole(app: TestClient) -> None:
+    status, told = error(app, "/v1/completions", **{"prompt": PROMPT, "user": "u", "x" * 5000: 1, "y": 1})
+    assert status == 400 and told["code"] == "unknown_field" and len(json.dumps(told)) < 500
+
+
+def test_fields_that_ask_for_something_are_not_dropped(app: TestClient) -> None:
+    assert error(app, prompt=PROMPT, best_of=2)[1]["param"] == "best_of"
+    assert len(ask(app, best_of=2, n=2)["choices"]) == 2
+    status, told = error(app, prompt=PROMPT, speculative={"tree": "auto"})
+    assert status == 400 and told["param"] == "speculative"
+
+
+def test_tokens_to_be_spelt_have_a_queue_too() -> None:
+    async def flooded() -> None:
+        desk = Desk(Settings(batch_size=1, max_queue=2), Metrics("m"))
+        desk.ready = True
+        waiting = [asyncio.ensure_future(desk.submit(Spell(str(number), "a"))) for number in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as found:
+            await desk.submit(Spell("more", "a"))
+        assert found.value.status == 429
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not desk.tickets
+
+    asyncio.run(flooded())
+
+
+def test_what_was_predicted_is_forgotten_with_its_text(served: Served) -> None:
+    writing = Writing(served, lambda event: None)
+    before = len(writing._watched._others)
+    for number in range(3):
+        writing.take(Ask(str(number), (PROMPT,), seed=1, max_tokens=4, prediction="def fib(n):\n    return"))
+    writing.cancel("2")
+    while not writing.idle:
+        writing.step()
+    assert len(writing._watched._others) == before
+
+
+def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
+    said: list[Event] = []
+    writing = Writing(served, said.append)
+    writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=4))
+    begun = time.monotonic()
+    assert _heard(served, writing, lambda _: Spell("spell", PROMPT, texts=True))
+    assert time.monotonic() - begun < 5
+    spelt = next(one.said for one in said if one.kind == "spelt")
+    assert "".join(spelt["texts"]) == PROMPT
+
+
+def test_a_text_that_cannot_be_told_is_lost_alone(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    gained = Telling.gained
+
+    def failing(self: Telling, *given: Any) -> dict[str, Any]:
+        if self.ask.stop == ("never",):
+            raise OverflowError("no such token")
+        return gained(self, *given)
+
+    monkeypatch.setattr(Telling, "gained", failing)
+    assert error(app, prompt=PROMPT, stop="never", n=2)[0] == 500
+    assert ask(app, seed=1)["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stream_tells_its_seeds_and_where_its_tokens_stand(app: TestClient) -> None:
+    pieces = chunks(app, echo=True, logprobs=1, n=2, max_tokens=4)
+    whole = ask(app, echo=True, logprobs=1, n=2, max_tokens=4, seed=pieces[-1]["polydraft"]["seeds"][0])
+    assert whole["polydraft"] == pieces[-1]["polydraft"]
+    for choice in whole["choices"]:
+        own = [one for piece in pieces for one in piece["choices"] if one["index"] == choice["index"]]
+        found = [place for one in own for place in one["logprobs"]["text_offset"]]
+        assert found == choice["logprobs"]["text_offset"]
+
+
+def test_prompts_that_are_told_are_scored_one_between_two_steps(served: Served) -> None:
+    said: list[Event] = []
+    writing = Writing(served, said.append)
+    writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=40, options={"temperature": 0.0}))
+    writing.take(Ask("echo", ("a b", "c d", "e f"), seed=1, max_tokens=0, logprobs=2, echo=True))
+    writing.take(Ask("gone", ("a b", "c d"), seed=1, max_tokens=0, echo=True))
+    writing.cancel("gone")
+    for _ in range(2):
+        writing.step()
+    assert not any(one.name == "echo" for one in said) and any(one.kind == "gained" for one in said)
+    while not writing.idle:
+        writing.step()
+    begun = next(one.said for one in said if one.name == "echo")
+    assert [one["text"] for one in begun["echo"]] == ["a b", "c d", "e f"]
+    assert not any(one.name == "gone" for one in said)
+
+
+def test_what_cannot_fit_is_not_made_into_tokens(
+    app: TestClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.monotonic()
+    long = "word and " * 400_000
+    for fields in ({"prompt": long}, {"prompt": [1] * 1_500_000}, {"prediction": {"type": "content", "content": long}}):
+        status, told = error(app, "/v1/completions", **{"prompt": PROMPT, **fields})
+        assert status == 400 and told["code"] == "context_length_exceeded"
+        assert told["param"] == ("prediction" if "prediction" in fields else "prompt")
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ContextOverflow):
+        served.check_size(({"role": "user", "content": long},), "The prompt")
+    served.check_size(PROMPT * 100, "The prompt")
+
+
+def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:
+    fields = {"prompt": "salt = {'a': 1, 'b': 2, 'c': 3, 'd': 4, 'e': 5}\n", "max_tokens": 1, "seed": 1}
+
+    def cached(**more: Any) -> int:
+        return ask(app, **fields, **more)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached(cache_salt="s"), cached(), cached(cache_salt="s")] == [0, 0, 0] and cached() > 8
+
+
+def test_a_kept_prompt_is_not_written_over_where_rows_stay(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with models that cannot branch; found by the text of a prompt that comes again."""
+    monkeypatch.setattr(HuggingFaceModel, "branches", False)
+    target = HuggingFaceModel(pair.target)
+    ways = [Choices(as_drafter(pair.draft), policy="chain:3"), Choices("ngram", policy="chain:3")]
+    made = [chosen_parts(one, target, SamplingParams()) for one in ways]
+    drafted, other = (Method(target, one.drafter, one.verifier, one.policy) for one in made)
+    batch, texts = OpenBatch(drafted, 3, 300, None, 4), dict[Any, list[int]]()
+
+    def join(name: str, prompt: str, new: int, method: Method) -> None:
+        ids = pair.tokenizer(prompt, return_tensors="pt").input_ids[0]
+        options = {"temperature": 1.0, "top_k": 0, "max_new_tokens": new}
+        request = request_for(target, Asked(name, ids, 1, options), {})
+        ending = replace(request.ending, eos=frozenset())
+        batch.join(replace(request, method=method, ending=ending))
+
+    def written(until: str) -> None:
+        while until not in texts or any(one.name == until for one in batch.running):
+            for name, gained in (found.gains() if (found := batch.step()) else {}).items():
+                texts.setdefault(name, []).extend(gained.tokens)
+            batch.sweep()
+
+    join("long", "x = [1, 2, 3]\n", 200, other)
+    join("first", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
+    written("first")
+    join("between", "class Zebra(object):\n    def stripes(self, many):\n        pass\n", 6, drafted)
+    written("between")
+    join("again", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
+    written("again")
+    assert texts["again"] == texts["first"]
