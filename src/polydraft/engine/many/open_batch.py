@@ -169,11 +169,12 @@ class OpenBatch:
         for name in [*self._reading]:
             if left is not None and left <= 0:
                 return
-            one = self._reading.pop(name)
+            one = self._reading[name]  # and stays there if an error comes, so that somebody is told of it
             unread = one.alone.unread
             alone = read_on(one.alone, left)
             left = None if left is None else left - max(1, unread - alone.unread)
             if alone.unread:
+                del self._reading[name]
                 self._reading[name] = replace(one, alone=alone)
                 continue
             part = alone.parts[0]
@@ -183,6 +184,7 @@ class OpenBatch:
                 past = Past(self.method.target, committed(alone.text), alone.reader, drafts, None)
                 self._kept.add(past, part.drafter)
             self._placed(one.request, alone)
+            del self._reading[name]
 
     def _placed(self, request: Request, alone: Rows) -> None:
         """Give a text whose prompt was read a row."""
