@@ -147,8 +147,9 @@ class TreeCache(TransformersCache):
             self._hold([like.new_zeros(count, batch, heads, capacity, width) for count, heads, width in sizes])
 
     def _hold(self, stores: Sequence[Tensor]) -> None:
-        self.stores = tuple(stores)
-        self.entries = self._each(self.stores) if stores else ()
+        whole = tuple(stores)
+        self.entries = self._each(whole) if whole else ()
+        self.stores = whole  # last: who finds stores takes the entries for granted, also behind an interrupt
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
         """Move the slots base + path[i] to base + 1 + i, in all layers at once."""
