@@ -27,8 +27,8 @@ def route_first(other: Drafter) -> RoutedDrafter:
 
 def route_before(first: TextDrafter, drafter: Drafter) -> RoutedDrafter:
     """Return a route between a text drafter and any other, which is a member if it can be."""
-    if isinstance(drafter, RoutedDrafter) and drafter.other is None:
-        return RoutedDrafter((first, *drafter.members))
+    if isinstance(drafter, RoutedDrafter):
+        return RoutedDrafter((first, *drafter.members), drafter.other)
     if isinstance(drafter, MergedDrafter) and drafter.other is None:
         return RoutedDrafter((first, *drafter.members))
     if isinstance(drafter, TextDrafter) and not drafter.riders:

@@ -78,14 +78,14 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     """
     given = choices.drafter
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
-    if choices.prediction is not None:
-        drafter = with_prediction(choices.prediction, drafter)
     if any(map(does_encode, drafter.models() or ())) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     if _only_names_one(given):
         fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
+    if choices.prediction is not None:
+        drafter = with_prediction(choices.prediction, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
     usual = usual if unable is None else as_chain(usual)
