@@ -189,7 +189,7 @@ def law_of(
     text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
     ending = Ending(len(prompts[0]) + new, eos=eos)
     plans = isinstance(policy, PlanningPolicy)
-    method = Method(target, guard, Chosen(rule, choices), policy, teaches=plans)
+    method = Method(target, guard, Chosen(rule, choices), policy, teaches=(policy,) if plans else ())
     asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
     with chosen_drafts(choices):
@@ -201,7 +201,7 @@ def law_of(
             while left and 0 in batch.going:
                 batch, block = step(method, batch)
                 if plans:
-                    policy.note(block.lessons, Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
+                    policy.note(block.lessons[0], Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
                 found, left = [*found, *block.rows[0].tokens], left - 1
             failures |= {guard.failure} - {""}
             missing = new - len(found) if 0 in batch.going else 0

@@ -5,8 +5,9 @@ import pytest
 from polydraft.engine import Goodput
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner import Costs, Opening, Spent
-from polydraft.engine.planner.chances import Chances, tokens_of
+from polydraft.engine.planner.chances import MOST_LAWS, Chances, tokens_of
 from polydraft.engine.planner.curves import Curve, StepCosts
+from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
 from polydraft.trees import Acceptance, Chain, TreeShape, Widths, expected_tokens
 
@@ -46,6 +47,20 @@ def test_each_law_and_each_source_has_chances_of_its_own() -> None:
     assert chances.rates("", GREEDY)[0, 0] == good > 0.9
     assert chances.rates("", PENALTY)[0, 0] < 0.1 and chances.rates("lookup", GREEDY)[0, 0] < 0.1
     assert chances.rates("", ("temperature=0.5",))[0, 0] > 0.8, "a new law is hoped to be like one without processors"
+
+
+def test_laws_that_were_not_met_for_long_are_forgotten() -> None:
+    chances, sureness = Chances(), Sureness()
+    laws = [(f"temperature={heat}",) for heat in range(2 * MOST_LAWS)]
+    sure = [Lesson("", law, ((0, 0, 0.0, 1.0),), 1, 1, ((0, 0.5, 0.0),)) for law in laws]
+    for law, own in zip(laws, sure, strict=True):
+        for _ in range(40):
+            chances.learn([own, sure[0]], PLAIN)
+            sureness.learn([own, sure[0]])
+        assert len(chances._seen) <= MOST_LAWS and len(sureness._won) == len(sureness._faced) <= MOST_LAWS
+        assert chances.rates("", law)[0, 0] < 0.1 and chances.rates("", laws[0])[0, 0] < 0.1
+    assert {law for _, law in chances._seen} == {laws[0], *laws[-MOST_LAWS + 1 :]}
+    Chances().learn(sure, PLAIN)  # more laws at once than are remembered
 
 
 def test_what_a_plan_measured_is_known_from_the_beginning() -> None:

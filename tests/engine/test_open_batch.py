@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import (
+    Chain,
     Fixed,
     HuggingFaceModel,
     LookaheadDrafter,
@@ -21,11 +22,15 @@ from polydraft import (
     TreeShape,
 )
 from polydraft.drafters import Drafter
-from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
+from polydraft.engine import Ending, OpenBatch, Request, Statistics, TargetLaw
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.lessons import Lesson
+from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise
+from polydraft.trees import TreePolicy
+from polydraft.trees.policies import FixedShape
 
 VOCAB, NEW, ROOM = 30, 12, 100
 POLICY = Fixed(TreeShape(((3,), (2, 1, 0), (1,))))
@@ -173,3 +178,53 @@ def test_a_text_can_leave_at_any_time() -> None:
     with pytest.raises(ContextOverflow):
         tokens = torch.tensor([1])
         batch.join(Request(9, tokens, TargetLaw(), Ending(ROOM), Noise.from_seed(0, 1), watched.method_of(parts)))
+
+
+class Told(FixedShape):
+    """A planner that takes one chain and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.shape = self.largest = Chain(2).shape
+        self.opened: list[Opening] = []
+        self.told: list[tuple[list[tuple[str, ...]], Spent, int]] = []
+
+    def suits(self, usual: TreePolicy) -> None:
+        pass
+
+    def takes(self, lengths: list[int], sources: list[str]) -> tuple[int, ...]:
+        return ()
+
+    def opens(self, opening: Opening) -> None:
+        self.opened.append(opening)
+
+    def note(self, lessons: tuple[Lesson, ...], spent: Spent, scored: int) -> None:
+        self.told.append(([one.law for one in lessons], spent, scored))
+
+
+def test_planners_of_one_batch_learn_from_their_own_texts() -> None:
+    model, heats = HuggingFaceModel(target()), (0.9, 0.5, 0.9, 0.7)
+    plain = chosen_parts(Choices("none"), model, SamplingParams())
+    watched, planners = Watched(model, plain.drafter, plain.verifier, plain.policy), (Told(), Told())
+    draft = HuggingFaceModel(perturbed(target(), 0.05))
+    parts = [chosen_parts(Choices(ModelDrafter(draft), None, one), model, SamplingParams(0.9)) for one in planners]
+    batch = OpenBatch(watched.method, 4, ROOM)
+    for place, heat in enumerate(heats):
+        tokens, law, ending = torch.tensor(PROMPTS[place]), TargetLaw(SamplingParams(heat)), Ending(30)
+        whose = watched.method_of(parts[heat != 0.9]) if place < 3 else watched.method_of(plain)
+        batch.join(Request(place, tokens, law, ending, Noise.from_seed(place, 1), whose))
+    batch.method = watched.method
+    watched.opens(9, 30, 4, TargetLaw(SamplingParams(0.5)), planners[1])
+    assert not planners[0].opened and planners[1].opened[0].law == ("temperature=0.5",)
+    statistics = Statistics()
+    for _ in range(5):
+        with watched.counting(statistics):
+            step = batch.step()
+        assert step is not None
+        watched.learn(step.block)
+    for planner, laws in zip(planners, ([("temperature=0.9",)] * 2, [("temperature=0.5",)]), strict=True):
+        assert [told for told, _, _ in planner.told] == [laws] * 5
+        assert {scored for _, _, scored in planner.told} == {4 * 3}
+    (_, first, _), (_, second, _) = planners[0].told[-1], planners[1].told[-1]
+    assert first.target == second.target and first.rest == second.rest
+    shares = [spent.draft * rows / 4 for rows, one in zip((2, 1), planners, strict=True) for _, spent, _ in one.told]
+    assert 0.5 * statistics.seconds["draft"] < sum(shares) < statistics.seconds["draft"]  # the rest is nobody's

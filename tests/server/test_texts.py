@@ -8,7 +8,12 @@ import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, alone, ask, chunks, client, streamed
 
-from polydraft.models import AdditivePenalties, Pair, TokenBias
+from polydraft.engine import as_drafter
+from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
+from polydraft.server.settings import Settings
+from polydraft.server.worker.asks import Ask
+from polydraft.server.worker.served import Served
+from polydraft.server.worker.writing import Writing
 
 PROMPTS = (PROMPT, "import os\nclass A:\n", "for i in range(10):\n    print(", "x = [1, 2, 3]\n" * 6)
 
@@ -193,3 +198,21 @@ def test_a_planner_chooses_the_trees_of_requests_without_a_seed(pair: Pair, plan
     assert [answers[place]["choices"][0]["text"] for place in (0, 3)] == [greedy] * 2
     assert answers[1]["choices"] == answers[4]["choices"]
     assert answers[1]["choices"][0]["text"] == alone(pair, PROMPT, seed=5, temperature=1.0, max_new_tokens=12)
+
+
+def test_greedy_and_sampled_texts_have_planners_of_their_own(pair: Pair) -> None:
+    served, events = (
+        Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)),
+        [],
+    )
+    writing = Writing(served, events.append)
+    greedy, sampled = (writing._planned[kind] for kind in (True, False))
+    assert greedy.drafter.name.endswith(", else model") and sampled.drafter.name == "model"
+    for heat, own, other in ((0.0, greedy, sampled), (0.8, sampled, greedy), (0.3, sampled, greedy)):
+        before = own.policy.steps, other.policy.steps
+        options = {"do_sample": heat > 0} | ({"temperature": heat} if heat else {})
+        writing.take(Ask(f"{heat}", (PROMPT,), options=options, max_tokens=12))
+        while not writing.idle:
+            writing.step()
+        assert own.policy.steps > before[0] and other.policy.steps == before[1]
+    assert not [one for one in events if one.kind in ("refused", "failed")]

@@ -46,7 +46,7 @@ class Block:
         verdict: what was kept of it.
         logits: the target's at every node; None unless they are to be kept.
         scores: the same after the logits processors, before temperature and filters; None likewise.
-        lessons: for a planner, a `Lesson` for each text that it plans for; else none.
+        lessons: for each policy that learns from steps, a `Lesson` for each text whose trees it chooses.
     """
 
     rows: dict[int, Emission]
@@ -54,7 +54,7 @@ class Block:
     verdict: Verdict
     logits: Float[Tensor, "b n V"] | None = None
     scores: Float[Tensor, "b n V"] | None = None
-    lessons: tuple[Any, ...] = ()
+    lessons: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass

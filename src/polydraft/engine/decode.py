@@ -47,7 +47,7 @@ class Method:
         policy: the trees' shape.
         keeps_scores: whether blocks hold the target's logits and scores, of every node.
         logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
-        teaches: whether blocks hold what they show of the chances of drafts, for a policy that learns from it.
+        teaches: the policies that learn from steps; blocks hold what they show of the chances of drafts under each.
     """
 
     target: LanguageModel
@@ -56,7 +56,7 @@ class Method:
     policy: TreePolicy
     keeps_scores: bool = False
     logprobs: int | None = None
-    teaches: bool = False
+    teaches: tuple[TreePolicy, ...] = ()
 
     @property
     def room(self) -> int:
@@ -218,9 +218,14 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     kept = (scored.logits, target.scores) if method.keeps_scores else (None, None)
     block = Block(gains, tree, verdict, *kept)
     if method.teaches:
-        own = [(piece, part.verifier) for pieces, part in drafts for piece in pieces if part.origin is method.policy]
-        block = replace(block, lessons=lessons_of(own, target.probs, verdict, gains, rows.laws))
+        own = [_under(policy, drafts) for policy in method.teaches]
+        block = replace(block, lessons=tuple(lessons_of(one, target.probs, verdict, gains, rows.laws) for one in own))
     return after, block, taken
+
+
+def _under(policy: TreePolicy, drafts: Sequence[tuple[Sequence[Piece], Part]]) -> list[tuple[Piece, TreeVerifier]]:
+    """Return the drafts whose trees a policy chose, each with its verifier."""
+    return [(piece, part.verifier) for pieces, part in drafts for piece in pieces if part.origin is policy]
 
 
 def check_room(prompt: Text, endings: Sequence[Ending]) -> None:

@@ -21,6 +21,8 @@ OF_HOPE = 3.0
 """How many drafts' worth the hope counts for."""
 OF_ALL_DEPTHS = 6.0
 """How many drafts' worth the rate over all depths counts for at each depth."""
+MOST_LAWS = 64
+"""The laws that were met last are remembered: a server meets any number of temperatures."""
 Rates = NDArray[np.float64]
 Law = tuple[str, ...]
 """The names of the processors and filters of a target's law."""
@@ -57,7 +59,7 @@ class Chances:
         lessons = [one for one in lessons if one.tried or (shape.counts and not one.source)]
         self._rates = self._rates if not lessons else {}
         for key in {(one.source, one.law) for one in lessons}:
-            seen = self._seen.setdefault(key, _Seen())
+            self._seen[key] = seen = self._seen.pop(key, None) or _Seen()
             seen.won *= MEMORY
             seen.faced *= MEMORY
         for one in lessons:
@@ -67,6 +69,8 @@ class Chances:
             short = not one.source and not one.stopped and one.depth < shape.depth
             if short and len(one.tried) == one.depth and one.tokens > one.depth:
                 seen.add(one.depth, 0, 0.0, 1.0)
+        for key in [*self._seen][:-MOST_LAWS]:
+            del self._seen[key]
 
     def rates(self, source: str, law: Law) -> Rates:
         """Return g(d, i): the chance that the draft of rank i is the accepted one, given that its node is reached."""

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Iterable, Sequence
 
 from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner.chances import Law
+from polydraft.engine.planner.chances import MOST_LAWS, Law
 
 BOUNDS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 """Draft probabilities between two of these count as one."""
@@ -39,13 +39,20 @@ class Sureness:
         for one in lessons:
             if not one.judged:
                 continue
-            tables = [kept.setdefault(one.law, [[*row] for row in self._none]) for kept in (self._won, self._faced)]
+            tables = [self._last(kept, one.law) for kept in (self._won, self._faced)]
             for table in tables:
                 table[:] = [[MEMORY * value for value in row] for row in table]
             for rank, sure, chance in one.judged:
                 place, found = min(rank, RANKS - 1), class_of(sure)
                 for table, value in zip(tables, (chance, 1.0), strict=True):
                     table[place][found] += value
+
+    def _last(self, kept: dict[Law, list[list[float]]], law: Law) -> list[list[float]]:
+        """Return the table of a law, which is now the one met last; of so many laws the oldest is forgotten."""
+        kept[law] = table = kept.pop(law, None) or [[*row] for row in self._none]
+        for old in [*kept][:-MOST_LAWS]:
+            del kept[old]
+        return table
 
     def hazards(self, law: Law, mean: Sequence[float]) -> Hazards:
         """Return the chances in force.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
@@ -17,8 +17,20 @@ from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A planner, the drafter of its texts, and the stopwatch of what they draft."""
+
+    planner: PlanningPolicy
+    drafter: Drafter
+    watch: Stopwatch
+
+
 class Watched:
     """Wrap the parts of a method; `method` is what decodes.
+
+    Texts may have parts of their own, and these a planner. Each planner learns from its texts as if all texts were
+    like them: their drafts' time is scaled up to all rows, and the target's pass is that of all.
 
     Args:
         target, drafter, verifier, policy, keeps_scores, logprobs: those of `Method`; a planner for a policy is told how
@@ -38,12 +50,13 @@ class Watched:
         logprobs: int | None = None,
         time: bool = False,
     ) -> None:
-        self._planner = policy if isinstance(policy, PlanningPolicy) else None
-        self._watch = Stopwatch(target.device, timed=time or self._planner is not None)
+        planner = policy if isinstance(policy, PlanningPolicy) else None
+        self._watch = Stopwatch(target.device, timed=time or planner is not None)
         self._guard = Guarded(drafter, fallback)
-        self._torn, self._target, self._drafter = False, target, drafter
+        self._torn, self._target, self._timed = False, target, time
+        self._planned = [_Planned(planner, drafter, self._watch)] if planner else []
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
-        rule, teaches = TimedVerifier(verifier, self._watch), self._planner is not None
+        rule, teaches = TimedVerifier(verifier, self._watch), (policy,) if planner else ()
         self.method = Method(model, drafts, rule, policy, keeps_scores, logprobs, teaches)
         self._others: dict[int, tuple[Parts, Guarded, Method]] = {}
 
@@ -52,9 +65,19 @@ class Watched:
         if id(parts) not in self._others:
             guard, usual = Guarded(parts.drafter), self.method
             verifier = TimedVerifier(parts.verifier, self._watch)
-            method = replace(usual, drafter=TimedDrafter(guard, self._watch), verifier=verifier, policy=parts.policy)
+            drafter = TimedDrafter(self._of_planner(parts, guard), self._watch)
+            method = replace(usual, drafter=drafter, verifier=verifier, policy=parts.policy)
             self._others[id(parts)] = parts, guard, method
         return self._others[id(parts)][2]
+
+    def _of_planner(self, parts: Parts, guard: Guarded) -> Drafter:
+        """Return the drafter of parts behind a stopwatch of their planner's, which is taken in; without one, itself."""
+        if not isinstance(parts.policy, PlanningPolicy):
+            return guard
+        watch = Stopwatch(self._target.device, timed=True)
+        self._planned.append(_Planned(parts.policy, parts.drafter, watch))
+        self.method = replace(self.method, teaches=(*self.method.teaches, parts.policy))
+        return TimedDrafter(guard, watch)
 
     def forget(self, parts: Parts) -> None:
         """Drop the method of parts that no text has any more."""
@@ -66,11 +89,13 @@ class Watched:
         guards = (self._guard, *(guard for _, guard, _ in self._others.values()))
         return next((guard.failure for guard in guards if guard.failure), "")
 
-    def opens(self, length: int, left: int, rows: int, law: TargetLaw) -> None:
-        """Tell a planner what begins; the arguments are those of `Opening`."""
-        if self._planner is not None:
-            relative = relative_cost(self._target, self._drafter)
-            self._planner.opens(Opening(length, left, rows, relative, law.in_force))
+    def opens(self, length: int, left: int, rows: int, law: TargetLaw, policy: TreePolicy | None = None) -> None:
+        """Tell a planner what begins; the arguments are those of `Opening`, and whose texts; None for the method's."""
+        whose = self.method.policy if policy is None else policy
+        for one in self._planned:
+            if one.planner is whose:
+                relative = relative_cost(self._target, one.drafter)
+                one.planner.opens(Opening(length, left, rows, relative, law.in_force))
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
@@ -85,10 +110,13 @@ class Watched:
             statistics.note(self._watch.seconds, self._failure)
 
     def learn(self, block: Block) -> None:
-        """Let a planner learn from a step, unless it was torn by an interrupt: then its time is no lesson."""
-        if self._planner is None:
+        """Let planners learn from a step, unless it was torn by an interrupt: then its time is no lesson."""
+        if not self._planned:
             return
         spent, torn, self._torn = self._watch.lap(), self._torn, False
-        if not torn:
-            rest = spent["total"] - spent["draft"] - spent["target"]
-            self._planner.note(block.lessons, Spent(spent["draft"], spent["target"], rest), block.tree.tokens.numel())
+        rest = spent["total"] - spent["draft"] - spent["target"]
+        for one, lessons in zip(self._planned, block.lessons, strict=True):
+            drafted = spent["draft"] if one.watch is self._watch else one.watch.lap()["draft"]
+            if lessons and not torn:
+                drafted *= len(block.rows) / len(lessons)
+                one.planner.note(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())

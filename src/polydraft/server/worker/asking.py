@@ -155,15 +155,15 @@ class PartsShelf:
         self._known.move_to_end(key)
         return self._known[key]
 
-    def planned(self, planner: TreePolicy) -> Parts:
-        """Return the parts of all texts for which a planner chooses the trees, whatever their temperature.
+    def planned(self, planner: TreePolicy, params: SamplingParams) -> Parts:
+        """Return the parts of all texts for which a planner chooses the trees, at temperatures like this one.
 
         Raises:
             UnpairedScheme: parts that do not go together.
         """
         settings = self.served.settings
-        choices = Choices(self._drafter(None, SamplingParams(), fixed=False), settings.verifier, planner)
-        parts = chosen_parts(choices, self.served.target, SamplingParams())
+        choices = Choices(self._drafter(None, params, fixed=False), settings.verifier, planner)
+        parts = chosen_parts(choices, self.served.target, params)
         check_drafting(parts.drafter, parts.verifier, parts.policy)
         return parts
 

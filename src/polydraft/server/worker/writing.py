@@ -25,6 +25,8 @@ ROOM = MOST_NODES + MOST_RIDERS
 SEEDS = 2**53
 SCORED = 256
 """Rows of an echo's log-probabilities that are in double precision at a time."""
+KINDS = {True: SamplingParams(temperature=0), False: SamplingParams()}
+"""Greedy texts and sampled ones: other drafters and trees suit them, so each kind has a planner of its own."""
 AHEAD = 10_000
 """So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
 
@@ -60,14 +62,14 @@ class Writing:
         settings, target = served.settings, served.target
         self.served, self.say = served, say
         self.shelf = PartsShelf(served)
-        self._plans = settings.plan is not None
-        usual = (
-            self.shelf.planned(PLANNERS[settings.plan]())
-            if settings.plan is not None
-            else chosen_parts(Choices("none"), target, SamplingParams())
+        plan, usual = settings.plan, chosen_parts(Choices("none"), target, SamplingParams())
+        self._planned = (
+            {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
         )
-        self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy)
-        self._statistics, self._rows = Statistics(), 0
+        self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy, time=bool(self._planned))
+        for parts in self._planned.values():
+            self._watched.method_of(parts)  # all planners are known before the first step
+        self._statistics, self._rows = Statistics(), dict[bool, int]()
         self._batch = OpenBatch(
             self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
         )
@@ -84,7 +86,7 @@ class Writing:
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
         if ask.seed is None:
-            planned = self._plans and not (ask.speculation.says_how or ask.prediction)
+            planned = bool(self._planned) and not (ask.speculation.says_how or ask.prediction)
             ask = replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
         try:
             texts = wanted_of(self.served, ask)
@@ -147,7 +149,7 @@ class Writing:
     def _stepped(self) -> OpenStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
         self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
-        if not self._plans:
+        if not self._planned:
             return self._batch.step()
         self._open()
         with self._watched.counting(self._statistics):
@@ -157,12 +159,13 @@ class Writing:
         return found
 
     def _open(self) -> None:
-        """Tell the planner of another number of rows, for which steps take another time."""
+        """Tell the planners of another number of rows, for which steps take another time."""
         requests = [*self._batch.running, *self._batch.reading]
-        if requests and len(requests) != self._rows:
-            self._rows, newest = len(requests), requests[-1]
-            length = len(newest.tokens)
-            self._watched.opens(length, AHEAD, self._rows, newest.law)
+        for kind, parts in self._planned.items():
+            own = [one for one in requests if one.method is self._watched.method_of(parts)]
+            if own and len(requests) != self._rows.get(kind):
+                self._rows[kind], newest = len(requests), own[-1]
+                self._watched.opens(len(newest.tokens), AHEAD, len(requests), newest.law, parts.policy)
 
     def _join(self) -> None:
         """Let texts join as long as there is room; one that cannot is lost alone."""
@@ -183,7 +186,8 @@ class Writing:
         """Return a text as the batch takes it, and the parts that it has for itself."""
         request = request_of(self.served, wanted)
         if wanted.ask.planned:
-            return request, None
+            parts = self._planned[request.law.params.temperature == 0]
+            return replace(request, method=self._watched.method_of(parts)), None
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else "speculative"):
             parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
