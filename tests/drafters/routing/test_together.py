@@ -152,7 +152,7 @@ def test_what_cannot_be_together_is_refused_by_name() -> None:
     with pytest.raises(InvalidParameter, match="no place for the riders of lookahead"):
         MergedDrafter(TEXT, LookaheadDrafter())
     for value in ("a", float("nan"), float("inf"), None):
-        for name in ("rate", "sure", "price"):
+        for name in ("rate", "sure", "price", "overhead"):
             with pytest.raises(InvalidParameter, match="rate and sure must be positive"):
                 RoutedDrafter(TEXT, **{name: value})
         with pytest.raises(InvalidParameter, match="hope must be between 0 and 1"):
@@ -232,6 +232,6 @@ def test_a_route_counts_the_passes_that_the_other_drafter_takes(passes: int) -> 
             seen.append(state.rounds[0].seconds)
             return super().commit(state, step)
 
-    route = Seeing((NgramDrafter(),), other, price=0.5)
+    route = Seeing((NgramDrafter(),), other, price=0.5, overhead=0.25)
     polydraft.generate(target, torch.tensor([[1, 2, 3]]), drafter=route, policy=3, max_new_tokens=4, temperature=0)
-    assert seen and all(one == pytest.approx(1 + passes + 0.5 * 3) for one in seen)  # both models are equally large
+    assert seen and all(one == pytest.approx(1.25 + passes + 0.5 * 3) for one in seen)  # both models are equally large
