@@ -6,6 +6,7 @@ from polydraft.engine import Goodput
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner import Costs, Opening, Spent
 from polydraft.engine.planner.chances import MOST_LAWS, Chances, tokens_of
+from polydraft.engine.planner.costs import costs_for
 from polydraft.engine.planner.curves import Curve, StepCosts
 from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
@@ -135,3 +136,18 @@ def test_goodput_takes_the_chain_with_most_tokens_a_second() -> None:
     assert policy.shape.depth > 0, "a new generation begins with the first guess"
     with pytest.raises(InvalidParameter, match="longest must be an integer of at least 1"):
         Goodput(0)
+
+
+def test_a_few_rows_more_are_expected_to_take_what_the_last_ones_took() -> None:
+    kept, chain = dict[int, Costs](), Chain(3).shape
+    four = costs_for(kept, 4, 0.2)
+    for _ in range(5):
+        four.learn(Spent(0.5, 2.0, 0.25), 16, chain)
+        four.learn(Spent(0.0, 1.0, 0.125), 4, PLAIN)
+    five, twelve = costs_for(kept, 5, 0.2), costs_for(kept, 12, 0.2)
+    assert costs_for(kept, 5, 0.2) is five and costs_for(kept, 4, 0.2) is four
+    assert five.measured(chain) and five.draft(chain) == pytest.approx(0.5)
+    assert five.plain < five.step(PLAIN) < four.step(chain) < five.step(chain) < 1.3 * four.step(chain)
+    assert not twelve.measured(chain) and twelve.plain == Costs(12, 0.2).plain
+    five.learn(Spent(0.9, 2.4, 0.25), 20, chain)
+    assert four.draft(chain) == pytest.approx(0.5), "what is learnt from then on is its own"

@@ -157,7 +157,7 @@ def test_filters_act_on_masked_rows(pair: Pair, ids: Tensor, filters: dict[str, 
         json.loads(text_of(pair, output.sequences[0, ids.shape[1] :].tolist()))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 def test_every_finished_text_is_in_the_grammar(pair: Pair, ids: Tensor, temperature: float) -> None:
     prompts = {f"{kind}{place}": ids[0] for kind in "jr" for place in range(50)}
     own = {name: {"grammar": GRAMMARS[0] if name[0] == "j" else GRAMMARS[1]} for name in prompts}

@@ -70,8 +70,16 @@ def policy_of(drafter: Drafter) -> TreePolicy:
     return Chain(3) if usual is None or usual.policy == Chain(8) else usual.policy
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("prompts", [[[1, 0, 1, 1, 0]], [[1, 0, 1, 0], [0, 0, 1, 1]]], ids=["alone", "beside another"])
+ALONE, BESIDE = [[1, 0, 1, 1, 0]], [[1, 0, 1, 0], [0, 0, 1, 1]]
+LONG = ("jacobi", "lookahead, prompt too", "ouroboros")
+"""Beside another text these take seconds each."""
+CASES = [pytest.param(name, ALONE, id=f"{name}-alone") for name in DRAFTERS] + [
+    pytest.param(name, BESIDE, id=f"{name}-beside another", marks=[pytest.mark.slow] if name in LONG else [])
+    for name in DRAFTERS
+]
+
+
+@pytest.mark.parametrize(("name", "prompts"), CASES)
 def test_all_steps(name: str, prompts: list[list[int]]) -> None:
     noting, new = Noting(DRAFTERS[name]()), 6 if len(prompts) == 1 else 3
     law, failures = law_of(SMALL, noting, RULE, policy_of(noting.inner), prompts, new)

@@ -317,10 +317,10 @@ def writer(folder: Path, name: int, *, flushed: int, bound: int, count: int) -> 
 
 
 def test_two_processes_write_and_both_are_kept(tmp_path: Path) -> None:
-    both = [writer(tmp_path, name, flushed=500, bound=10**9, count=60) for name in (3, 4)]
+    both = [writer(tmp_path, name, flushed=500, bound=10**9, count=20) for name in (3, 4)]
     assert [one.wait(120) for one in both] == [0, 0]
     found = {tuple(text[:2]) for text in texts_of(TextStore(tmp_path))}
-    assert found == {(name, number) for name in (3, 4) for number in range(60)}
+    assert found == {(name, number) for name in (3, 4) for number in range(20)}
     for one in both:
         one.stdout.close()
 

@@ -17,6 +17,8 @@ BESIDES = 0.1
 """What a draft takes beside its levels, and what verifying takes, in passes over one token; assumed likewise."""
 READING = 1 / 40
 """The cost of one token in a pass over many, in passes over one token."""
+ALIKE = 1.5
+"""What was learnt of so many times more rows, or fewer, is a first guess."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ class Costs:
         if self._known:
             self._passes = {count: Mean(seconds) for count, seconds in self._known.target.points}
             self._rests = {True: Mean(self._known.overhead), False: Mean(self._known.plain_overhead)}
+
+    def for_rows(self, rows: int) -> "Costs":
+        """Return what this makes one expect of a few rows more or fewer; each of its times counts as one."""
+        after = Costs(rows, self.relative)
+        after._passes = {tokens: Mean(one.value) for tokens, one in self._passes.items()}
+        after._drafts = {shape: Mean(one.value) for shape, one in self._drafts.items()}
+        after._rests = {drafts: Mean(one.value) for drafts, one in self._rests.items()}
+        after._sizes = {shape: Mean(one.value * rows / self.rows) for shape, one in self._sizes.items()}
+        after._shares = dict(self._shares)
+        return after
 
     def measured(self, shape: TreeShape) -> bool:
         """Tell whether a step with this tree was timed."""
@@ -172,6 +184,20 @@ class Costs:
     def reading(self, unread: int) -> float:
         """Return the expected seconds in which the drafter reads so many tokens of each row."""
         return READING * self.relative * unread * self.rows * self.plain
+
+
+def costs_for(kept: dict[int, Costs], rows: int, relative: float, known: StepCosts | None = None) -> Costs:
+    """Return what is known of steps with so many rows, from now on kept; at first, what those with about as many took.
+
+    Args:
+        kept: by rows, what was learnt.
+        rows, relative, known: those of `Costs`.
+    """
+    if rows not in kept:
+        near = min(kept, key=lambda other: max(other / rows, rows / other), default=rows * 2)
+        alike = near in kept and max(near / rows, rows / near) <= ALIKE
+        kept[rows] = kept[near].for_rows(rows) if alike else Costs(rows, relative, known)
+    return kept[rows]
 
 
 def _with(mean: Mean | None, seconds: float) -> Mean:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner.costs import Costs, Spent
+from polydraft.engine.planner.costs import Costs, Spent, costs_for
 from polydraft.engine.planner.planner import PLAIN, Opening
 from polydraft.errors import InvalidParameter
 from polydraft.trees import Chain, TreePolicy, TreeShape
@@ -63,7 +63,7 @@ class Goodput(FixedShape):
 
     def opens(self, opening: Opening) -> None:
         """Begin a generation with the first guess at the acceptance."""
-        self.costs = self._of_rows.setdefault(opening.rows, Costs(opening.rows, opening.relative))
+        self.costs = costs_for(self._of_rows, opening.rows, opening.relative)
         self._forget()
 
     def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner.chances import Chances, Law, Rates, tokens_of
-from polydraft.engine.planner.costs import Costs, Spent
+from polydraft.engine.planner.costs import Costs, Spent, costs_for
 from polydraft.engine.planner.curves import StepCosts
 from polydraft.engine.planner.going import Going, by_depth
 from polydraft.engine.planner.sureness import Sureness
@@ -187,7 +187,7 @@ class Planner(FixedShape):
     def opens(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
         known = self._plan.costs if self._plan else None
-        self.costs = self._of_rows.setdefault(opening.rows, Costs(opening.rows, opening.relative, known))
+        self.costs = costs_for(self._of_rows, opening.rows, opening.relative, known)
         self._laws = Counter({opening.law: opening.rows})
         self._unread = opening.length
         best = self._compared()
