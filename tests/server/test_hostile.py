@@ -1,17 +1,23 @@
 """Clients that mean no good, and operators who put the server elsewhere: what must not grow, leak or stand still."""
 
 import asyncio
+import itertools
 import json
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
-from serving import PROMPT, ask, chunks, client, error
+from serving import PROMPT, ask, chunks, client, error, until
+from serving import served as served_at
 
 from polydraft.engine import OpenBatch, as_drafter
 from polydraft.engine.calls.choices import Choices, chosen_parts
@@ -26,7 +32,8 @@ from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
-from polydraft.server.worker import Ask, Event, Spell
+from polydraft.server.worker import Ask, Cancel, Event, Spell
+from polydraft.server.worker.preparing import Preparing
 from polydraft.server.worker.served import Served, load_served
 from polydraft.server.worker.telling import Telling
 from polydraft.server.worker.working import _heard
@@ -172,9 +179,11 @@ def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
     said: list[Event] = []
     writing = Writing(served, said.append)
     writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=4))
-    begun = time.monotonic()
-    assert _heard(served, writing, lambda _: Spell("spell", PROMPT, texts=True))
+    begun, preparing, count = time.monotonic(), Preparing(served), itertools.count()
+    assert _heard(writing, preparing, lambda _: Spell(str(next(count)), PROMPT, texts=True))
     assert time.monotonic() - begun < 5
+    until(lambda: _heard(writing, preparing, lambda _: None) and any(one.kind == "spelt" for one in said))
+    preparing.end()
     spelt = next(one.said for one in said if one.kind == "spelt")
     assert "".join(spelt["texts"]) == PROMPT
 
@@ -231,7 +240,63 @@ def test_what_cannot_fit_is_not_made_into_tokens(
     assert time.monotonic() - begun < 10
     with pytest.raises(ContextOverflow):
         served.check_size(({"role": "user", "content": long},), "The prompt")
+    with pytest.raises(ContextOverflow):
+        served.check_size((({"role": "user", "tool_calls": [{"arguments": [long]}]},), None), "The prompt")
     served.check_size(PROMPT * 100, "The prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/tokenize", {"prompt": "word and " * 440_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 1_900_000}, "tokens"),
+        ("/v1/completions", {"prompt": [1] * 1_900_000}, "prompt"),
+        ("/v1/completions", {"prompt": PROMPT, "metadata": [[]] * 1_000_000}, None),
+        ("/v1/chat/completions", {"messages": [1], "metadata": ["a"] * 900_000}, "metadata"),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_large_bodies_are_refused_before_anybody_waits_for_them(
+    path: str, body: dict[str, Any], name: str | None
+) -> None:
+    """A stream beside them goes on: neither the loop nor the steps wait, however large a body is."""
+    raw, head = json.dumps(body, separators=(",", ":")).encode(), {"content-type": "application/json"}
+    with served_at(batch_size=2) as address, httpx.Client(base_url=address, timeout=60) as found:
+        long = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with found.stream("POST", "/v1/completions", json=long) as answer:
+            lines, gaps = answer.iter_lines(), list[float]()
+            next(lines)
+            with ThreadPoolExecutor() as pool:
+                refused = pool.submit(httpx.post, f"{address}{path}", content=raw, headers=head, timeout=60)
+                last = time.monotonic()
+                while not refused.done():
+                    assert next(lines, None) is not None
+                    gaps.append(time.monotonic() - last)
+                    last += gaps[-1]
+    told = refused.result().json()["error"]
+    assert refused.result().status_code == 400 and told["param"] == name and told["message"].endswith("."), told
+    assert max(gaps) < 0.6, gaps
+
+
+def test_texts_are_spelt_and_prepared_beside_the_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, told = list[Event](), deque[Any]([Ask("text", (PROMPT,), seed=1, max_tokens=40), Spell("spell", "a b")])
+    writing, preparing, go = Writing(served, said.append), Preparing(served), threading.Event()
+
+    def heard() -> bool:
+        return _heard(writing, preparing, lambda _: told.popleft() if told else None)
+
+    until(lambda: heard() and preparing.busy is False)
+    slow = preparing._served.tokenizer
+    monkeypatch.setattr(type(slow), "__call__", lambda *_, **__: go.wait(20) and {"input_ids": [1]})
+    told += [Spell("slow", "a b c"), Spell("left", "a"), Cancel("left")]
+    for _ in range(3):
+        assert heard() and preparing.busy
+        writing.step()
+    assert sum(one.kind == "gained" for one in said) >= 2 and not any(one.name == "slow" for one in said)
+    go.set()
+    until(lambda: heard() and any(one.name == "slow" for one in said))
+    assert not any(one.name == "left" for one in said)
+    preparing.end()
 
 
 def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:

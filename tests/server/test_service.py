@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from serving import PROMPT, ask, client, error, served
+from serving import PROMPT, ask, client, error, served, until
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import AdditivePenalties
@@ -26,14 +26,6 @@ def numbers(found: TestClient, prefix: str = "polydraft:") -> dict[str, float]:
     return {
         name.replace('model_name="polydraft-embedded"', "").replace("{}", ""): float(value) for name, value in pairs
     }
-
-
-def until(true: Any, seconds: float = 20) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_keys_limits_and_metrics_under_another_name() -> None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
+from polydraft.server.front.bodies import BodyRoute
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.door import ID, Door
 from polydraft.server.front.metrics import Metrics
@@ -42,6 +43,7 @@ def build_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(title="polydraft", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.desk, app.state.settings, app.state.begun = desk, settings, int(time.time())
+    app.router.route_class = BodyRoute
     add_routes(app)
     add_page(app, PAGE)
     app.add_exception_handler(Refused, _refused)

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
 from polydraft.server.wire.errors import Refused
@@ -54,6 +55,8 @@ class Door:
         try:
             self._check_key(_route(scope), headers)
             body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
+            if body:
+                scope[READ] = await read_body(body, self.desk.told.get("context"))
             await self.app(scope, receive if body is None else _again(body, receive), sending)
         except Refused as error:
             self.desk.metrics.add_by("request_refused", error.status)

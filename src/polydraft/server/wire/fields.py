@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
 IGNORED = (
@@ -58,7 +59,7 @@ class Body(Fields):
     def _check_text(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name, value in data.items():
-                if _has_surrogates([name, value]):
+                if is_half_text([name, value]):
                     raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
         return data
 
@@ -288,14 +289,3 @@ def joined_parts(parts: list[dict[str, Any]]) -> str:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError("content may have parts of the type text alone here")
     return "".join(str(part["text"]) for part in parts)
-
-
-def _has_surrogates(value: object) -> bool:
-    """Tell whether a text somewhere in a value cannot be written in UTF-8."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str) and not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
-            return True
-        left += [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
-    return False

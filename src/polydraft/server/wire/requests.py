@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Parts, Text, Token, joined_parts
+from polydraft.server.wire.sizes import MOST_PROMPTS
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
-MOST_PROMPTS = 128
 Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 

@@ -70,7 +70,7 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
-            served.check_size(prompt, "The prompt")
+            served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
                 _check_length(served, len(prompt), ask.max_tokens)
             tokens = tuple(served.ids(prompt, ask.tools))

@@ -57,17 +57,17 @@ class Served:
         """The most characters of a token, or somewhat more."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    def check_size(self, prompt: Prompt, name: str) -> None:
+    def check_size(self, prompt: object, name: str) -> None:
         """Check that a text can be as few tokens as a text may have, before it is made into tokens, which takes time.
 
         Raises:
             ContextOverflow: it cannot.
         """
-        told = prompt if isinstance(prompt, str) else "".join(_content(one) for one in prompt)
+        count = _characters(prompt)
         most = self.max_length * max(self.longest, LEAST_LONGEST)
-        if len(told) > most:
+        if count > most:
             raise ContextOverflow(
-                f"{name} has {len(told)} characters, which are more than {self.max_length} tokens, the most of a text."
+                f"{name} has {count} characters, which are more than {self.max_length} tokens, the most of a text."
             )
 
     def ids(
@@ -123,9 +123,18 @@ class Served:
         }
 
 
-def _content(part: object) -> str:
-    """Return the text of a message; nothing of a token."""
-    return str(part.get("content", "")) if isinstance(part, Mapping) else ""
+def _characters(value: object) -> int:
+    """Return how many characters a text has, or all texts of a conversation; tokens have none."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, Sequence) and not (one and isinstance(one[0], int)):
+            left += one
+    return count
 
 
 def load_served(settings: Settings) -> Served:

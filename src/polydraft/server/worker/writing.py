@@ -81,18 +81,29 @@ class Writing:
         """Whether there is nothing to write."""
         return not (self._waiting or self._texts or self._echoing)
 
+    def seeded(self, ask: Ask) -> Ask:
+        """Return a request with a seed; a planner may choose the trees of one that had none."""
+        if ask.seed is not None:
+            return ask
+        planned = self._plans and not (ask.speculation.says_how or ask.prediction)
+        return replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
+
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
-        if ask.seed is None:
-            planned = self._plans and not (ask.speculation.says_how or ask.prediction)
-            ask = replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
+        ask = self.seeded(ask)
         try:
-            texts = wanted_of(self.served, ask)
-            for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
-                self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
+            self.begin(ask, wanted_of(self.served, ask))
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
-            return
+
+    def begin(self, ask: Ask, texts: Sequence[Wanted]) -> None:
+        """Take the texts of a request.
+
+        Raises:
+            PolydraftError: they cannot be written as it asks.
+        """
+        for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
+            self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
         if ask.echo:
             self._echoing.append(_Echoing(ask, texts, deque(texts[:: ask.n]), []))
         else:
