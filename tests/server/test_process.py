@@ -1,6 +1,8 @@
 """`polydraft serve` as a process: its port, its worker that may be killed, and how it stops."""
 
+import multiprocessing
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -17,6 +19,8 @@ import pytest
 
 from polydraft.cli.serve.running import bound, settings_class
 from polydraft.errors import InvalidParameter, MissingExtra
+from polydraft.server import Settings
+from polydraft.server.worker import Event, processes
 
 COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--threads", "1"]
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -99,6 +103,56 @@ def test_a_worker_that_is_killed_costs_its_requests_alone() -> None:
             assert time.monotonic() - begun < 10
             time.sleep(0.05)
         assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_killed_and_started_again() -> None:
+    with running("--stall", "2") as (process, address), httpx.Client(base_url=address, timeout=30) as found:
+        with found.stream("POST", "/v1/completions", json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker_of(process), signal.SIGSTOP)
+            begun = time.monotonic()
+            rest = "".join(lines)
+        assert "worker_gone" in rest and "hung" in rest and 1 < time.monotonic() - begun < 8
+        while not healthy(address):
+            assert time.monotonic() - begun < 20
+            time.sleep(0.05)
+        assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    [stopped, lambda: time.sleep(100)],
+    ids=["no sign of life", "in a step for ever"],
+)
+def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) -> None:
+    def work(settings: Settings, hear: Any, say: Any) -> None:
+        say(Event("ready"))
+        for told in iter(lambda: hear(None), None):
+            say(Event(told))
+            time.sleep(0.3)  # a step that takes less than the limit
+            say(Event("done"))
+            if told == "hang":
+                hear(0.0)
+                hangs()
+
+    monkeypatch.setattr(processes, "work", work)
+    monkeypatch.setattr(processes, "BEAT", 0.05)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    worker = processes.ProcessWorker(Settings(stall=1), heard.put)
+    assert heard.get(timeout=10).kind == "ready"
+    time.sleep(1.5)  # who has nothing to do is not killed
+    for told in ("go on", "hang"):
+        worker.tell(told)
+        assert [heard.get(timeout=10).kind for _ in range(2)] == [told, "done"]
+    begun, event = time.monotonic(), heard.get(timeout=10)
+    assert event.kind == "gone" and event.said["stalled"] and 0.5 < time.monotonic() - begun < 5
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ class Settings:
         max_prompt_tokens: tokens of a prompt at most; None for what `max_length` leaves.
         max_body: bytes of a request at most.
         chunk: prompts are read by so many tokens at a time.
+        stall: seconds without a sign of life from the model's process, or in one step of it, after which it is killed;
+            a worker that is not apart is not watched.
         deadline: seconds that a request may take, with its time in the queue.
         grace: seconds that running requests have when the server is told to stop.
         keys: what clients must send one of, as `Authorization: Bearer KEY`; none for everybody.
@@ -51,6 +53,7 @@ class Settings:
     max_prompt_tokens: int | None = None
     max_body: int = 4 * MIB
     chunk: int = 256
+    stall: float = 120.0
     deadline: float = 600.0
     grace: float = 30.0
     keys: tuple[str, ...] = ()
@@ -63,7 +66,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "max_queue": 0, "max_length": 2, "max_prompt_tokens": 1, "max_body": 1, "chunk": 1}
-        for name, most in {**least, "deadline": 0.001, "grace": 0, "kept_texts": 0, "threads": 1}.items():
+        for name, most in {**least, "stall": 1, "deadline": 0.001, "grace": 0, "kept_texts": 0, "threads": 1}.items():
             value = getattr(self, name)
             if value is not None and not value >= most:
                 raise InvalidParameter(f"{name} must be at least {most}, but is {value}.")

@@ -121,6 +121,14 @@ KeptOption = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+StallOption = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds without a sign of life from the model's process, or in one step, after which it is started anew.",
+        rich_help_panel=LIMITS,
+    ),
+]
 DeadlineOption = Annotated[
     float, typer.Option(min=0.001, help="Seconds that a request may take.", rich_help_panel=LIMITS)
 ]

@@ -28,6 +28,7 @@ from polydraft.cli.arguments.serving import (
     ServePlanOption,
     ServeVerifierOption,
     SlotsOption,
+    StallOption,
     ThreadsOption,
     VllmOption,
 )
@@ -56,6 +57,7 @@ def serve(
     max_body: BodyOption = 4 << 20,
     chunk: ChunkOption = 256,
     kept_texts: KeptOption = 8,
+    stall: StallOption = 120.0,
     deadline: DeadlineOption = 600.0,
     grace: GraceOption = 30.0,
     log_prompts: LogPromptsOption = False,
@@ -81,6 +83,7 @@ def serve(
         max_prompt_tokens=max_prompt_tokens,
         max_body=max_body,
         chunk=chunk,
+        stall=stall,
         deadline=deadline,
         grace=grace,
         keys=tuple(api_key or ()),

@@ -235,8 +235,10 @@ class Desk:
         """Tell everybody that the worker is gone, and start another one."""
         if self.stopping and self._worker is None:
             return
-        log("worker gone", level=logging.ERROR, code=event.said.get("code"), requests=len(self.tickets))
-        said = {"message": "The model's process ended; the request is lost, try again.", "code": "worker_gone"}
+        code, stalled = event.said.get("code"), event.said.get("stalled")
+        log("worker gone", level=logging.ERROR, code=code, stalled=stalled, requests=len(self.tickets))
+        what = "hung and was killed" if stalled else "ended"
+        said = {"message": f"The model's process {what}; the request is lost, try again.", "code": "worker_gone"}
         for ticket in self.tickets.values():
             ticket.left = 0
             ticket.events.put_nowait(Event("failed", ticket.ask.name, said))
