@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, ask, client, error, served, until
 
@@ -165,17 +166,32 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         Settings(batch_size=0)
 
 
-def test_an_error_in_a_step_costs_the_text_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no more")
+def no_more(*_: object) -> Any:
+    raise OSError("no more")
+
+
+@pytest.mark.parametrize(
+    ("fails", "status"),
+    [(no_more, 500), (lambda history, scores: scores * 0 - torch.inf, 400), (lambda history, scores: "no", 400)],
+    ids=["error", "no token is left", "no scores"],
+)
+@pytest.mark.parametrize("beside", [{}, {"presence_penalty": 0.5}, {"logit_bias": {"1": 1}, "guided_regex": "[a-z ]+"}])
+def test_an_error_in_a_step_costs_the_text_whose_code_it_is(
+    monkeypatch: pytest.MonkeyPatch, beside: dict[str, Any], fails: Any, status: int
+) -> None:
+    usual = AdditivePenalties.__call__
+
+    def penalised(self: AdditivePenalties, *given: Any) -> Any:
+        return fails(*given) if self.presence == 1 else usual(self, *given)
 
     with client(batch_size=4) as found:
         ask(found, max_tokens=1)
-        monkeypatch.setattr(AdditivePenalties, "__call__", fail)
+        monkeypatch.setattr(AdditivePenalties, "__call__", penalised)
         answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(ask(found, **{**LONG, "max_tokens": 80})))
+        fields = {**LONG, "max_tokens": 60, **beside}
+        thread = threading.Thread(target=lambda: answers.append(ask(found, **fields)))
         thread.start()
-        status, told = error(found, prompt=PROMPT, presence_penalty=1, seed=1)
+        answer = found.post("/v1/completions", json={"prompt": PROMPT, "presence_penalty": 1, "seed": 1})
         thread.join(30)
-        assert status == 500 and "no more" in told["message"]
-        assert answers[0]["usage"]["completion_tokens"] == 80
+        assert answer.status_code == status, answer.text
+        assert answers[0]["usage"]["completion_tokens"] == 60

@@ -17,6 +17,7 @@ from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import Ask, Speculation, about
+from polydraft.server.worker.blame import with_name
 from polydraft.server.worker.served import Served
 from polydraft.trees import Chain, ChoosingPolicy, TreePolicy, largest_shape
 
@@ -113,7 +114,8 @@ def request_of(served: Served, wanted: Wanted) -> Request:
     request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
     eos = frozenset() if ask.ignore_eos else request.ending.eos
     eos |= frozenset(ask.stop_tokens)
-    return replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+    ended = replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+    return with_name(ended, ask.name)
 
 
 def grammar_of(ask: Ask) -> Grammar | None:

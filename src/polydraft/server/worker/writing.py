@@ -16,6 +16,7 @@ from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import Ask, Event, Unfit, about
+from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.served import Served
 from polydraft.server.worker.telling import Telling, nothing, spelt
 
@@ -236,15 +237,15 @@ class Writing:
             self._watched.forget(own)
 
     def _lost(self, error: Exception) -> None:
-        """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
+        """Say what is lost by an error in a step: the request whose own code failed, else all texts in progress.
 
-        If there are none, it is all texts in progress. The step is taken again with the others.
+        The step is taken again with the others.
         """
-        own = [one for one in (*self._batch.running, *self._batch.reading) if one.law.processors]
-        lost = {str(one.name[0]) for one in own if isinstance(one.name, tuple)}
-        code = "unusable" if lost and isinstance(error, PolydraftError) else None
-        for name in lost or {one.wanted.ask.name for one in self._texts.values()}:
-            self._fail(name, error, code)
+        if isinstance(error, Culprit):
+            self._fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
+            return
+        for name in {one.wanted.ask.name for one in self._texts.values()}:
+            self._fail(name, error)
 
     def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
