@@ -79,7 +79,9 @@ def test_an_error_of_ours_is_logged_as_such_and_has_its_id(
     with caplog.at_level(logging.INFO, "polydraft.server"):
         answer = guarded.get("/metrics", headers={"x-request-id": "mine"})
     assert answer.status_code == 500 and answer.headers["x-request-id"] == "mine"
-    assert "secret" not in answer.text
+    assert "secret" not in answer.text and "KeyError" not in answer.text and "mine" in answer.text
+    failed = [one.told for one in caplog.records if one.getMessage() == "request failed"]  # pyright: ignore
+    assert [one["id"] for one in failed] == ["mine"] and "KeyError: 'secret'" in failed[0]["error"]
     assert [one.told["status"] for one in caplog.records if one.getMessage() == "request"] == [500]  # pyright: ignore
 
 
@@ -188,7 +190,10 @@ def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
     assert "".join(spelt["texts"]) == PROMPT
 
 
-def test_a_text_that_cannot_be_told_is_lost_alone(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_cannot_be_told_is_lost_alone(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
     gained = Telling.gained
 
     def failing(self: Telling, *given: Any) -> dict[str, Any]:
@@ -197,7 +202,13 @@ def test_a_text_that_cannot_be_told_is_lost_alone(app: TestClient, monkeypatch: 
         return gained(self, *given)
 
     monkeypatch.setattr(Telling, "gained", failing)
-    assert error(app, prompt=PROMPT, stop="never", n=2)[0] == 500
+    body = {"prompt": PROMPT, "stop": "never", "n": 2, "stream": stream}
+    with caplog.at_level(logging.INFO, "polydraft.server"):
+        answer = app.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert answer.status_code == (200 if stream else 500)
+    assert "under the id mine." in answer.text and "no such token" not in answer.text
+    failed = [one.told for one in caplog.records if one.getMessage() == "request failed"]  # pyright: ignore
+    assert failed == [{"id": "mine", "error": "OverflowError: no such token"}]
     assert ask(app, seed=1)["choices"][0]["finish_reason"] == "length"
 
 
