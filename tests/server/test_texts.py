@@ -94,6 +94,17 @@ def test_stop_strings_can_be_kept_and_tokens_can_stop(app: TestClient) -> None:
     assert text.startswith(stopped["text"]) and len(pieces) > 1
 
 
+def test_a_stop_string_that_only_the_end_completes_is_one(app: TestClient, pair: Pair) -> None:
+    """Bytes of no character are held back until there can be no more of them."""
+    half = pair.tokenizer("\u20ac", add_special_tokens=False)["input_ids"][0]
+    assert pair.tokenizer.decode([half]) == "\ufffd"
+    fields = {"max_tokens": 3, "temperature": 0, "logit_bias": {str(half): 100}}
+    assert ask(app, **fields)["choices"][0]["text"] == "\ufffd" * 3
+    for stop, text in (("\ufffd\ufffd\ufffd", ""), ("\ufffd", "")):
+        choice = ask(app, **fields, stop=stop)["choices"][0]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", stop)
+
+
 def test_log_probabilities_are_the_models_own(app: TestClient, pair: Pair) -> None:
     answer = ask(app, seed=1, max_tokens=5, logprobs=3, echo=True)
     told = answer["choices"][0]["logprobs"]

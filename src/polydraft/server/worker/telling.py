@@ -44,10 +44,10 @@ class Telling:
             pieces.append("" if last and not self.ask.special else self._decoder.add(token))
             if self._decoder.stopped is not None:
                 break
+        if gain.finish and self._decoder.stopped is None:
+            pieces[-1] += self._decoder.rest()  # which may be what completes a stop string
         stopped = self._decoder.stopped
         finish = "stop" if stopped is not None else gain.finish
-        if finish and stopped is None:
-            pieces[-1] += self._decoder.rest()
         count = len(pieces)
         accepted = min(gain.accepted, count)
         self._count(gain, count, accepted)
