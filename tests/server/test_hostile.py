@@ -146,7 +146,7 @@ def test_fields_that_ask_for_something_are_not_dropped(app: TestClient) -> None:
     assert error(app, prompt=PROMPT, best_of=2)[1]["param"] == "best_of"
     assert len(ask(app, best_of=2, n=2)["choices"]) == 2
     status, told = error(app, prompt=PROMPT, speculative={"tree": "auto"})
-    assert status == 400 and told["param"] == "speculative"
+    assert status == 400 and told["param"] == "speculative.tree"
 
 
 def test_tokens_to_be_spelt_have_a_queue_too() -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from polydraft.catalogue import drafter_line
+from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_policy
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, TokenBias
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.asks import Ask, Speculation, about
+from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.blame import with_name
 from polydraft.server.worker.served import Served
 from polydraft.trees import Chain, ChoosingPolicy, TreePolicy, largest_shape
@@ -131,6 +131,19 @@ def grammar_of(ask: Ask) -> Grammar | None:
     return make() if ask.grammar.text is None else make(ask.grammar.text)
 
 
+def _check_words(own: Speculation) -> None:
+    """Check that the words of a request mean something, each by itself.
+
+    Raises:
+        InvalidParameter: one does not.
+    """
+    named = {"tree": (own.tree, chosen_policy), "verifier": (own.verifier, lambda word: verifier_by_name(word, ""))}
+    for name, (word, read) in named.items():
+        if word is not None:
+            with about(f"{DRAFTING}.{name}"):
+                read(word)
+
+
 class PartsShelf:
     """Who drafts, verifies and how, by what requests say: requests that say the same share their passes.
 
@@ -178,8 +191,10 @@ class PartsShelf:
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
         else:
+            _check_words(own)
             tree = own.tree or settings.tree
-            drafter = self._drafter(own.drafter, params, fixed=tree is not None)
+            with about(f"{DRAFTING}.drafter" if own.drafter else DRAFTING):
+                drafter = self._drafter(own.drafter, params, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
         if own.tree and isinstance(parts.policy, ChoosingPolicy):

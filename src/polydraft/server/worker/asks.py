@@ -16,6 +16,9 @@ NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens".split()
 )
 """Fields that errors begin with."""
+DRAFTING = "speculative"
+OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens"))
+"""Those inside the field of drafting."""
 
 
 @dataclass(frozen=True)
@@ -177,4 +180,6 @@ def about(field: str) -> Iterator[None]:
         raise
     except PolydraftError as error:
         named = str(error).split()[0].split(".")[0]
+        if field == DRAFTING and named in OF_DRAFTING:
+            raise Unfit(error, f"{DRAFTING}.{named}") from error
         raise Unfit(error, named if named in NAMED else field) from error

@@ -15,7 +15,7 @@ from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
-from polydraft.server.worker.asks import Ask, Event, Unfit, about
+from polydraft.server.worker.asks import DRAFTING, Ask, Event, Unfit, about
 from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.served import Served
 from polydraft.server.worker.telling import Telling, nothing, spelt
@@ -197,7 +197,7 @@ class Writing:
         if wanted.ask.planned:
             return request, None
         speculation = replace(wanted.ask.speculation, trace=False)
-        with about("prediction" if wanted.prediction else "speculative"):
+        with about("prediction" if wanted.prediction else DRAFTING):
             parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
         self._forget()
         return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
