@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from chatml import CHATML, save_chat_model
+from serving import client as in_process
 from serving import served
 
 import polydraft
 from polydraft.models import Pair, conversation_ids
+from polydraft.server import Settings
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "system", "content": "Count."}, {"role": "user", "content": "How many are there?"}]
@@ -100,6 +102,25 @@ def test_errors_are_those_of_the_client(client: Any, address: str) -> None:
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
     assert [one.id for one in client.models.list()] == ["chat"]
+
+
+def test_nobody_is_told_where_the_model_lies(folder: Path) -> None:
+    with in_process(target=str(folder), drafter=f"suffix:{folder.parent / 'store'}", vllm_metrics=True) as found:
+        for path in ("/polydraft/options", "/metrics", "/v1/models", "/health", "/openapi.json"):
+            told = found.get(path).text
+            assert str(folder.parent) not in told and str(folder.parent.parent) not in told, path
+        assert found.get("/v1/models").json()["data"][0]["id"] == "chat"
+        assert found.get("/polydraft/options").json()["defaults"]["drafter"] == "suffix"
+        asked = found.post("/v1/completions", json={"model": "chat", "prompt": "There are", "max_tokens": 2})
+        assert asked.json()["model"] == "chat"
+
+
+def test_a_model_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    places = {str(tmp_path / "own"): "own", "own": "own", "./own/": "own", "org/name": "org/name", "/gone/away": "away"}
+    assert {place: Settings(target=place).name for place in places} == places
+    assert Settings(target="own", model_name="m").name == "m"
 
 
 def test_curl_gets_an_answer(address: str) -> None:

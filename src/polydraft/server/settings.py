@@ -1,6 +1,8 @@
 """What an operator decides about a server: plain values, which a worker process is sent."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 from polydraft.errors import InvalidParameter
 
@@ -18,7 +20,7 @@ class Settings:
             for what suits the request's temperature.
         plan: "auto" or "goodput": a planner chooses the trees of requests without a seed that name nothing themselves.
         dtype, device: as for `polydraft.load`.
-        model_name: what clients call the model; None for the target's name.
+        model_name: what clients call the model; None for the target's name, without its folder.
         batch_size: texts in progress at a time.
         max_queue: texts that may wait beside them; more are answered with 429.
         max_length: tokens of a text with its prompt at most; None for the model's context, but no more than 4,096.
@@ -73,7 +75,15 @@ class Settings:
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """What clients call the model."""
-        return self.model_name or self.target or "polydraft-embedded"
+        """What clients call the model: of a folder or file the last part, since where it lies is nobody's business."""
+        if self.model_name or not self.target:
+            return self.model_name or "polydraft-embedded"
+        place = Path(self.target)
+        return place.resolve().name if place.exists() or place.is_absolute() else self.target
+
+    @property
+    def drafter_word(self) -> str | None:
+        """The word of who drafts, without the folder that may stand behind it."""
+        return self.drafter and self.drafter.partition(":")[0]

@@ -55,7 +55,9 @@ OriginOption = Annotated[
 ModelNameOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="What clients call the model. Default: the target's name.", rich_help_panel=MODELS
+        metavar="NAME",
+        help="What clients call the model. Default: the target's name, without its folder.",
+        rich_help_panel=MODELS,
     ),
 ]
 ThreadsOption = Annotated[

@@ -113,7 +113,6 @@ class Served:
     def told(self) -> dict[str, Any]:
         """Return what clients may know of it."""
         return {
-            "target": self.settings.target or "embedded pair",
             "chat": bool(self.tokenizer.chat_template),
             "context": self.max_length,
             "vocab_size": self.vocab_size,
