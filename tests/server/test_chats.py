@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import CHATML, save_chat_model
+from chatml import CHATML, START, save_chat_model
 from serving import client as in_process
 from serving import served
+from tokenizers.processors import TemplateProcessing
 
 import polydraft
 from polydraft.models import Pair, conversation_ids
@@ -121,6 +122,25 @@ def test_a_model_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.
     places = {str(tmp_path / "own"): "own", "own": "own", "./own/": "own", "org/name": "org/name", "/gone/away": "away"}
     assert {place: Settings(target=place).name for place in places} == places
     assert Settings(target="own", model_name="m").name == "m"
+
+
+def test_special_tokens_are_added_unless_that_is_not_wanted(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    tokenizer: Any = polydraft.load(folder).tokenizer
+    begin = tokenizer.convert_tokens_to_ids(START)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A", pair=f"{START} $A $B", special_tokens=[(START, begin)]
+    )
+    tokenizer.save_pretrained(str(folder))
+    with in_process(target=str(folder), model_name="m") as found:
+        told = found.post("/tokenize", json={"prompt": "There are"}).json()["tokens"]
+        assert told[0] == begin
+        for added in (None, True, False):
+            body = {"prompt": "There are", "add_special_tokens": added, "max_tokens": 1, "seed": 1}
+            usage = found.post("/v1/completions", json=body).json()["usage"]
+            assert usage["prompt_tokens"] == len(told) - (added is False)
+        body = {"messages": MESSAGES, "max_tokens": 1, "add_special_tokens": False}
+        assert found.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_curl_gets_an_answer(address: str) -> None:

@@ -42,6 +42,8 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"suffix": "b"}, "suffix"),
+    ({"detokenize": False}, "detokenize"),
+    ({"add_special_tokens": "no"}, "add_special_tokens"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"8192": 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias.1"),
@@ -123,6 +125,7 @@ def test_a_body_is_read_as_json_only_where_it_says_so(app: TestClient) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 1}, "top_logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
+        ({"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "add_special_tokens"),
     ],
 )
 def test_chats_that_cannot_be_answered(app: TestClient, fields: dict[str, Any], name: str) -> None:

@@ -20,9 +20,7 @@ IGNORED = (
     "reasoning_effort",
     "request_id",
     "priority",
-    "add_special_tokens",
     "spaces_between_special_tokens",
-    "detokenize",
 )
 """Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
@@ -174,6 +172,8 @@ class Common(Body):
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
+    add_special_tokens: Annotated[bool, Field(strict=True)] | None = None
+    detokenize: Annotated[bool, Field(strict=True)] = True
     include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
     skip_special_tokens: Annotated[bool, Field(strict=True)] = True
     stream: Annotated[bool, Field(strict=True)] | None = False
@@ -208,6 +208,13 @@ class Common(Body):
             if not token.isascii() or not token.isdigit() or len(token) > 10:
                 raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
         return bias
+
+    @field_validator("detokenize")
+    @classmethod
+    def _check_detokenize(cls, wanted: bool) -> bool:
+        if not wanted:
+            raise ValueError("detokenize must be true here: answers are texts; leave it out")
+        return wanted
 
     @field_validator("stop")
     @classmethod

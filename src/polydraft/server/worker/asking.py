@@ -74,7 +74,7 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
             served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
                 _check_length(served, len(prompt), ask.max_tokens)
-            tokens = tuple(served.ids(prompt, ask.tools))
+            tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
             _check_length(served, len(tokens), ask.max_tokens)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
     return found

@@ -62,6 +62,7 @@ class Ask:
         stop_tokens: tokens at which it ends.
         ignore_eos: whether it goes on behind an end of text.
         special: whether special tokens are told.
+        begins: whether the tokenizer adds its special tokens to a text.
         logprobs: how many of the likeliest tokens are told with each; None for no log-probabilities.
         echo: whether prompts are told, with log-probabilities if these are.
         tools: what the chat template is told of tools.
@@ -86,6 +87,7 @@ class Ask:
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
     special: bool = False
+    begins: bool = True
     logprobs: int | None = None
     echo: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
