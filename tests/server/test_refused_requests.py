@@ -42,6 +42,8 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"suffix": "b"}, "suffix"),
+    ({"min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
     ({"detokenize": False}, "detokenize"),
     ({"add_special_tokens": "no"}, "add_special_tokens"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),

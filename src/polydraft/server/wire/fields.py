@@ -225,6 +225,9 @@ class Common(Body):
 
     @model_validator(mode="after")
     def _check(self) -> "Common":
+        most = self.max_tokens
+        if most and (self.min_tokens or 0) > most:
+            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than max_tokens, {most}")
         if self.best_of not in (None, self.n):
             raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
@@ -265,12 +268,11 @@ class Common(Body):
         if heat > 0:
             options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0)}
             options |= {"min_p": self.min_p} if self.min_p else {}
-        if self.min_tokens:
-            options["min_new_tokens"] = self.min_tokens
         return {
             "n": self.n,
             "seed": self.seed,
             "options": options,
+            "min_tokens": self.min_tokens or 0,
             "presence": self.presence_penalty,
             "frequency": self.frequency_penalty,
             "bias": {int(token): value for token, value in (self.logit_bias or {}).items()},

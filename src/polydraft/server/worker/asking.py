@@ -14,7 +14,7 @@ from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import AdditivePenalties, Grammar, TokenBias
+from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.blame import with_name
@@ -106,6 +106,9 @@ def request_of(served: Served, wanted: Wanted) -> Request:
         added.append(TokenBias(ask.bias, served.target.vocab_size))
     if ask.presence or ask.frequency:
         added.append(AdditivePenalties(length, ask.presence, ask.frequency))
+    held = served.eos | frozenset(ask.stop_tokens)
+    if ask.min_tokens and held:
+        added.append(HeldBack(length, ask.min_tokens, tuple(sorted(held))))
     if added:
         options["logits_processor"] = added
     if wanted.grammar is not None:

@@ -57,6 +57,7 @@ class Ask:
         seed: of number 0; number i has `seed + 1,000,003 i`, modulo 2^63. None draws one.
         options: Hugging Face's generation arguments.
         max_tokens: new tokens at most; None for as many as fit.
+        min_tokens: new tokens before any that ends the text, or any stop string.
         presence, frequency, bias: OpenAI's additions to the scores.
         stop: strings at which a text ends; `stop_included` for whether they belong to it.
         stop_tokens: tokens at which it ends.
@@ -79,6 +80,7 @@ class Ask:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None
+    min_tokens: int = 0
     presence: float = 0.0
     frequency: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict[int, float])

@@ -53,6 +53,13 @@ class Served:
         return read_size(self.target.model)
 
     @cached_property
+    def eos(self) -> frozenset[int]:
+        """The tokens that end a text by the model's own account."""
+        config: Any = self.target.model.generation_config
+        told = None if config is None else config.eos_token_id
+        return frozenset(() if told is None else [told] if isinstance(told, int) else told)
+
+    @cached_property
     def longest(self) -> int:
         """The most characters of a token, or somewhat more."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)

@@ -31,6 +31,7 @@ class Telling:
             wanted.ask.stop,
             skip_special_tokens=not wanted.ask.special,
             include_stop=wanted.ask.stop_included,
+            least=wanted.ask.min_tokens,
         )
         self._steps = self._tokens = self._drafted = self._accepted = 0
         self._offered_at: list[int] = []
