@@ -87,6 +87,17 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
     assert all(len(one.top_logprobs) == 3 and one.logprob == one.top_logprobs[0].logprob for one in told)
 
 
+def test_the_bytes_of_half_a_character_are_its_own(client: Any, model: Pair) -> None:
+    halves = model.tokenizer("\U0001f600", add_special_tokens=False)["input_ids"]
+    assert len(halves) > 1
+    answer = client.chat.completions.create(
+        model="chat", messages=MESSAGES, logprobs=True, top_logprobs=2, max_tokens=1, logit_bias={halves[0]: 100}
+    )
+    told = answer.choices[0].logprobs.content[0]
+    assert told.token == "\ufffd" and told.bytes == list("\U0001f600".encode()[: len(told.bytes)])
+    assert all(one.bytes == list(one.token.encode()) for one in told.top_logprobs if "\ufffd" not in one.token)
+
+
 def test_the_next_turn_reads_only_what_is_new(client: Any) -> None:
     first = client.chat.completions.create(model="chat", messages=MESSAGES, seed=1, max_tokens=5)
     said = [*MESSAGES, {"role": "assistant", "content": first.choices[0].message.content}, *MESSAGES[1:]]

@@ -10,7 +10,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.defaults import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, conversation_ids, load_pair, read_size, text_of
+from polydraft.models import HuggingFaceModel, bytes_of, conversation_ids, load_pair, read_size, text_of
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Prompt
 
@@ -35,6 +35,7 @@ class Served:
     tokenizer: Any
     draft: Drafter | None
     spellings: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False)
+    pieces: dict[int, list[int]] = field(default_factory=dict[int, list[int]], init=False, repr=False)
 
     @property
     def max_length(self) -> int:
@@ -116,6 +117,12 @@ class Served:
         if token not in self.spellings:
             self.spellings[token] = self.text([token])
         return self.spellings[token]
+
+    def bytes(self, token: int) -> list[int]:
+        """Return the bytes of a single token, also where they are a part of a character; looked for once."""
+        if token not in self.pieces:
+            self.pieces[token] = [*bytes_of(self.tokenizer, token)]
+        return self.pieces[token]
 
     def told(self) -> dict[str, Any]:
         """Return what clients may know of it."""

@@ -130,12 +130,13 @@ def by_depth(offered: Sequence[int], kept: Sequence[int]) -> list[float]:
 
 
 def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Return a token's log-probability and those of the likeliest in its place, with their texts."""
+    """Return a token's log-probability and those of the likeliest in its place, with their texts and bytes."""
     return {
         "token": token,
         "text": served.spelling(token),
+        "bytes": served.bytes(token),
         "logprob": max(logprob, LEAST),
-        "top": [(other, served.spelling(other), max(value, LEAST)) for other, value in top],
+        "top": [(served.spelling(other), served.bytes(other), max(value, LEAST)) for other, value in top],
     }
 
 
