@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 from serving import PROMPT, ask, chunks, client, error, until
@@ -237,6 +238,38 @@ def test_prompts_that_are_told_are_scored_one_between_two_steps(served: Served) 
     begun = next(one.said for one in said if one.name == "echo")
     assert [one["text"] for one in begun["echo"]] == ["a b", "c d", "e f"]
     assert not any(one.name == "gone" for one in said)
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["in chunks", "a model that cannot go on"])
+def test_a_long_prompt_that_is_told_is_read_in_chunks(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, said, widths = load_served(Settings(chunk=32)), list[Event](), list[int]()
+    model, prompt = served.target.model, tuple(served.ids("x = [1, 2, 3]\nfor y in x:\n    print(y)\n" * 20)[:300])
+    with torch.inference_mode():
+        rows = model(input_ids=torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    usual = model.forward
+
+    def forward(*given: Any, input_ids: Any = None, **more: Any) -> Any:
+        output = usual(*given, input_ids=input_ids, **more)
+        widths.append(input_ids.shape[1])
+        if not goes_on:
+            output.past_key_values = None
+        return output
+
+    writing = Writing(served, said.append)
+    writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=200, options={"temperature": 0.0}))
+    writing.take(Ask("echo", (prompt, (1,)), seed=1, max_tokens=0, logprobs=1, echo=True))
+    while not any(one.name == "echo" for one in said):
+        with monkeypatch.context() as patched:
+            patched.setattr(model, "forward", forward)
+            writing._echo()
+        writing.step()
+    echo = next(one.said for one in said if one.name == "echo")["echo"]
+    own = [one["logprob"] for one in echo[0]["logprobs"]]
+    assert own[0] is None and own[1:] == pytest.approx(rows[range(299), prompt[1:]].tolist(), abs=1e-4)
+    assert echo[0]["tokens"] == list(prompt) and [one["logprob"] for one in echo[1]["logprobs"]] == [None]
+    assert max(widths) == (32 if goes_on else 299) and sum(one.kind == "gained" for one in said) >= (
+        3 if goes_on else 1
+    )
 
 
 def test_what_cannot_fit_is_not_made_into_tokens(

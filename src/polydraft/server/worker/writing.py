@@ -6,8 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from polydraft.engine import OpenBatch, OpenStep, Request, Statistics
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.planner import PLANNERS
@@ -17,15 +15,14 @@ from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Unfit, about
 from polydraft.server.worker.blame import Culprit
+from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import Telling, nothing, spelt
+from polydraft.server.worker.telling import Telling, nothing
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
-SCORED = 256
-"""Rows of an echo's log-probabilities that are in double precision at a time."""
 AHEAD = 10_000
 """So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
 
@@ -37,16 +34,6 @@ class _Text:
     wanted: Wanted
     telling: Telling
     own: Parts | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Echoing:
-    """A request whose prompts are scored, one between two steps; those whose turn is to come, and what is told."""
-
-    ask: Ask
-    texts: Sequence[Wanted]
-    left: deque[Wanted]
-    told: list[dict[str, Any]]
 
 
 class Writing:
@@ -74,7 +61,7 @@ class Writing:
         )
         self._old: list[Parts] = []
         self._waiting: deque[Wanted] = deque()
-        self._echoing: deque[_Echoing] = deque()
+        self._echoing: deque[Echo] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
     @property
@@ -106,7 +93,7 @@ class Writing:
         for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
             self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
         if ask.echo:
-            self._echoing.append(_Echoing(ask, texts, deque(texts[:: ask.n]), []))
+            self._echoing.append(Echo(self.served, ask, texts))
         else:
             self._begin(ask, texts, None)
 
@@ -143,16 +130,16 @@ class Writing:
             self._batch.sweep()
 
     def _echo(self) -> None:
-        """Score one prompt of those that are to be told: nobody waits for more of them than that."""
+        """Read a chunk of a prompt that is to be told: nobody waits for more of them than that."""
         if not self._echoing:
             return
         one = self._echoing[0]
         try:
-            one.told.append(self._echoed(one.left.popleft().tokens, one.ask))
+            over = one.step()
         except Exception as error:  # noqa: BLE001  as in `step`
             self._fail(one.ask.name, error)
             return
-        if not one.left:
+        if over:
             self._echoing.popleft()
             self._begin(one.ask, one.texts, one.told)
 
@@ -260,27 +247,6 @@ class Writing:
             "prediction_tokens": len(texts[0].prediction),
             "seeds": [ask.seed_of(one.number) for one in texts],
         }
-
-    def _echoed(self, tokens: Sequence[int], ask: Ask) -> dict[str, Any]:
-        """Return a prompt's text, and how likely the model holds each of its tokens."""
-        echo: dict[str, Any] = {"text": self.served.text(tokens, skip=not ask.special), "tokens": list(tokens)}
-        if ask.logprobs is not None:
-            echo["logprobs"] = self._scored(tokens, ask.logprobs)
-        return echo
-
-    @torch.inference_mode()
-    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any]]:
-        """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
-        given = torch.tensor([list(tokens)], device=self.served.target.device)
-        logits, told = self.served.target.model(input_ids=given).logits[0, :-1], list[dict[str, Any]]()
-        for some, after in zip(logits.split(SCORED), given[0, 1:].split(SCORED), strict=True):
-            rows = some.double().log_softmax(dim=-1)
-            values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
-            own = rows.gather(-1, after.unsqueeze(-1)).squeeze(-1).tolist()
-            likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-            told += [spelt(self.served, *one) for one in zip(after.tolist(), own, likeliest, strict=True)]
-        first = {"token": tokens[0], "text": self.served.spelling(tokens[0]), "logprob": None, "top": []}
-        return [first, *told]
 
     def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
