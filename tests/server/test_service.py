@@ -49,6 +49,15 @@ def test_keys_limits_and_metrics_under_another_name() -> None:
         assert {"vllm:num_requests_running", "vllm:spec_decode_num_drafts_total"} <= names
 
 
+def test_only_names_that_are_allowed_are_answered_to() -> None:
+    with client(hosts=("own.example",)) as found:
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "[::1]", "10.0.0.1", "own.example:1"):
+            assert found.get("/health", headers={"host": host}).status_code == 200, host
+        for host in ("testserver", "evil.example", "localhost.evil.example", "127.0.0.1.evil", "", "[evil]", "evil:80"):
+            answer = found.get("/health", headers={"host": host})
+            assert answer.status_code == 400 and answer.json()["error"]["code"] == "wrong_host", host
+
+
 def test_metrics_add_up(app: TestClient) -> None:
     before = numbers(app)
     answer = ask(app, seed=1, max_tokens=12, n=2)

@@ -32,6 +32,8 @@ class Settings:
         deadline: seconds that a request may take, with its time in the queue.
         grace: seconds that running requests have when the server is told to stop.
         keys: what clients must send one of, as `Authorization: Bearer KEY`; none for everybody.
+        hosts: names under which clients may call, beside localhost and addresses in numbers; none for any. A page from
+            elsewhere whose name is made to mean this machine is then refused.
         origins: web pages from elsewhere that may call, such as "https://example.org"; "*" for all.
         prompts_logged: whether logs hold the text of prompts.
         vllm_metrics: whether metrics are told under `vllm:` too.
@@ -59,6 +61,7 @@ class Settings:
     deadline: float = 600.0
     grace: float = 30.0
     keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     prompts_logged: bool = False
     vllm_metrics: bool = False

@@ -43,6 +43,22 @@ KeyOption = Annotated[
         rich_help_panel=ADDRESS,
     ),
 ]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name by which clients may call, beside localhost and numbers; may be repeated. Default: any, but none at "
+        "an address of this machine alone without a key.",
+        rich_help_panel=ADDRESS,
+    ),
+]
+ConnectionsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-connections", min=1, callback=count, help="Open connections; more get 503.", rich_help_panel=LIMITS
+    ),
+]
 OriginOption = Annotated[
     list[str] | None,
     typer.Option(

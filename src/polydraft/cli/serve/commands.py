@@ -11,8 +11,10 @@ from polydraft.cli.arguments.options import (
     TreeOption,
 )
 from polydraft.cli.arguments.serving import (
+    AllowedHostOption,
     BodyOption,
     ChunkOption,
+    ConnectionsOption,
     DeadlineOption,
     GraceOption,
     HostOption,
@@ -45,6 +47,7 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     api_key: KeyOption = None,
+    allowed_host: AllowedHostOption = None,
     cors_origin: OriginOption = None,
     model_name: ModelNameOption = None,
     dtype: DtypeOption = "auto",
@@ -52,6 +55,7 @@ def serve(
     threads: ThreadsOption = None,
     batch_size: SlotsOption = 8,
     max_queue: QueueOption = 128,
+    max_connections: ConnectionsOption = 1000,
     max_length: LengthOption = None,
     max_prompt_tokens: PromptLimitOption = None,
     max_body: BodyOption = 4 << 20,
@@ -87,10 +91,11 @@ def serve(
         deadline=deadline,
         grace=grace,
         keys=tuple(api_key or ()),
+        hosts=tuple(allowed_host or ()),
         origins=tuple(cors_origin or ()),
         prompts_logged=log_prompts,
         vllm_metrics=vllm_metrics,
         threads=threads,
         kept_texts=kept_texts,
     )
-    raise typer.Exit(run_serve(settings, host, port))
+    raise typer.Exit(run_serve(settings, host, port, max_connections))
