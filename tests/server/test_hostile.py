@@ -322,6 +322,20 @@ def test_large_bodies_are_refused_before_anybody_waits_for_them(
     assert max(gaps) < 0.6, gaps
 
 
+def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("cannot pickle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.tokenizer), "__deepcopy__", refuse, raising=False)
+        preparing = Preparing(served)
+    preparing.take(Spell("spell", "a b"))
+    preparing.wait(10)
+    (found,) = preparing.done()
+    assert found.found()["tokens"] == served.ids("a b") and not preparing.busy
+    preparing.end()
+
+
 def test_texts_are_spelt_and_prepared_beside_the_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     said, told = list[Event](), deque[Any]([Ask("text", (PROMPT,), seed=1, max_tokens=40), Spell("spell", "a b")])
     writing, preparing, go = Writing(served, said.append), Preparing(served), threading.Event()

@@ -30,7 +30,7 @@ class Preparing:
     """
 
     def __init__(self, served: Served) -> None:
-        self._served = replace(served, tokenizer=copy.deepcopy(served.tokenizer))
+        self._served = replace(served, tokenizer=_copied(served.tokenizer))
         self._told: queue.SimpleQueue[Ask | Spell | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self._wanted: dict[str, Ask | Spell] = {}
@@ -80,6 +80,14 @@ class Preparing:
         except Exception as error:  # noqa: BLE001  it is raised where somebody can be told
             return Prepared(told, lambda error=error: _raise(error))
         return Prepared(told, lambda: found)
+
+
+def _copied(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer; itself if it cannot be copied, as some that are written in Python."""
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception:  # noqa: BLE001  whatever keeps it from being copied, it can be asked
+        return tokenizer
 
 
 def _raise(error: Exception) -> None:
