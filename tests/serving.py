@@ -42,6 +42,14 @@ def served(**settings: Any) -> Iterator[str]:
         thread.join(10)
 
 
+def until(true: Any, seconds: float = 20) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def ask(found: TestClient, **fields: Any) -> dict[str, Any]:
     """Return the answer to a request for a completion; a few tokens if nothing else is said."""
     path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from polydraft import StreamDecoder
 from polydraft.errors import InvalidParameter
-from polydraft.models import text_of
+from polydraft.models import bytes_of, text_of
 from polydraft.models.text.stop_strings import checked_stop
 from polydraft.models.text.stream_decoder import _checked, _listed
 from polydraft.training.windows import train_tokenizer
@@ -100,6 +100,22 @@ def ids_of(tokenizer: Any, number: int, length: int = 40) -> list[int]:
     alphabet = list(range(len(tokenizer) + 2))
     few = choose.sample(alphabet, 3)
     return [choose.choice(few if number % 3 == 0 else alphabet) for _ in range(length)]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "embedded"])
+def test_the_bytes_of_tokens_are_those_of_the_text(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert b"".join(bytes_of(tokenizer, token) for token in ids) == text.encode()
+
+
+def test_bytes_are_told_of_tokens_of_every_kind() -> None:
+    for place, name in enumerate(BYTES[0xC0:0xF0], 0xC0):
+        assert bytes_of(metaspace(), metaspace().convert_tokens_to_ids(name)) == bytes([place])
+    for kind, name in ((metaspace, "\ufffd"), (metaspace, "é"), (word_piece, "\ufffd"), (word_piece, "play")):
+        assert bytes_of(kind(), kind().convert_tokens_to_ids(name)) == name.encode()
+    assert bytes_of(byte_level(), len(byte_level()) + 5) == b""
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "embedded", "word-piece", "suffix"])

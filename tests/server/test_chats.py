@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import CHATML, save_chat_model
+from chatml import CHATML, START, save_chat_model
+from serving import client as in_process
 from serving import served
+from tokenizers.processors import TemplateProcessing
 
 import polydraft
 from polydraft.models import Pair, conversation_ids
+from polydraft.server import Settings
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "system", "content": "Count."}, {"role": "user", "content": "How many are there?"}]
@@ -84,6 +87,17 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
     assert all(len(one.top_logprobs) == 3 and one.logprob == one.top_logprobs[0].logprob for one in told)
 
 
+def test_the_bytes_of_half_a_character_are_its_own(client: Any, model: Pair) -> None:
+    halves = model.tokenizer("\U0001f600", add_special_tokens=False)["input_ids"]
+    assert len(halves) > 1
+    answer = client.chat.completions.create(
+        model="chat", messages=MESSAGES, logprobs=True, top_logprobs=2, max_tokens=1, logit_bias={halves[0]: 100}
+    )
+    told = answer.choices[0].logprobs.content[0]
+    assert told.token == "\ufffd" and told.bytes == list("\U0001f600".encode()[: len(told.bytes)])
+    assert all(one.bytes == list(one.token.encode()) for one in told.top_logprobs if "\ufffd" not in one.token)
+
+
 def test_the_next_turn_reads_only_what_is_new(client: Any) -> None:
     first = client.chat.completions.create(model="chat", messages=MESSAGES, seed=1, max_tokens=5)
     said = [*MESSAGES, {"role": "assistant", "content": first.choices[0].message.content}, *MESSAGES[1:]]
@@ -100,6 +114,44 @@ def test_errors_are_those_of_the_client(client: Any, address: str) -> None:
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
     assert [one.id for one in client.models.list()] == ["chat"]
+
+
+def test_nobody_is_told_where_the_model_lies(folder: Path) -> None:
+    with in_process(target=str(folder), drafter=f"suffix:{folder.parent / 'store'}", vllm_metrics=True) as found:
+        for path in ("/polydraft/options", "/metrics", "/v1/models", "/health", "/openapi.json"):
+            told = found.get(path).text
+            assert str(folder.parent) not in told and str(folder.parent.parent) not in told, path
+        assert found.get("/v1/models").json()["data"][0]["id"] == "chat"
+        assert found.get("/polydraft/options").json()["defaults"]["drafter"] == "suffix"
+        asked = found.post("/v1/completions", json={"model": "chat", "prompt": "There are", "max_tokens": 2})
+        assert asked.json()["model"] == "chat"
+
+
+def test_a_model_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    places = {str(tmp_path / "own"): "own", "own": "own", "./own/": "own", "org/name": "org/name", "/gone/away": "away"}
+    assert {place: Settings(target=place).name for place in places} == places
+    assert Settings(target="own", model_name="m").name == "m"
+
+
+def test_special_tokens_are_added_unless_that_is_not_wanted(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    tokenizer: Any = polydraft.load(folder).tokenizer
+    begin = tokenizer.convert_tokens_to_ids(START)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A", pair=f"{START} $A $B", special_tokens=[(START, begin)]
+    )
+    tokenizer.save_pretrained(str(folder))
+    with in_process(target=str(folder), model_name="m") as found:
+        told = found.post("/tokenize", json={"prompt": "There are"}).json()["tokens"]
+        assert told[0] == begin
+        for added in (None, True, False):
+            body = {"prompt": "There are", "add_special_tokens": added, "max_tokens": 1, "seed": 1}
+            usage = found.post("/v1/completions", json=body).json()["usage"]
+            assert usage["prompt_tokens"] == len(told) - (added is False)
+        body = {"messages": MESSAGES, "max_tokens": 1, "add_special_tokens": False}
+        assert found.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_curl_gets_an_answer(address: str) -> None:

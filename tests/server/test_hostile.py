@@ -1,17 +1,24 @@
 """Clients that mean no good, and operators who put the server elsewhere: what must not grow, leak or stand still."""
 
 import asyncio
+import itertools
 import json
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
-from serving import PROMPT, ask, chunks, client, error
+from serving import PROMPT, ask, chunks, client, error, until
+from serving import served as served_at
 
 from polydraft.engine import OpenBatch, as_drafter
 from polydraft.engine.calls.choices import Choices, chosen_parts
@@ -26,7 +33,8 @@ from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
-from polydraft.server.worker import Ask, Event, Spell
+from polydraft.server.worker import Ask, Cancel, Event, Spell
+from polydraft.server.worker.preparing import Preparing
 from polydraft.server.worker.served import Served, load_served
 from polydraft.server.worker.telling import Telling
 from polydraft.server.worker.working import _heard
@@ -72,7 +80,9 @@ def test_an_error_of_ours_is_logged_as_such_and_has_its_id(
     with caplog.at_level(logging.INFO, "polydraft.server"):
         answer = guarded.get("/metrics", headers={"x-request-id": "mine"})
     assert answer.status_code == 500 and answer.headers["x-request-id"] == "mine"
-    assert "secret" not in answer.text
+    assert "secret" not in answer.text and "KeyError" not in answer.text and "mine" in answer.text
+    failed = [one.told for one in caplog.records if one.getMessage() == "request failed"]  # pyright: ignore
+    assert [one["id"] for one in failed] == ["mine"] and "KeyError: 'secret'" in failed[0]["error"]
     assert [one.told["status"] for one in caplog.records if one.getMessage() == "request"] == [500]  # pyright: ignore
 
 
@@ -137,7 +147,7 @@ def test_fields_that_ask_for_something_are_not_dropped(app: TestClient) -> None:
     assert error(app, prompt=PROMPT, best_of=2)[1]["param"] == "best_of"
     assert len(ask(app, best_of=2, n=2)["choices"]) == 2
     status, told = error(app, prompt=PROMPT, speculative={"tree": "auto"})
-    assert status == 400 and told["param"] == "speculative"
+    assert status == 400 and told["param"] == "speculative.tree"
 
 
 def test_tokens_to_be_spelt_have_a_queue_too() -> None:
@@ -172,14 +182,19 @@ def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
     said: list[Event] = []
     writing = Writing(served, said.append)
     writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=4))
-    begun = time.monotonic()
-    assert _heard(served, writing, lambda _: Spell("spell", PROMPT, texts=True))
+    begun, preparing, count = time.monotonic(), Preparing(served), itertools.count()
+    assert _heard(writing, preparing, lambda _: Spell(str(next(count)), PROMPT, texts=True))
     assert time.monotonic() - begun < 5
+    until(lambda: _heard(writing, preparing, lambda _: None) and any(one.kind == "spelt" for one in said))
+    preparing.end()
     spelt = next(one.said for one in said if one.kind == "spelt")
     assert "".join(spelt["texts"]) == PROMPT
 
 
-def test_a_text_that_cannot_be_told_is_lost_alone(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_cannot_be_told_is_lost_alone(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
     gained = Telling.gained
 
     def failing(self: Telling, *given: Any) -> dict[str, Any]:
@@ -188,7 +203,13 @@ def test_a_text_that_cannot_be_told_is_lost_alone(app: TestClient, monkeypatch: 
         return gained(self, *given)
 
     monkeypatch.setattr(Telling, "gained", failing)
-    assert error(app, prompt=PROMPT, stop="never", n=2)[0] == 500
+    body = {"prompt": PROMPT, "stop": "never", "n": 2, "stream": stream}
+    with caplog.at_level(logging.INFO, "polydraft.server"):
+        answer = app.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert answer.status_code == (200 if stream else 500)
+    assert "under the id mine." in answer.text and "no such token" not in answer.text
+    failed = [one.told for one in caplog.records if one.getMessage() == "request failed"]  # pyright: ignore
+    assert failed == [{"id": "mine", "error": "OverflowError: no such token"}]
     assert ask(app, seed=1)["choices"][0]["finish_reason"] == "length"
 
 
@@ -219,6 +240,38 @@ def test_prompts_that_are_told_are_scored_one_between_two_steps(served: Served) 
     assert not any(one.name == "gone" for one in said)
 
 
+@pytest.mark.parametrize("goes_on", [True, False], ids=["in chunks", "a model that cannot go on"])
+def test_a_long_prompt_that_is_told_is_read_in_chunks(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, said, widths = load_served(Settings(chunk=32)), list[Event](), list[int]()
+    model, prompt = served.target.model, tuple(served.ids("x = [1, 2, 3]\nfor y in x:\n    print(y)\n" * 20)[:300])
+    with torch.inference_mode():
+        rows = model(input_ids=torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    usual = model.forward
+
+    def forward(*given: Any, input_ids: Any = None, **more: Any) -> Any:
+        output = usual(*given, input_ids=input_ids, **more)
+        widths.append(input_ids.shape[1])
+        if not goes_on:
+            output.past_key_values = None
+        return output
+
+    writing = Writing(served, said.append)
+    writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=200, options={"temperature": 0.0}))
+    writing.take(Ask("echo", (prompt, (1,)), seed=1, max_tokens=0, logprobs=1, echo=True))
+    while not any(one.name == "echo" for one in said):
+        with monkeypatch.context() as patched:
+            patched.setattr(model, "forward", forward)
+            writing._echo()
+        writing.step()
+    echo = next(one.said for one in said if one.name == "echo")["echo"]
+    own = [one["logprob"] for one in echo[0]["logprobs"]]
+    assert own[0] is None and own[1:] == pytest.approx(rows[range(299), prompt[1:]].tolist(), abs=1e-4)
+    assert echo[0]["tokens"] == list(prompt) and [one["logprob"] for one in echo[1]["logprobs"]] == [None]
+    assert max(widths) == (32 if goes_on else 299) and sum(one.kind == "gained" for one in said) >= (
+        3 if goes_on else 1
+    )
+
+
 def test_what_cannot_fit_is_not_made_into_tokens(
     app: TestClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +284,77 @@ def test_what_cannot_fit_is_not_made_into_tokens(
     assert time.monotonic() - begun < 10
     with pytest.raises(ContextOverflow):
         served.check_size(({"role": "user", "content": long},), "The prompt")
+    with pytest.raises(ContextOverflow):
+        served.check_size((({"role": "user", "tool_calls": [{"arguments": [long]}]},), None), "The prompt")
     served.check_size(PROMPT * 100, "The prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/tokenize", {"prompt": "word and " * 440_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 1_900_000}, "tokens"),
+        ("/v1/completions", {"prompt": [1] * 1_900_000}, "prompt"),
+        ("/v1/completions", {"prompt": PROMPT, "metadata": [[]] * 1_000_000}, None),
+        ("/v1/chat/completions", {"messages": [1], "metadata": ["a"] * 900_000}, "metadata"),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_large_bodies_are_refused_before_anybody_waits_for_them(
+    path: str, body: dict[str, Any], name: str | None
+) -> None:
+    """A stream beside them goes on: neither the loop nor the steps wait, however large a body is."""
+    raw, head = json.dumps(body, separators=(",", ":")).encode(), {"content-type": "application/json"}
+    with served_at(batch_size=2) as address, httpx.Client(base_url=address, timeout=60) as found:
+        long = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with found.stream("POST", "/v1/completions", json=long) as answer:
+            lines, gaps = answer.iter_lines(), list[float]()
+            next(lines)
+            with ThreadPoolExecutor() as pool:
+                refused = pool.submit(httpx.post, f"{address}{path}", content=raw, headers=head, timeout=60)
+                last = time.monotonic()
+                while not refused.done():
+                    assert next(lines, None) is not None
+                    gaps.append(time.monotonic() - last)
+                    last += gaps[-1]
+    told = refused.result().json()["error"]
+    assert refused.result().status_code == 400 and told["param"] == name and told["message"].endswith("."), told
+    assert max(gaps) < 0.6, gaps
+
+
+def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("cannot pickle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.tokenizer), "__deepcopy__", refuse, raising=False)
+        preparing = Preparing(served)
+    preparing.take(Spell("spell", "a b"))
+    preparing.wait(10)
+    (found,) = preparing.done()
+    assert found.found()["tokens"] == served.ids("a b") and not preparing.busy
+    preparing.end()
+
+
+def test_texts_are_spelt_and_prepared_beside_the_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, told = list[Event](), deque[Any]([Ask("text", (PROMPT,), seed=1, max_tokens=40), Spell("spell", "a b")])
+    writing, preparing, go = Writing(served, said.append), Preparing(served), threading.Event()
+
+    def heard() -> bool:
+        return _heard(writing, preparing, lambda _: told.popleft() if told else None)
+
+    until(lambda: heard() and preparing.busy is False)
+    slow = preparing._served.tokenizer
+    monkeypatch.setattr(type(slow), "__call__", lambda *_, **__: go.wait(20) and {"input_ids": [1]})
+    told += [Spell("slow", "a b c"), Spell("left", "a"), Cancel("left")]
+    for _ in range(3):
+        assert heard() and preparing.busy
+        writing.step()
+    assert sum(one.kind == "gained" for one in said) >= 2 and not any(one.name == "slow" for one in said)
+    go.set()
+    until(lambda: heard() and any(one.name == "slow" for one in said))
+    assert not any(one.name == "left" for one in said)
+    preparing.end()
 
 
 def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:

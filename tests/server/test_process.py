@@ -1,6 +1,9 @@
 """`polydraft serve` as a process: its port, its worker that may be killed, and how it stops."""
 
+import asyncio
+import multiprocessing
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -8,15 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from polydraft.cli.serve.running import bound, settings_class
+from polydraft.cli.serve import running as running_room
+from polydraft.cli.serve.running import bound, run_serve, settings_class
 from polydraft.errors import InvalidParameter, MissingExtra
+from polydraft.server import Settings
+from polydraft.server.front import logs
+from polydraft.server.worker import Event, processes
 
 COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--threads", "1"]
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -102,6 +109,56 @@ def test_a_worker_that_is_killed_costs_its_requests_alone() -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_hangs_is_killed_and_started_again() -> None:
+    with running("--stall", "2") as (process, address), httpx.Client(base_url=address, timeout=30) as found:
+        with found.stream("POST", "/v1/completions", json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker_of(process), signal.SIGSTOP)
+            begun = time.monotonic()
+            rest = "".join(lines)
+        assert "worker_gone" in rest and "hung" in rest and 1 < time.monotonic() - begun < 8
+        while not healthy(address):
+            assert time.monotonic() - begun < 20
+            time.sleep(0.05)
+        assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    [stopped, lambda: time.sleep(100)],
+    ids=["no sign of life", "in a step for ever"],
+)
+def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) -> None:
+    def work(settings: Settings, hear: Any, say: Any) -> None:
+        say(Event("ready"))
+        for told in iter(lambda: hear(None), None):
+            say(Event(told))
+            time.sleep(0.3)  # a step that takes less than the limit
+            say(Event("done"))
+            if told == "hang":
+                hear(0.0)
+                hangs()
+
+    monkeypatch.setattr(processes, "work", work)
+    monkeypatch.setattr(processes, "BEAT", 0.05)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    worker = processes.ProcessWorker(Settings(stall=1), heard.put)
+    assert heard.get(timeout=10).kind == "ready"
+    time.sleep(1.5)  # who has nothing to do is not killed
+    for told in ("go on", "hang"):
+        worker.tell(told)
+        assert [heard.get(timeout=10).kind for _ in range(2)] == [told, "done"]
+    begun, event = time.monotonic(), heard.get(timeout=10)
+    assert event.kind == "gone" and event.said["stalled"] and 0.5 < time.monotonic() - begun < 5
+
+
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_ends_what_it_has_begun() -> None:
     with running() as (process, address), httpx.Client(base_url=address, timeout=60) as found:
         with found.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 200}) as answer:
@@ -113,6 +170,39 @@ def test_a_server_that_is_told_to_stop_ends_what_it_has_begun() -> None:
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "stopping"
             rest: Any = "".join(lines)
         assert '"finish_reason":"length"' in rest and process.wait(15) == 0
+
+
+@pytest.mark.slow
+def test_too_many_connections_and_strange_names_are_refused() -> None:
+    with running("--max-connections", "2") as (_, address), ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=address, timeout=30)) for _ in range(3)]
+        found = [one.get("/health").status_code for one in clients]
+        assert found == [200, 200, 503]
+        clients[0].close()
+        time.sleep(0.2)
+        assert clients[1].get("/health").status_code == 200
+        assert clients[1].get("/health", headers={"host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(("host", "keys", "warned"), [("0.0.0.0", (), 1), ("0.0.0.0", ("k",), 0), ("127.0.0.1", (), 0)])
+def test_a_public_address_without_a_key_is_warned_of(
+    host: str, keys: tuple[str, ...], warned: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, seen = Settings(apart=False, keys=keys), list[Any]()
+    monkeypatch.setattr(running_room, "_serving", lambda uvicorn, config, desk: seen.append((config, desk)) or Idle())
+    monkeypatch.setattr(logs, "write_logs", lambda: None)
+    assert run_serve(settings, host, 0, 7) == 0
+    (config, desk), said = seen[0], capsys.readouterr().err
+    assert said.count("--api-key") == warned and config.limit_concurrency == 8
+    assert desk.settings.hosts == (() if warned or keys else ("localhost",))
+    asyncio.run(desk.close())
+
+
+class Idle:
+    """A server that has nothing to do."""
+
+    def run(self, **_: Any) -> None:
+        """Do nothing."""
 
 
 @pytest.mark.slow

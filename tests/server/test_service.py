@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
-from serving import PROMPT, ask, client, error, served
+from serving import PROMPT, ask, client, error, served, until
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import AdditivePenalties
@@ -26,14 +27,6 @@ def numbers(found: TestClient, prefix: str = "polydraft:") -> dict[str, float]:
     return {
         name.replace('model_name="polydraft-embedded"', "").replace("{}", ""): float(value) for name, value in pairs
     }
-
-
-def until(true: Any, seconds: float = 20) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_keys_limits_and_metrics_under_another_name() -> None:
@@ -54,6 +47,15 @@ def test_keys_limits_and_metrics_under_another_name() -> None:
         assert ask(found, prompt="a", seed=1)["model"] == "m"
         names = {name.split("{")[0] for name in numbers(found, "vllm:")}
         assert {"vllm:num_requests_running", "vllm:spec_decode_num_drafts_total"} <= names
+
+
+def test_only_names_that_are_allowed_are_answered_to() -> None:
+    with client(hosts=("own.example",)) as found:
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "[::1]", "10.0.0.1", "own.example:1"):
+            assert found.get("/health", headers={"host": host}).status_code == 200, host
+        for host in ("testserver", "evil.example", "localhost.evil.example", "127.0.0.1.evil", "", "[evil]", "evil:80"):
+            answer = found.get("/health", headers={"host": host})
+            assert answer.status_code == 400 and answer.json()["error"]["code"] == "wrong_host", host
 
 
 def test_metrics_add_up(app: TestClient) -> None:
@@ -173,17 +175,32 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         Settings(batch_size=0)
 
 
-def test_an_error_in_a_step_costs_the_text_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no more")
+def no_more(*_: object) -> Any:
+    raise OSError("no more")
+
+
+@pytest.mark.parametrize(
+    ("fails", "status"),
+    [(no_more, 500), (lambda history, scores: scores * 0 - torch.inf, 400), (lambda history, scores: "no", 400)],
+    ids=["error", "no token is left", "no scores"],
+)
+@pytest.mark.parametrize("beside", [{}, {"presence_penalty": 0.5}, {"logit_bias": {"1": 1}, "guided_regex": "[a-z ]+"}])
+def test_an_error_in_a_step_costs_the_text_whose_code_it_is(
+    monkeypatch: pytest.MonkeyPatch, beside: dict[str, Any], fails: Any, status: int
+) -> None:
+    usual = AdditivePenalties.__call__
+
+    def penalised(self: AdditivePenalties, *given: Any) -> Any:
+        return fails(*given) if self.presence == 1 else usual(self, *given)
 
     with client(batch_size=4) as found:
         ask(found, max_tokens=1)
-        monkeypatch.setattr(AdditivePenalties, "__call__", fail)
+        monkeypatch.setattr(AdditivePenalties, "__call__", penalised)
         answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(ask(found, **{**LONG, "max_tokens": 80})))
+        fields = {**LONG, "max_tokens": 60, **beside}
+        thread = threading.Thread(target=lambda: answers.append(ask(found, **fields)))
         thread.start()
-        status, told = error(found, prompt=PROMPT, presence_penalty=1, seed=1)
+        answer = found.post("/v1/completions", json={"prompt": PROMPT, "presence_penalty": 1, "seed": 1})
         thread.join(30)
-        assert status == 500 and "no more" in told["message"]
-        assert answers[0]["usage"]["completion_tokens"] == 80
+        assert answer.status_code == status, answer.text
+        assert answers[0]["usage"]["completion_tokens"] == 60

@@ -99,6 +99,53 @@ def test_stop_strings_can_be_kept_and_tokens_can_stop(app: TestClient) -> None:
     assert text.startswith(stopped["text"]) and len(pieces) > 1
 
 
+@pytest.mark.parametrize("drafter", ["none", "model", "merge"])
+def test_nothing_ends_a_text_before_it_has_so_many_tokens(app: TestClient, pair: Pair, drafter: str) -> None:
+    fields = {"temperature": 0, "max_tokens": 24, "speculative": {"drafter": drafter}}
+    text = ask(app, **fields)["choices"][0]["text"]
+    tokens = app.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    ends = [tokens[2], 0]
+    stopped = ask(app, **fields, stop_token_ids=ends, min_tokens=10, logprobs=0)["choices"][0]
+    ids, new = pair.tokenizer(PROMPT, return_tensors="pt").input_ids, []
+    while len(new) < 24 and (len(new) < 11 or new[-1] not in ends):  # greedy decoding by hand
+        with torch.no_grad():
+            scores = pair.target(ids).logits[0, -1].double()
+        scores[ends] -= torch.inf if len(new) < 10 else 0
+        new.append(int(scores.argmax()))
+        ids = torch.cat([ids, torch.tensor([[new[-1]]])], dim=-1)
+    shown = new[:-1] if new[-1] in ends else new
+    assert pair.tokenizer.decode(shown, clean_up_tokenization_spaces=False) == stopped["text"]
+    assert len(stopped["logprobs"]["tokens"]) == len(new) > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("others", [(), ("never said",), ("            and more",)])
+def test_a_stop_string_counts_only_behind_so_many_tokens(
+    app: TestClient, stream: bool, others: tuple[str, ...]
+) -> None:
+    fields = {"temperature": 0, "max_tokens": 30, "logprobs": 0}
+    usual = ask(app, **fields)["choices"][0]
+    text, parts = usual["text"], usual["logprobs"]["tokens"]
+    for least in (0, 1, 4, 7, 12, 30):
+        before = len("".join(parts[:least]))
+        for stop in {text[place : place + 2] for place in range(2, len(text) - 2, 5)}:
+            more = {**fields, "stop": [stop, *others], "min_tokens": least}
+            found = streamed(chunks(app, **more)) if stream else ask(app, **more)["choices"][0]["text"]
+            place = text.find(stop, max(0, before + 1 - len(stop)))
+            assert found == (text if place < 0 else text[:place]), (stop, least)
+
+
+def test_a_stop_string_that_only_the_end_completes_is_one(app: TestClient, pair: Pair) -> None:
+    """Bytes of no character are held back until there can be no more of them."""
+    half = pair.tokenizer("\u20ac", add_special_tokens=False)["input_ids"][0]
+    assert pair.tokenizer.decode([half]) == "\ufffd"
+    fields = {"max_tokens": 3, "temperature": 0, "logit_bias": {str(half): 100}}
+    assert ask(app, **fields)["choices"][0]["text"] == "\ufffd" * 3
+    for stop, text in (("\ufffd\ufffd\ufffd", ""), ("\ufffd", "")):
+        choice = ask(app, **fields, stop=stop)["choices"][0]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", stop)
+
+
 def test_log_probabilities_are_the_models_own(app: TestClient, pair: Pair) -> None:
     answer = ask(app, seed=1, max_tokens=5, logprobs=3, echo=True)
     told = answer["choices"][0]["logprobs"]

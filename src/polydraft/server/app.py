@@ -1,6 +1,8 @@
 """The application as a value: everything a server answers, to be run by any ASGI server."""
 
+import logging
 import time
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,15 +14,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
+from polydraft.server.front.bodies import BodyRoute
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.door import ID, Door
+from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
 from polydraft.server.settings import Settings
-from polydraft.server.wire.errors import Refused, of_fields
+from polydraft.server.wire.errors import Refused, of_fields, ours
 
 PAGE = Path(__file__).parent / "page"
+MOST_TOLD = 4000
+"""Characters of an error of ours in the log: its end, where it says what happened."""
 
 
 def build_app(settings: Settings) -> FastAPI:
@@ -42,6 +48,7 @@ def build_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(title="polydraft", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.desk, app.state.settings, app.state.begun = desk, settings, int(time.time())
+    app.router.route_class = BodyRoute
     add_routes(app)
     add_page(app, PAGE)
     app.add_exception_handler(Refused, _refused)
@@ -89,8 +96,10 @@ async def _plain_error(request: Request, error: Exception) -> Response:
 
 
 async def _ours(request: Request, error: Exception) -> Response:
-    answer = _answered(request, Refused(500, f"An error of the server's own: {type(error).__name__}."))
-    answer.headers[ID] = str(request.scope.get("state", {}).get("request_id", ""))
+    name = str(request.scope.get("state", {}).get("request_id", ""))
+    log("request failed", level=logging.ERROR, id=name, error="".join(traceback.format_exception(error))[-MOST_TOLD:])
+    answer = _answered(request, ours(name))
+    answer.headers[ID] = name
     return answer
 
 

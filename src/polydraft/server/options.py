@@ -21,14 +21,14 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
     trees = [example for line in tables.POLICIES for example in line.examples[:1]]
     return {
         "models": [settings.name],
-        "target": told.get("target"),
+        "target": settings.name,
         "drafters": [{"word": word, "meaning": _meaning(_drafter(word))} for word in words],
         "verifiers": [{"word": word, "meaning": _meaning(_rule(word))} for word in rules],
         "trees": trees,
         "chat": bool(told.get("chat")),
         "context": told.get("context"),
         "defaults": {
-            "drafter": settings.drafter or (told.get("draft") and "model"),
+            "drafter": settings.drafter_word or (told.get("draft") and "model"),
             "verifier": settings.verifier,
             "tree": settings.tree,
             "temperature": 0.7,  # what the page begins with; a request that says nothing has 1

@@ -122,7 +122,7 @@ def _add_models(app: FastAPI) -> None:
             "object": "model",
             "created": app.state.begun,
             "owned_by": "polydraft",
-            "root": desk.told.get("target"),
+            "root": settings.name,
             "max_model_len": desk.told.get("context"),
         }
 

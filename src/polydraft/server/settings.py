@@ -1,6 +1,8 @@
 """What an operator decides about a server: plain values, which a worker process is sent."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 from polydraft.errors import InvalidParameter
 
@@ -18,16 +20,20 @@ class Settings:
             for what suits the request's temperature.
         plan: "auto" or "goodput": a planner chooses the trees of requests without a seed that name nothing themselves.
         dtype, device: as for `polydraft.load`.
-        model_name: what clients call the model; None for the target's name.
+        model_name: what clients call the model; None for the target's name, without its folder.
         batch_size: texts in progress at a time.
         max_queue: texts that may wait beside them; more are answered with 429.
         max_length: tokens of a text with its prompt at most; None for the model's context, but no more than 4,096.
         max_prompt_tokens: tokens of a prompt at most; None for what `max_length` leaves.
         max_body: bytes of a request at most.
         chunk: prompts are read by so many tokens at a time.
+        stall: seconds without a sign of life from the model's process, or in one step of it, after which it is killed;
+            a worker that is not apart is not watched.
         deadline: seconds that a request may take, with its time in the queue.
         grace: seconds that running requests have when the server is told to stop.
         keys: what clients must send one of, as `Authorization: Bearer KEY`; none for everybody.
+        hosts: names under which clients may call, beside localhost and addresses in numbers; none for any. A page from
+            elsewhere whose name is made to mean this machine is then refused.
         origins: web pages from elsewhere that may call, such as "https://example.org"; "*" for all.
         prompts_logged: whether logs hold the text of prompts.
         vllm_metrics: whether metrics are told under `vllm:` too.
@@ -51,9 +57,11 @@ class Settings:
     max_prompt_tokens: int | None = None
     max_body: int = 4 * MIB
     chunk: int = 256
+    stall: float = 120.0
     deadline: float = 600.0
     grace: float = 30.0
     keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     prompts_logged: bool = False
     vllm_metrics: bool = False
@@ -63,14 +71,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "max_queue": 0, "max_length": 2, "max_prompt_tokens": 1, "max_body": 1, "chunk": 1}
-        for name, most in {**least, "deadline": 0.001, "grace": 0, "kept_texts": 0, "threads": 1}.items():
+        for name, most in {**least, "stall": 1, "deadline": 0.001, "grace": 0, "kept_texts": 0, "threads": 1}.items():
             value = getattr(self, name)
             if value is not None and not value >= most:
                 raise InvalidParameter(f"{name} must be at least {most}, but is {value}.")
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """What clients call the model."""
-        return self.model_name or self.target or "polydraft-embedded"
+        """What clients call the model: of a folder or file the last part, since where it lies is nobody's business."""
+        if self.model_name or not self.target:
+            return self.model_name or "polydraft-embedded"
+        place = Path(self.target)
+        return place.resolve().name if place.exists() or place.is_absolute() else self.target
+
+    @property
+    def drafter_word(self) -> str | None:
+        """The word of who drafts, without the folder that may stand behind it."""
+        return self.drafter and self.drafter.partition(":")[0]

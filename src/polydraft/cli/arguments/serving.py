@@ -43,6 +43,22 @@ KeyOption = Annotated[
         rich_help_panel=ADDRESS,
     ),
 ]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name by which clients may call, beside localhost and numbers; may be repeated. Default: any, but none at "
+        "an address of this machine alone without a key.",
+        rich_help_panel=ADDRESS,
+    ),
+]
+ConnectionsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-connections", min=1, callback=count, help="Open connections; more get 503.", rich_help_panel=LIMITS
+    ),
+]
 OriginOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,7 +71,9 @@ OriginOption = Annotated[
 ModelNameOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="What clients call the model. Default: the target's name.", rich_help_panel=MODELS
+        metavar="NAME",
+        help="What clients call the model. Default: the target's name, without its folder.",
+        rich_help_panel=MODELS,
     ),
 ]
 ThreadsOption = Annotated[
@@ -118,6 +136,14 @@ KeptOption = Annotated[
         "--kept-texts",
         min=0,
         help="Texts that are over and stay known, for prompts that begin like them.",
+        rich_help_panel=LIMITS,
+    ),
+]
+StallOption = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds without a sign of life from the model's process, or in one step, after which it is started anew.",
         rich_help_panel=LIMITS,
     ),
 ]

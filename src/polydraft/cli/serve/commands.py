@@ -11,8 +11,10 @@ from polydraft.cli.arguments.options import (
     TreeOption,
 )
 from polydraft.cli.arguments.serving import (
+    AllowedHostOption,
     BodyOption,
     ChunkOption,
+    ConnectionsOption,
     DeadlineOption,
     GraceOption,
     HostOption,
@@ -28,6 +30,7 @@ from polydraft.cli.arguments.serving import (
     ServePlanOption,
     ServeVerifierOption,
     SlotsOption,
+    StallOption,
     ThreadsOption,
     VllmOption,
 )
@@ -44,6 +47,7 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     api_key: KeyOption = None,
+    allowed_host: AllowedHostOption = None,
     cors_origin: OriginOption = None,
     model_name: ModelNameOption = None,
     dtype: DtypeOption = "auto",
@@ -51,11 +55,13 @@ def serve(
     threads: ThreadsOption = None,
     batch_size: SlotsOption = 8,
     max_queue: QueueOption = 128,
+    max_connections: ConnectionsOption = 1000,
     max_length: LengthOption = None,
     max_prompt_tokens: PromptLimitOption = None,
     max_body: BodyOption = 4 << 20,
     chunk: ChunkOption = 256,
     kept_texts: KeptOption = 8,
+    stall: StallOption = 120.0,
     deadline: DeadlineOption = 600.0,
     grace: GraceOption = 30.0,
     log_prompts: LogPromptsOption = False,
@@ -81,13 +87,15 @@ def serve(
         max_prompt_tokens=max_prompt_tokens,
         max_body=max_body,
         chunk=chunk,
+        stall=stall,
         deadline=deadline,
         grace=grace,
         keys=tuple(api_key or ()),
+        hosts=tuple(allowed_host or ()),
         origins=tuple(cors_origin or ()),
         prompts_logged=log_prompts,
         vllm_metrics=vllm_metrics,
         threads=threads,
         kept_texts=kept_texts,
     )
-    raise typer.Exit(run_serve(settings, host, port))
+    raise typer.Exit(run_serve(settings, host, port, max_connections))

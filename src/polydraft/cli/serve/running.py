@@ -1,8 +1,10 @@
 """`polydraft serve`: the port, the model, and the server until it is told to stop."""
 
 import asyncio
+import ipaddress
 import socket
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from polydraft.errors import InvalidParameter, MissingExtra
 if TYPE_CHECKING:
     from polydraft.server import Settings
 
+LOCAL = "localhost"
 PATIENCE = 2
 """Connections that are still open when all requests have ended have so many seconds."""
 
@@ -33,8 +36,11 @@ def settings_class() -> "type[Settings]":
     return Settings
 
 
-def run_serve(settings: "Settings", host: str, port: int) -> int:
+def run_serve(settings: "Settings", host: str, port: int, connections: int) -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code.
+
+    At an address of this machine alone and without keys only this machine's names are answered to, unless others are
+    allowed: else any page that a browser on it shows could call, by a name that it makes mean this machine.
 
     Raises:
         InvalidParameter: nobody can listen there.
@@ -46,6 +52,9 @@ def run_serve(settings: "Settings", host: str, port: int) -> int:
     from polydraft.server.front.logs import log, write_logs
 
     listening = bound(host, port)
+    alone = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+    if alone and not settings.keys:
+        settings = replace(settings, hosts=settings.hosts or (LOCAL,))
     try:
         write_logs()
         app = build_app(settings)
@@ -58,11 +67,18 @@ def run_serve(settings: "Settings", host: str, port: int) -> int:
             asyncio.run(desk.close())
             raise
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=PATIENCE,
+            limit_concurrency=connections + 1,  # where the limit is reached, the connection itself is counted
         )
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
+        if not alone and not settings.keys:
+            _say(f"No key is needed, so whoever reaches {shown}:{number} may use the model: set --api-key.")
         log("serving", model=settings.name, host=host, port=number, batch_size=settings.batch_size, worker=desk.pid)
         _serving(uvicorn, config, desk).run(sockets=[listening])
     finally:

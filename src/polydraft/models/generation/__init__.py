@@ -1,6 +1,6 @@
 """Hugging Face's generation call: its arguments, what it prepares, and the processors that it hands over."""
 
-from polydraft.models.generation.additions import AdditivePenalties, TokenBias
+from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
     HONOURED,
     OF_A_CALL_THAT_ENDS,
@@ -31,6 +31,7 @@ __all__ = [
     "OF_ONE_CALL",
     "REFUSED",
     "AdditivePenalties",
+    "HeldBack",
     "Prepared",
     "Refusal",
     "RowProcessor",

@@ -1,4 +1,4 @@
-"""What OpenAI's interface adds to scores: penalties for tokens that were written before, and a bias for single tokens.
+"""What OpenAI's and vLLM's interfaces do to scores: penalties for what was written, a bias, and a least length.
 
 Hugging Face has no such processors: its repetition penalty scales scores, and counts the prompt too.
 """
@@ -79,3 +79,29 @@ class TokenBias:
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the scores with what is added."""
         return scores + self._row.to(scores)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldBack:
+    """Rule tokens out until the answer has so many, as vLLM's `min_tokens` does with those that end a text.
+
+    Rule: score[v] <- -infinity for the tokens v, at every node whose own path has fewer new tokens than `least`.
+
+    Args:
+        prompt_length: tokens of the prompt, which do not count.
+        least: new tokens before any of these.
+        tokens: the tokens.
+
+    Source: vLLM's sampling parameters, "min_tokens".
+    """
+
+    prompt_length: int
+    least: int
+    tokens: tuple[int, ...]
+    stateless = True
+
+    def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Return the scores without the tokens, if the answer is too short."""
+        if history.shape[1] - self.prompt_length >= self.least:
+            return scores
+        return scores.index_fill(-1, torch.tensor(self.tokens, device=scores.device), -torch.inf)

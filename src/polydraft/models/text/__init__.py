@@ -2,6 +2,7 @@
 
 from polydraft.models.text.conversation import Message, conversation_ids
 from polydraft.models.text.stream_decoder import StreamDecoder, text_of
+from polydraft.models.text.token_bytes import bytes_of
 from polydraft.models.text.turns import Conversation, asked_within, check_template
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Message",
     "StreamDecoder",
     "asked_within",
+    "bytes_of",
     "check_template",
     "conversation_ids",
     "text_of",

@@ -22,12 +22,18 @@ class StopFilter:
         self.found: str | None = None
         self._held = ""
 
-    def add(self, text: str) -> str:
-        """Return the text that is certain to come before a stop string; nothing after one."""
+    def add(self, text: str, *, looks: bool = True) -> str:
+        """Return the text that is certain to come before a stop string; nothing after one.
+
+        Args:
+            text: what is new.
+            looks: whether a stop string may end with it; one that may not is text like any other.
+        """
         if self.found is not None:
             return ""
-        text = self._held + text
-        ends = [(place + len(one), place, one) for one in self.stop if (place := text.find(one)) >= 0]
+        held, text = len(self._held), self._held + text
+        found = ((text.find(one, max(0, held + 1 - len(one))), one) for one in self.stop if looks)
+        ends = [(place + len(one), place, one) for place, one in found if place >= 0]
         if ends:
             end, place, self.found = min(ends)
             self._held = ""

@@ -33,6 +33,7 @@ class StreamDecoder:
         skip_special_tokens: whether to leave special tokens out.
         include_stop: whether the stop string belongs to the text, as with Hugging Face's `stop_strings`; what follows
             it in its last token does not.
+        least: the text of so many tokens completes no stop string.
 
     Attributes:
         stopped: the stop string that ended the text; None as long as none has.
@@ -48,12 +49,14 @@ class StreamDecoder:
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        least: int = 0,
     ) -> None:
         self.tokenizer = _checked(tokenizer)
         self.skip_special_tokens = skip_special_tokens
         self._stops = StopFilter(checked_stop(stop), included=include_stop)
         self._bytes = _byte_tokens(tokenizer)
         self._skipped = _special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._left = least  # tokens until stop strings are looked for
         self._context: list[int] = []  # tokens that were given, behind which new ones are decoded
         self._solid: list[int] = []  # the same without tokens of single bytes
         self._waiting: list[int] = []  # tokens of which something was not given
@@ -74,15 +77,16 @@ class StreamDecoder:
         for token in _listed(tokens):
             if self.stopped is not None:
                 return text
+            looks, self._left = not self._left, max(0, self._left - 1)
             if token not in self._skipped:
-                text += self._stops.add(self._certain(token))
+                text += self._stops.add(self._certain(token), looks=looks)
         return text
 
     def rest(self) -> str:
         """Return what is left at the end of the tokens, complete or not; nothing after a stop string."""
         if self.stopped is not None:
             return ""
-        text = self._stops.add(self._fresh()[self._given :])
+        text = self._stops.add(self._fresh()[self._given :], looks=not self._left)
         self._advance()
         return text + self._stops.rest()
 

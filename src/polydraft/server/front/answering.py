@@ -64,7 +64,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
 
 async def attended(desk: Desk, request: Request, ask: Ask | Spell) -> tuple[Ticket, Event]:
     """Submit a request, unless its client goes away first."""
-    return await _unless_gone(request, desk.submit(ask))
+    return await _unless_gone(request, desk.submit(ask, request.scope["state"]["request_id"]))
 
 
 async def _all(ticket: Ticket, tally: Tally) -> None:

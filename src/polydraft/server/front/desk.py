@@ -13,7 +13,7 @@ from polydraft.errors import PolydraftError
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
 from polydraft.server.settings import Settings
-from polydraft.server.wire.errors import STATUSES, Refused, of_event
+from polydraft.server.wire.errors import STATUSES, Refused, of_event, ours
 from polydraft.server.worker import Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
 
 SOON = 2
@@ -28,10 +28,11 @@ class Ticket:
         ask: the request.
         timing: its times.
         deadline: when it is over, by the loop's clock.
+        request: the id that its client knows it by.
     """
 
-    def __init__(self, ask: Ask | Spell, timing: Timing, deadline: float) -> None:
-        self.ask, self.timing, self.deadline = ask, timing, deadline
+    def __init__(self, ask: Ask | Spell, timing: Timing, deadline: float, request: str = "") -> None:
+        self.ask, self.timing, self.deadline, self.request = ask, timing, deadline, request or ask.name
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.left = ask.size if isinstance(ask, Ask) else 0
         self.running = 0
@@ -52,6 +53,9 @@ class Ticket:
         if event.kind == "failed":
             code = event.said.get("code")
             status = STATUSES.get(str(code), 500)
+            if status == 500:
+                log("request failed", level=logging.ERROR, id=self.request, error=event.said["message"])
+                raise ours(self.request)
             raise Refused(status, str(event.said["message"]), None, code, SOON if status == 503 else None)
         return event
 
@@ -141,8 +145,12 @@ class Desk:
         if not self.ready:
             raise Refused(503, "The model is not loaded yet; try again soon.", None, "not_ready", SOON)
 
-    async def submit(self, ask: Ask | Spell) -> tuple[Ticket, Event]:
+    async def submit(self, ask: Ask | Spell, request: str = "") -> tuple[Ticket, Event]:
         """Hand a request to the worker; return where to wait, and what it said first.
+
+        Args:
+            ask: what is asked for.
+            request: the id that its client knows it by.
 
         Raises:
             Refused: the queue is full, or the worker refuses.
@@ -156,7 +164,7 @@ class Desk:
         if self.outstanding + size > most or (not size and spells >= most):
             raise Refused(429, "The queue is full; try again later.", None, "queue_full", self._patience())
         loop = asyncio.get_running_loop()
-        ticket = Ticket(ask, Timing(self.metrics), loop.time() + self.settings.deadline)
+        ticket = Ticket(ask, Timing(self.metrics), loop.time() + self.settings.deadline, request)
         self.tickets[ask.name] = ticket
         self._idle.clear()
         self._tell(ask)
@@ -235,8 +243,10 @@ class Desk:
         """Tell everybody that the worker is gone, and start another one."""
         if self.stopping and self._worker is None:
             return
-        log("worker gone", level=logging.ERROR, code=event.said.get("code"), requests=len(self.tickets))
-        said = {"message": "The model's process ended; the request is lost, try again.", "code": "worker_gone"}
+        code, stalled = event.said.get("code"), event.said.get("stalled")
+        log("worker gone", level=logging.ERROR, code=code, stalled=stalled, requests=len(self.tickets))
+        what = "hung and was killed" if stalled else "ended"
+        said = {"message": f"The model's process {what}; the request is lost, try again.", "code": "worker_gone"}
         for ticket in self.tickets.values():
             ticket.left = 0
             ticket.events.put_nowait(Event("failed", ticket.ask.name, said))

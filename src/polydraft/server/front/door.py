@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
 from polydraft.server.wire.errors import Refused
@@ -52,8 +54,11 @@ class Door:
             await send(message)
 
         try:
+            self._check_host(headers)
             self._check_key(_route(scope), headers)
             body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
+            if body:
+                scope[READ] = await read_body(body, self.desk.told.get("context"))
             await self.app(scope, receive if body is None else _again(body, receive), sending)
         except Refused as error:
             self.desk.metrics.add_by("request_refused", error.status)
@@ -63,6 +68,17 @@ class Door:
             raise
         finally:
             self._logged(scope, name, status[0], time.perf_counter() - begun)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Check the name by which the server is called.
+
+        Raises:
+            Refused: it is another one's.
+        """
+        allowed, called = self.desk.settings.hosts, headers.get("host", "").lower()
+        name = called.rpartition(":")[0] if called.rpartition(":")[2].isdigit() and "]" != called[-1:] else called
+        if allowed and name not in ("localhost", *map(str.lower, allowed)) and not is_address(name.strip("[]")):
+            raise Refused(400, "This server is not called by this name; its operator can allow it.", None, "wrong_host")
 
     def _check_key(self, path: str, headers: Headers) -> None:
         """Check the key; all keys are looked at, in a time that does not depend on what was sent.
@@ -116,6 +132,15 @@ class Door:
             seconds=round(seconds, 4),
             **told,
         )
+
+
+def is_address(name: str) -> bool:
+    """Tell whether a name is an address in numbers, which nobody can make mean another machine."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _route(scope: Scope) -> str:

@@ -136,19 +136,19 @@ def _text_logprobs(own: Sequence[Mapping[str, Any]], before: int) -> dict[str, A
 
 def _by_text(one: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for _, text, value in one["top"]:
+    for text, _, value in one["top"]:
         found.setdefault(text, value)  # the likelier of two tokens with one text, such as halves of characters
     return found
 
 
 def _chat_logprobs(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return log-probabilities as chats have them."""
-    return {"content": [{**_said(one["text"], one["logprob"]), "top_logprobs": _top(one)} for one in own]}
+    return {"content": [{**_said(one["text"], one["bytes"], one["logprob"]), "top_logprobs": _top(one)} for one in own]}
 
 
 def _top(one: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [_said(text, value) for _, text, value in one["top"]]
+    return [_said(*given) for given in one["top"]]
 
 
-def _said(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+def _said(text: str, own: Sequence[int], value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": own}

@@ -45,6 +45,15 @@ class Refused(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def ours(request: str) -> Refused:
+    """Return the error for one of the server's own, whose text is for the log alone.
+
+    Args:
+        request: the request's id.
+    """
+    return Refused(500, f"The server failed at this request; its log says why under the id {request}.")
+
+
 def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refused:
     """Return the error for fields that are not as they must be: the first of them, in one sentence."""
     first = errors[0]

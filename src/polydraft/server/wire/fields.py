@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
 IGNORED = (
@@ -19,9 +20,7 @@ IGNORED = (
     "reasoning_effort",
     "request_id",
     "priority",
-    "add_special_tokens",
     "spaces_between_special_tokens",
-    "detokenize",
 )
 """Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
@@ -58,7 +57,7 @@ class Body(Fields):
     def _check_text(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name, value in data.items():
-                if _has_surrogates([name, value]):
+                if is_half_text([name, value]):
                     raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
         return data
 
@@ -173,6 +172,8 @@ class Common(Body):
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
+    add_special_tokens: Annotated[bool, Field(strict=True)] | None = None
+    detokenize: Annotated[bool, Field(strict=True)] = True
     include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
     skip_special_tokens: Annotated[bool, Field(strict=True)] = True
     stream: Annotated[bool, Field(strict=True)] | None = False
@@ -208,6 +209,13 @@ class Common(Body):
                 raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
         return bias
 
+    @field_validator("detokenize")
+    @classmethod
+    def _check_detokenize(cls, wanted: bool) -> bool:
+        if not wanted:
+            raise ValueError("detokenize must be true here: answers are texts; leave it out")
+        return wanted
+
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
@@ -217,6 +225,9 @@ class Common(Body):
 
     @model_validator(mode="after")
     def _check(self) -> "Common":
+        most = self.max_tokens
+        if most and (self.min_tokens or 0) > most:
+            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than max_tokens, {most}")
         if self.best_of not in (None, self.n):
             raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
@@ -257,12 +268,11 @@ class Common(Body):
         if heat > 0:
             options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0)}
             options |= {"min_p": self.min_p} if self.min_p else {}
-        if self.min_tokens:
-            options["min_new_tokens"] = self.min_tokens
         return {
             "n": self.n,
             "seed": self.seed,
             "options": options,
+            "min_tokens": self.min_tokens or 0,
             "presence": self.presence_penalty,
             "frequency": self.frequency_penalty,
             "bias": {int(token): value for token, value in (self.logit_bias or {}).items()},
@@ -288,14 +298,3 @@ def joined_parts(parts: list[dict[str, Any]]) -> str:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError("content may have parts of the type text alone here")
     return "".join(str(part["text"]) for part in parts)
-
-
-def _has_surrogates(value: object) -> bool:
-    """Tell whether a text somewhere in a value cannot be written in UTF-8."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str) and not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
-            return True
-        left += [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
-    return False

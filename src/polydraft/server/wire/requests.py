@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Parts, Text, Token, joined_parts
+from polydraft.server.wire.sizes import MOST_PROMPTS
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
-MOST_PROMPTS = 128
 Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 
@@ -53,8 +53,8 @@ class CompletionBody(Common):
     def as_ask(self, name: str) -> Ask:
         """Return what the worker is asked."""
         most = USUAL_TOKENS if self.max_tokens is None else self.max_tokens
-        common = self.for_worker()
-        return Ask(name, self.prompts, max_tokens=most, logprobs=self.logprobs, echo=self.echo, **common)
+        common, begins = self.for_worker(), self.add_special_tokens is not False
+        return Ask(name, self.prompts, max_tokens=most, logprobs=self.logprobs, echo=self.echo, begins=begins, **common)
 
 
 class CallFields(Fields):
@@ -114,6 +114,13 @@ class ChatBody(Common):
         if choice not in (None, "auto", "none"):
             raise ValueError("tool_choice must be auto or none here: no tool can be forced")
         return choice
+
+    @field_validator("add_special_tokens")
+    @classmethod
+    def _check_special(cls, added: bool | None) -> bool | None:
+        if added:
+            raise ValueError("add_special_tokens must be false for chats: the template writes them; leave it out")
+        return added
 
     @model_validator(mode="after")
     def _check_top(self) -> "ChatBody":

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from polydraft.catalogue import drafter_line
+from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_policy
 from polydraft.engine.decode import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import AdditivePenalties, Grammar, TokenBias
+from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.asks import Ask, Speculation, about
+from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
+from polydraft.server.worker.blame import with_name
 from polydraft.server.worker.served import Served
 from polydraft.trees import Chain, ChoosingPolicy, TreePolicy, largest_shape
 
@@ -70,10 +71,10 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
-            served.check_size(prompt, "The prompt")
+            served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
                 _check_length(served, len(prompt), ask.max_tokens)
-            tokens = tuple(served.ids(prompt, ask.tools))
+            tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
             _check_length(served, len(tokens), ask.max_tokens)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
     return found
@@ -105,6 +106,9 @@ def request_of(served: Served, wanted: Wanted) -> Request:
         added.append(TokenBias(ask.bias, served.target.vocab_size))
     if ask.presence or ask.frequency:
         added.append(AdditivePenalties(length, ask.presence, ask.frequency))
+    held = served.eos | frozenset(ask.stop_tokens)
+    if ask.min_tokens and held:
+        added.append(HeldBack(length, ask.min_tokens, tuple(sorted(held))))
     if added:
         options["logits_processor"] = added
     if wanted.grammar is not None:
@@ -113,7 +117,8 @@ def request_of(served: Served, wanted: Wanted) -> Request:
     request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
     eos = frozenset() if ask.ignore_eos else request.ending.eos
     eos |= frozenset(ask.stop_tokens)
-    return replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+    ended = replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+    return with_name(ended, ask.name)
 
 
 def grammar_of(ask: Ask) -> Grammar | None:
@@ -127,6 +132,19 @@ def grammar_of(ask: Ask) -> Grammar | None:
         return None
     make = getattr(Grammar, ask.grammar.kind)
     return make() if ask.grammar.text is None else make(ask.grammar.text)
+
+
+def _check_words(own: Speculation) -> None:
+    """Check that the words of a request mean something, each by itself.
+
+    Raises:
+        InvalidParameter: one does not.
+    """
+    named = {"tree": (own.tree, chosen_policy), "verifier": (own.verifier, lambda word: verifier_by_name(word, ""))}
+    for name, (word, read) in named.items():
+        if word is not None:
+            with about(f"{DRAFTING}.{name}"):
+                read(word)
 
 
 class PartsShelf:
@@ -176,8 +194,10 @@ class PartsShelf:
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
         else:
+            _check_words(own)
             tree = own.tree or settings.tree
-            drafter = self._drafter(own.drafter, params, fixed=tree is not None)
+            with about(f"{DRAFTING}.drafter" if own.drafter else DRAFTING):
+                drafter = self._drafter(own.drafter, params, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
         if own.tree and isinstance(parts.policy, ChoosingPolicy):

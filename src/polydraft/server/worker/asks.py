@@ -16,6 +16,9 @@ NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens".split()
 )
 """Fields that errors begin with."""
+DRAFTING = "speculative"
+OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens"))
+"""Those inside the field of drafting."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Ask:
         seed: of number 0; number i has `seed + 1,000,003 i`, modulo 2^63. None draws one.
         options: Hugging Face's generation arguments.
         max_tokens: new tokens at most; None for as many as fit.
+        min_tokens: new tokens before any that ends the text, or any stop string.
         presence, frequency, bias: OpenAI's additions to the scores.
         stop: strings at which a text ends; `stop_included` for whether they belong to it.
         stop_tokens: tokens at which it ends.
         ignore_eos: whether it goes on behind an end of text.
         special: whether special tokens are told.
+        begins: whether the tokenizer adds its special tokens to a text.
         logprobs: how many of the likeliest tokens are told with each; None for no log-probabilities.
         echo: whether prompts are told, with log-probabilities if these are.
         tools: what the chat template is told of tools.
@@ -75,6 +80,7 @@ class Ask:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None
+    min_tokens: int = 0
     presence: float = 0.0
     frequency: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -83,6 +89,7 @@ class Ask:
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
     special: bool = False
+    begins: bool = True
     logprobs: int | None = None
     echo: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
@@ -177,4 +184,6 @@ def about(field: str) -> Iterator[None]:
         raise
     except PolydraftError as error:
         named = str(error).split()[0].split(".")[0]
+        if field == DRAFTING and named in OF_DRAFTING:
+            raise Unfit(error, f"{DRAFTING}.{named}") from error
         raise Unfit(error, named if named in NAMED else field) from error

@@ -5,6 +5,7 @@ import multiprocessing
 import queue
 import signal
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,9 +16,14 @@ from polydraft.server.worker.asks import Event, Stop
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say
 
+ALIVE = "alive"
+"""An event that is for the watch alone: how long the step in progress takes."""
+BEAT = 1.0
+"""A worker gives a sign of life after so many seconds, and is looked after as often."""
+
 
 class ProcessWorker:
-    """Run a worker in a child process, to which plain values go through a pipe.
+    """Run a worker in a child process, to which plain values go through a pipe; one that hangs is killed.
 
     Args:
         settings: the server's.
@@ -27,13 +33,15 @@ class ProcessWorker:
     def __init__(self, settings: Settings, say: Say) -> None:
         context = _context()
         self._pipe, theirs = context.Pipe()
-        self._say = say
+        self._say, self._stall = say, settings.stall
+        self._silent: float | None = None  # seconds, as the watch counts them; None as long as the model is loaded
+        self._over = threading.Event()
         self._told: queue.Queue[Any] = queue.Queue()
         self._process = context.Process(target=run, args=(settings, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self.pid = self._process.pid
-        for task in (self._listen, self._speak):
+        for task in (self._listen, self._speak, self._watch):
             threading.Thread(target=task, daemon=True).start()
 
     def tell(self, told: Any) -> None:
@@ -61,10 +69,27 @@ class ProcessWorker:
         try:
             while True:
                 for event in self._pipe.recv():
-                    self._say(event)
+                    if event.kind == "ready" or self._silent is not None:
+                        self._silent = float(event.said["busy"]) if event.kind == ALIVE else 0.0
+                    if event.kind != ALIVE:
+                        self._say(event)
         except (EOFError, OSError):
+            self._over.set()
             self._process.join()
-            self._say(Event("gone", said={"code": self._process.exitcode}))
+            stalled = self._silent is not None and self._silent > self._stall
+            self._say(Event("gone", said={"code": self._process.exitcode, "stalled": stalled or None}))
+
+    def _watch(self) -> None:
+        """Kill a process that gives no sign of life, or has been in one step for too long.
+
+        Time is counted by the rounds of this loop: where all processes stood still, nobody is to blame.
+        """
+        while not self._over.wait(BEAT):
+            if self._silent is not None:
+                self._silent += BEAT
+                if self._silent > self._stall:
+                    self._process.kill()
+                    return
 
 
 def _context() -> Any:
@@ -85,20 +110,36 @@ def run(settings: Settings, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    said: list[Event] = []
+    said, speaking, begun = list[Event](), threading.Lock(), [0.0]
 
     def say(event: Event) -> None:
         said.append(event)
 
+    def send(events: list[Event]) -> None:
+        with speaking:
+            pipe.send(events)
+
     def hear(seconds: float | None) -> Any:
         if said:
-            pipe.send(said)
+            send(said)
             said.clear()
-        return pipe.recv() if pipe.poll(seconds) else None
+        if seconds is None:  # there is nothing to be done
+            begun[0] = 0.0
+        told = pipe.recv() if pipe.poll(seconds) else None
+        begun[0] = time.monotonic()
+        return told
 
+    def live() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                time.sleep(BEAT)
+                busy = time.monotonic() - begun[0] if begun[0] else 0.0
+                send([Event(ALIVE, said={"busy": busy})])
+
+    threading.Thread(target=live, daemon=True).start()
     try:
         work(settings, hear, say)
         if said:
-            pipe.send(said)
+            send(said)
     except (EOFError, OSError, BrokenPipeError):
         return

@@ -10,7 +10,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.defaults import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, conversation_ids, load_pair, read_size, text_of
+from polydraft.models import HuggingFaceModel, bytes_of, conversation_ids, load_pair, read_size, text_of
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Prompt
 
@@ -35,6 +35,7 @@ class Served:
     tokenizer: Any
     draft: Drafter | None
     spellings: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False)
+    pieces: dict[int, list[int]] = field(default_factory=dict[int, list[int]], init=False, repr=False)
 
     @property
     def max_length(self) -> int:
@@ -53,21 +54,28 @@ class Served:
         return read_size(self.target.model)
 
     @cached_property
+    def eos(self) -> frozenset[int]:
+        """The tokens that end a text by the model's own account."""
+        config: Any = self.target.model.generation_config
+        told = None if config is None else config.eos_token_id
+        return frozenset(() if told is None else [told] if isinstance(told, int) else told)
+
+    @cached_property
     def longest(self) -> int:
         """The most characters of a token, or somewhat more."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    def check_size(self, prompt: Prompt, name: str) -> None:
+    def check_size(self, prompt: object, name: str) -> None:
         """Check that a text can be as few tokens as a text may have, before it is made into tokens, which takes time.
 
         Raises:
             ContextOverflow: it cannot.
         """
-        told = prompt if isinstance(prompt, str) else "".join(_content(one) for one in prompt)
+        count = _characters(prompt)
         most = self.max_length * max(self.longest, LEAST_LONGEST)
-        if len(told) > most:
+        if count > most:
             raise ContextOverflow(
-                f"{name} has {len(told)} characters, which are more than {self.max_length} tokens, the most of a text."
+                f"{name} has {count} characters, which are more than {self.max_length} tokens, the most of a text."
             )
 
     def ids(
@@ -110,10 +118,15 @@ class Served:
             self.spellings[token] = self.text([token])
         return self.spellings[token]
 
+    def bytes(self, token: int) -> list[int]:
+        """Return the bytes of a single token, also where they are a part of a character; looked for once."""
+        if token not in self.pieces:
+            self.pieces[token] = [*bytes_of(self.tokenizer, token)]
+        return self.pieces[token]
+
     def told(self) -> dict[str, Any]:
         """Return what clients may know of it."""
         return {
-            "target": self.settings.target or "embedded pair",
             "chat": bool(self.tokenizer.chat_template),
             "context": self.max_length,
             "vocab_size": self.vocab_size,
@@ -123,9 +136,18 @@ class Served:
         }
 
 
-def _content(part: object) -> str:
-    """Return the text of a message; nothing of a token."""
-    return str(part.get("content", "")) if isinstance(part, Mapping) else ""
+def _characters(value: object) -> int:
+    """Return how many characters a text has, or all texts of a conversation; tokens have none."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, Sequence) and not (one and isinstance(one[0], int)):
+            left += one
+    return count
 
 
 def load_served(settings: Settings) -> Served:

@@ -31,6 +31,7 @@ class Telling:
             wanted.ask.stop,
             skip_special_tokens=not wanted.ask.special,
             include_stop=wanted.ask.stop_included,
+            least=wanted.ask.min_tokens,
         )
         self._steps = self._tokens = self._drafted = self._accepted = 0
         self._offered_at: list[int] = []
@@ -44,10 +45,10 @@ class Telling:
             pieces.append("" if last and not self.ask.special else self._decoder.add(token))
             if self._decoder.stopped is not None:
                 break
+        if gain.finish and self._decoder.stopped is None:
+            pieces[-1] += self._decoder.rest()  # which may be what completes a stop string
         stopped = self._decoder.stopped
         finish = "stop" if stopped is not None else gain.finish
-        if finish and stopped is None:
-            pieces[-1] += self._decoder.rest()
         count = len(pieces)
         accepted = min(gain.accepted, count)
         self._count(gain, count, accepted)
@@ -129,12 +130,13 @@ def by_depth(offered: Sequence[int], kept: Sequence[int]) -> list[float]:
 
 
 def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Return a token's log-probability and those of the likeliest in its place, with their texts."""
+    """Return a token's log-probability and those of the likeliest in its place, with their texts and bytes."""
     return {
         "token": token,
         "text": served.spelling(token),
+        "bytes": served.bytes(token),
         "logprob": max(logprob, LEAST),
-        "top": [(other, served.spelling(other), max(value, LEAST)) for other, value in top],
+        "top": [(served.spelling(other), served.bytes(other), max(value, LEAST)) for other, value in top],
     }
 
 

@@ -6,12 +6,15 @@ from typing import Any
 
 from polydraft.errors import PolydraftError
 from polydraft.server.settings import Settings
-from polydraft.server.worker.asks import Ask, Cancel, Event, Spell, Stop, about
-from polydraft.server.worker.served import Served, load_served
+from polydraft.server.worker.asks import Ask, Cancel, Event, Stop
+from polydraft.server.worker.preparing import Prepared, Preparing
+from polydraft.server.worker.served import load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 
 HEARING = 0.05
 """After so many seconds of hearing what it is told, a worker goes on with the texts in progress."""
+SOON = 0.005
+"""A worker without texts waits for prompts in preparation for so many seconds, and hears what else there is."""
 Hear = Callable[[float | None], Any]
 """Return the next thing that the worker is told: waits for at most so many seconds, None for ever; None for nothing."""
 
@@ -32,9 +35,13 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
     except PolydraftError as error:
         say(Event("broken", said={"message": str(error)}))
         return
-    while _heard(served, writing, hear):
-        if not writing.idle:
-            writing.step()
+    preparing = Preparing(served)
+    try:
+        while _heard(writing, preparing, hear):
+            if not writing.idle:
+                writing.step()
+    finally:
+        preparing.end()
 
 
 def _warm(writing: Writing) -> None:
@@ -45,41 +52,37 @@ def _warm(writing: Writing) -> None:
         writing.step()
 
 
-def _heard(served: Served, writing: Writing, hear: Hear) -> bool:
-    """Do what the worker was told, waiting for something if there is nothing to write; False to stop.
+def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
+    """Do what the worker was told, waiting for something if there is nothing to do; False to stop.
 
     Whoever sends without end does not keep the texts in progress from their steps.
     """
-    told, end = hear(None if writing.idle else 0.0), time.monotonic() + HEARING
+    if writing.idle and preparing.busy:
+        preparing.wait(SOON)
+    told, end = hear(None if writing.idle and not preparing.busy else 0.0), time.monotonic() + HEARING
     while told is not None:
         if isinstance(told, Stop):
             return False
-        _do(served, writing, told)
-        told = None if time.monotonic() > end and not writing.idle else hear(0.0)
+        if isinstance(told, Cancel):
+            writing.cancel(told.name)
+            preparing.cancel(told.name)
+        else:
+            preparing.take(writing.seeded(told) if isinstance(told, Ask) else told)
+        told = None if time.monotonic() > end and not (writing.idle and not preparing.busy) else hear(0.0)
+    for one in preparing.done():
+        _go_on(writing, one)
     return True
 
 
-def _do(served: Served, writing: Writing, told: Ask | Cancel | Spell) -> None:
-    if isinstance(told, Cancel):
-        writing.cancel(told.name)
-        return
+def _go_on(writing: Writing, one: Prepared) -> None:
+    """Begin what was prepared, or say what was found."""
     try:
-        if isinstance(told, Ask):
-            writing.take(told)
+        found = one.found()
+        if isinstance(one.told, Ask):
+            writing.begin(one.told, found)
         else:
-            writing.say(Event("spelt", told.name, _spelt(served, told)))
+            writing.say(Event("spelt", one.told.name, found))
     except PolydraftError as error:
-        writing.say(refusal(told.name, error))
+        writing.say(refusal(one.told.name, error))
     except Exception as error:  # noqa: BLE001  one request must not end the server
-        writing.say(Event("failed", told.name, {"message": f"{type(error).__name__}: {error}"}))
-
-
-def _spelt(served: Served, told: Spell) -> dict[str, Any]:
-    if told.tokens is not None:
-        with about("tokens"):
-            served.check_tokens(told.tokens, "tokens")
-        return {"text": served.text(told.tokens)}
-    with about("prompt" if isinstance(told.prompt, str) else "messages"):
-        ids = served.ids(told.prompt or "", special=told.special)
-    texts = list(map(served.spelling, ids)) if told.texts else None
-    return {"tokens": ids, "texts": texts, "length": served.max_length}
+        writing.say(Event("failed", one.told.name, {"message": f"{type(error).__name__}: {error}"}))

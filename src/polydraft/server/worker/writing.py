@@ -6,8 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from polydraft.engine import OpenBatch, OpenStep, Request, Statistics
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.planner import PLANNERS
@@ -15,16 +13,16 @@ from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
-from polydraft.server.worker.asks import Ask, Event, Unfit, about
+from polydraft.server.worker.asks import DRAFTING, Ask, Event, Unfit, about
+from polydraft.server.worker.blame import Culprit
+from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import Telling, nothing, spelt
+from polydraft.server.worker.telling import Telling, nothing
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
-SCORED = 256
-"""Rows of an echo's log-probabilities that are in double precision at a time."""
 KINDS = {True: SamplingParams(temperature=0), False: SamplingParams()}
 """Greedy texts and sampled ones: other drafters and trees suit them, so each kind has a planner of its own."""
 AHEAD = 10_000
@@ -38,16 +36,6 @@ class _Text:
     wanted: Wanted
     telling: Telling
     own: Parts | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Echoing:
-    """A request whose prompts are scored, one between two steps; those whose turn is to come, and what is told."""
-
-    ask: Ask
-    texts: Sequence[Wanted]
-    left: deque[Wanted]
-    told: list[dict[str, Any]]
 
 
 class Writing:
@@ -75,7 +63,7 @@ class Writing:
         )
         self._old: list[Parts] = []
         self._waiting: deque[Wanted] = deque()
-        self._echoing: deque[_Echoing] = deque()
+        self._echoing: deque[Echo] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
     @property
@@ -83,20 +71,31 @@ class Writing:
         """Whether there is nothing to write."""
         return not (self._waiting or self._texts or self._echoing)
 
+    def seeded(self, ask: Ask) -> Ask:
+        """Return a request with a seed; a planner may choose the trees of one that had none."""
+        if ask.seed is not None:
+            return ask
+        planned = bool(self._planned) and not (ask.speculation.says_how or ask.prediction)
+        return replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
+
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
-        if ask.seed is None:
-            planned = bool(self._planned) and not (ask.speculation.says_how or ask.prediction)
-            ask = replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
+        ask = self.seeded(ask)
         try:
-            texts = wanted_of(self.served, ask)
-            for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
-                self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
+            self.begin(ask, wanted_of(self.served, ask))
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
-            return
+
+    def begin(self, ask: Ask, texts: Sequence[Wanted]) -> None:
+        """Take the texts of a request.
+
+        Raises:
+            PolydraftError: they cannot be written as it asks.
+        """
+        for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
+            self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
         if ask.echo:
-            self._echoing.append(_Echoing(ask, texts, deque(texts[:: ask.n]), []))
+            self._echoing.append(Echo(self.served, ask, texts))
         else:
             self._begin(ask, texts, None)
 
@@ -133,16 +132,16 @@ class Writing:
             self._batch.sweep()
 
     def _echo(self) -> None:
-        """Score one prompt of those that are to be told: nobody waits for more of them than that."""
+        """Read a chunk of a prompt that is to be told: nobody waits for more of them than that."""
         if not self._echoing:
             return
         one = self._echoing[0]
         try:
-            one.told.append(self._echoed(one.left.popleft().tokens, one.ask))
+            over = one.step()
         except Exception as error:  # noqa: BLE001  as in `step`
             self._fail(one.ask.name, error)
             return
-        if not one.left:
+        if over:
             self._echoing.popleft()
             self._begin(one.ask, one.texts, one.told)
 
@@ -189,7 +188,7 @@ class Writing:
             parts = self._planned[request.law.params.temperature == 0]
             return replace(request, method=self._watched.method_of(parts)), None
         speculation = replace(wanted.ask.speculation, trace=False)
-        with about("prediction" if wanted.prediction else "speculative"):
+        with about("prediction" if wanted.prediction else DRAFTING):
             parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
         self._forget()
         return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
@@ -229,15 +228,15 @@ class Writing:
             self._watched.forget(own)
 
     def _lost(self, error: Exception) -> None:
-        """Say what is lost by an error in a step: texts with processors of their own, whose code may be its cause.
+        """Say what is lost by an error in a step: the request whose own code failed, else all texts in progress.
 
-        If there are none, it is all texts in progress. The step is taken again with the others.
+        The step is taken again with the others.
         """
-        own = [one for one in (*self._batch.running, *self._batch.reading) if one.law.processors]
-        lost = {str(one.name[0]) for one in own if isinstance(one.name, tuple)}
-        code = "unusable" if lost and isinstance(error, PolydraftError) else None
-        for name in lost or {one.wanted.ask.name for one in self._texts.values()}:
-            self._fail(name, error, code)
+        if isinstance(error, Culprit):
+            self._fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
+            return
+        for name in {one.wanted.ask.name for one in self._texts.values()}:
+            self._fail(name, error)
 
     def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
@@ -252,27 +251,6 @@ class Writing:
             "prediction_tokens": len(texts[0].prediction),
             "seeds": [ask.seed_of(one.number) for one in texts],
         }
-
-    def _echoed(self, tokens: Sequence[int], ask: Ask) -> dict[str, Any]:
-        """Return a prompt's text, and how likely the model holds each of its tokens."""
-        echo: dict[str, Any] = {"text": self.served.text(tokens, skip=not ask.special), "tokens": list(tokens)}
-        if ask.logprobs is not None:
-            echo["logprobs"] = self._scored(tokens, ask.logprobs)
-        return echo
-
-    @torch.inference_mode()
-    def _scored(self, tokens: Sequence[int], top: int) -> list[dict[str, Any]]:
-        """Return the log-probability of every token of a prompt given those before it; of the first one nothing."""
-        given = torch.tensor([list(tokens)], device=self.served.target.device)
-        logits, told = self.served.target.model(input_ids=given).logits[0, :-1], list[dict[str, Any]]()
-        for some, after in zip(logits.split(SCORED), given[0, 1:].split(SCORED), strict=True):
-            rows = some.double().log_softmax(dim=-1)
-            values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
-            own = rows.gather(-1, after.unsqueeze(-1)).squeeze(-1).tolist()
-            likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-            told += [spelt(self.served, *one) for one in zip(after.tolist(), own, likeliest, strict=True)]
-        first = {"token": tokens[0], "text": self.served.spelling(tokens[0]), "logprob": None, "top": []}
-        return [first, *told]
 
     def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
