@@ -243,6 +243,10 @@ class RoutedDrafter(Together):
         standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
         return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
 
+    def of_row(self, state: RoutedState, row: int) -> RoutedState:
+        """Return everybody's state of the row, and its standing."""
+        return replace(super().of_row(state, row), standings=(state.standings[row],))
+
     def rewind(self, state: Any, row: int, length: int) -> Any:
         """Let everybody forget, also in a state of the other drafter alone."""
         inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
