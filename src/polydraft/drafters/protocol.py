@@ -256,12 +256,13 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
 
     Args:
         drafter: the drafter.
-        state: its state for the other text, or anything else.
+        state: its state for the other text, that of a route in which it took part, or anything else.
         known: how many tokens both begin with.
         text: the text.
         session: as for `start`.
     """
     fresh = drafter.start(text, session)
-    if not (known and drafter.continues(state)):
-        return fresh
-    return drafter.join(fresh, 0, drafter.rewind(state, 0, known))  # the old text may be too long for the new room
+    inside = (*getattr(state, "members", ()), getattr(state, "other", None))  # of a route that a prediction began
+    own = next((one for one in (state, *inside) if one is not None and drafter.continues(one)), None) if known else None
+    # the old text may be too long for the new room
+    return fresh if own is None else drafter.join(fresh, 0, drafter.rewind(own, 0, known))
