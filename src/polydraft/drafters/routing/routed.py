@@ -229,9 +229,10 @@ class RoutedDrafter(Together):
         if self.other is not None and (state.asked or self.reads):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
+        asked = set(state.asked) - step.others  # what was looked up before it is no draft of the other drafter's
         standings = (
             tuple(
-                self._judged(one, [token for token in path if token >= 0], row in state.asked)
+                self._judged(one, [token for token in path if token >= 0], row in asked)
                 for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
             )
             if state.rounds

@@ -26,7 +26,7 @@ def predicting(choices: Choices, prediction: object, tokenizer: Any) -> Choices:
     if isinstance(prediction, str):
         if tokenizer is None:
             raise InvalidParameter("prediction is a text, for which tokenizer is missing; give it, or token ids.")
-        if not callable(tokenizer):
+        if not callable(cast(object, tokenizer)):
             raise InvalidParameter(f"tokenizer must be the target's tokenizer, but is {shown(tokenizer)}.")
         return replace(choices, prediction=_row(tokenizer(prediction, add_special_tokens=False)["input_ids"]))
     given = prediction.tolist() if isinstance(prediction, Tensor) else prediction

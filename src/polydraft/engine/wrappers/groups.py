@@ -1,7 +1,7 @@
 """What a guard has of a drafter in which some rows failed: the others, in groups that are drafted for together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Int
@@ -105,7 +105,7 @@ class Proposal:
         found = step.of(rows)
         riding = [piece.draft.riders for piece in in_pieces(self.draft)] if self.draft is not None else []
         most = max((0 if riders is None else riders.tokens.shape[1] for riders in riding), default=0)
-        return Step(found.text, found.tree, found.scored.with_riders(most), found.probs, found.verdict, found.whole)
+        return replace(found, scored=found.scored.with_riders(most))
 
 
 @dataclass(frozen=True, eq=False)
