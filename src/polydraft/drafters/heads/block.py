@@ -157,7 +157,7 @@ class BlockHead(nn.Module):
         query: Float[Tensor, "b n d"],
         places: Int[Tensor, "b n"],
         seen: Sequence[Seen],
-        masks: Sequence[Bool[Tensor, "b n m"]],
+        masks: Sequence[Bool[Tensor, "b #n m"]],
     ) -> Float[Tensor, "b n d"]:
         """Return the slots' hidden states behind the last norm.
 
