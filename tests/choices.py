@@ -85,11 +85,25 @@ class Toy(LanguageModel):
 
 @dataclass
 class Choices:
-    """What was chosen, draw by draw; `next` goes on to the next of all ways to choose."""
+    """What was chosen, draw by draw; `next` goes on to the next of all ways to choose.
+
+    What is drawn from the same random numbers again comes out the same again (`drawn`).
+    """
 
     made: list[tuple[int, list[float]]] = field(default_factory=list)
     at: int = 0
     chance: float = 1.0
+    known: dict[tuple[float, ...], tuple[int, list[float]]] = field(default_factory=dict)
+
+    def drawn(self, numbers: list[float], chances: list[float]) -> int:
+        if not self.at:
+            self.known.clear()
+        key = tuple(numbers)
+        if key not in self.known:
+            self.known[key] = self.choose(chances), chances
+        place, before = self.known[key]
+        assert len(before) == len(chances) and max(abs(a - b) for a, b in zip(before, chances, strict=True)) < 1e-9
+        return place
 
     def choose(self, chances: list[float]) -> int:
         if self.at == len(self.made):
@@ -147,11 +161,12 @@ def chosen_drafts(choices: Choices) -> Iterator[None]:
 
     def sample(self: Any, rows: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
         drafts = list[list[int]]()
-        for row, count in zip(rows.reshape(-1, *rows.shape[counts.dim() :]), counts.flatten().tolist(), strict=True):
+        laws, numbers = rows.reshape(-1, *rows.shape[counts.dim() :]), uniforms.flatten(0, -2).tolist()
+        for row, own, count in zip(laws, numbers, counts.flatten().tolist(), strict=True):
             there = [-1] * k
             if count:
                 every, chances = enumerate_drafts(self, row.double(), count)
-                there[:count] = every[choices.choose(chances.tolist())].tolist()
+                there[:count] = every[choices.drawn(own, chances.tolist())].tolist()
             drafts.append(there)
         return torch.tensor(drafts).view(*counts.shape, k)
 

@@ -325,6 +325,12 @@ class Noise:
         generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
         return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths)
 
+    def again(self) -> "Noise":
+        """Return the same streams, put back to their beginnings, for whoever shares them too."""
+        for one in self.generators:
+            one.manual_seed(one.initial_seed())
+        return self
+
     def fork(self, level: int) -> "Noise":
         """Return streams of their own for a decoder inside a decoder, which depend on these streams' seeds."""
         mixed = (

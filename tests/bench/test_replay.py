@@ -96,7 +96,7 @@ def test_a_text_may_be_cut(pair: Pair, arms: list[Arm]) -> None:
 
 def test_the_processor_depends_on_the_history_alone() -> None:
     prompts = torch.tensor([[9, 1, 2], [1, 2, 3], [9, 1, 2]])
-    replay = Replay(prompts, [[4, 5], [6], [7, 7]], end=0)
+    replay = Replay(prompts, [[4, 5], [6], [4, 5]], end=0)
     scores = torch.arange(20.0).view(2, 10)
 
     def alone(*history: list[int]) -> list[list[int]]:
@@ -110,6 +110,21 @@ def test_the_processor_depends_on_the_history_alone() -> None:
     logits = torch.zeros(3, 2, 10)
     behind = replay.behind(logits, 4)  # rows behind the last token of the prompt and the first new one
     assert behind.isfinite().nonzero()[:, 2].tolist() == [4, 5, 6, 0, 4, 5]
+
+
+def test_one_prompt_with_two_texts_is_refused_before_anything_is_measured(pair: Pair, arms: list[Arm]) -> None:
+    """Nothing tells at which of the texts a history is; each by itself is written as it is."""
+    twins = [PROMPTS[0], replace(PROMPTS[0], name="twin", edited="something else")]
+    settings = replace(SETTINGS, temperatures=(0.0,), batch_sizes=(1, 2))
+    with pytest.raises(
+        InvalidParameter, match=r"one prompt and different texts, which cannot be replayed in one batch"
+    ):
+        next(iter(measure_speed(pair, arms, twins, settings)))
+    with pytest.raises(InvalidParameter, match="The rows 0 and 2 have one prompt and different texts"):
+        Replay(torch.tensor([[9, 1], [1, 2], [9, 1]]), [[4, 5], [6], [7, 7]], end=0)
+    apart = replace(settings, batch_sizes=(1,))
+    found = [run.tokens for runs in measure_speed(pair, arms[:1], twins, apart) for run in runs]
+    assert sorted(found) == sorted((written(pair, one),) for one in twins)
 
 
 def test_what_cannot_be_replayed_is_refused(pair: Pair) -> None:

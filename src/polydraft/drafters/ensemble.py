@@ -110,6 +110,10 @@ class EnsembleDrafter(Drafter):
         """Forget keys."""
         return replace(state, readers=tuple(one.rewind(row, length) for one in state.readers))
 
+    def of_row(self, state: EnsembleState, row: int) -> EnsembleState:
+        """Return views of the row's keys."""
+        return replace(state, readers=tuple(one.of_row(row) for one in state.readers))
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of these models."""
         if not isinstance(state, EnsembleState) or len(state.readers) != len(self.models()):

@@ -121,6 +121,10 @@ class ModelDrafter(Drafter):
         """Forget keys."""
         return replace(state, reader=state.reader.rewind(row, length))
 
+    def of_row(self, state: ModelDraftState, row: int) -> ModelDraftState:
+        """Return a view of the row's keys."""
+        return replace(state, reader=state.reader.of_row(row))
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this model."""
         return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -60,6 +61,10 @@ class Decoder(Protocol):
         """Forget a row's text beyond its first `length` tokens."""
         ...
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Return the state of one row by itself, over the same keys; of a loop whose rows began with one drafter."""
+        ...
+
 
 @dataclass(frozen=True)
 class Session:
@@ -108,7 +113,8 @@ class Drafter(Protocol):
     keys and values only into slots that the next draft writes again, or that belong to the row which is joined. Random
     numbers come from `noise` alone.
 
-    **A drafter that fails** loses nothing: its rows are decoded without drafts to the end of their texts. A proposal is
+    **A drafter that fails** loses nothing: the rows in which it fails are decoded without drafts to the end of their
+    texts, which are all of a batch if it has no `of_row`. A proposal is
     checked (`SoundDrafter` names the exception). Drafts that the target has no token for are verified with the rest of
     their tree, as drafts that it gives no probability, and below a row that is no distribution no draft counts. If
     nothing can be verified, or if the drafter raises, the whole proposal is dropped.
@@ -206,6 +212,17 @@ class Drafter(Protocol):
         """
         return state
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Return the state of one row by itself, as `join` takes it; asked for between two steps.
+
+        It may look at the same memory, of which the row's own part alone is written through it. With it an error costs
+        the rows in which it comes again, and without it all rows that are drafted for together.
+
+        Raises:
+            InvalidParameter: the drafter has no such state.
+        """
+        raise InvalidParameter(f"The {self.name} drafter has no state of one row of several.")
+
     def ended(self, state: Any) -> bool:
         """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
         return False
@@ -239,12 +256,13 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
 
     Args:
         drafter: the drafter.
-        state: its state for the other text, or anything else.
+        state: its state for the other text, that of a route in which it took part, or anything else.
         known: how many tokens both begin with.
         text: the text.
         session: as for `start`.
     """
     fresh = drafter.start(text, session)
-    if not (known and drafter.continues(state)):
-        return fresh
-    return drafter.join(fresh, 0, drafter.rewind(state, 0, known))  # the old text may be too long for the new room
+    inside = (*getattr(state, "members", ()), getattr(state, "other", None))  # of a route that a prediction began
+    own = next((one for one in (state, *inside) if one is not None and drafter.continues(one)), None) if known else None
+    # the old text may be too long for the new room
+    return fresh if own is None else drafter.join(fresh, 0, drafter.rewind(own, 0, known))

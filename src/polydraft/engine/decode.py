@@ -401,6 +401,23 @@ class Loop:
         parts = tuple(part.rewound(row, length) for part in rows.parts)
         return replace(state, rows=replace(rows, reader=rows.reader.rewind(row, length), parts=parts))
 
+    def of_row(self, state: Decoding, row: int) -> Decoding:
+        """Return the loop over one row, over the same keys; of a loop whose rows began with one drafter."""
+        rows = state.rows
+        (part,) = rows.parts
+        drafts = part.drafter.of_row(part.state, part.rows.index(row))
+        alone = Rows(
+            text=rows.text.of([row]),
+            laws=(rows.laws[row],),
+            endings=(rows.endings[row],),
+            noise=rows.noise.of([row]),
+            steps=(rows.steps[row],),
+            going=frozenset({0}),
+            reader=rows.reader.of_row(row),
+            parts=(replace(part, state=drafts, rows=(0,), alone=True),),
+        )
+        return replace(state, rows=alone)
+
 
 LOOP = Loop()
 

@@ -180,13 +180,16 @@ class HuggingFaceModel:
         self,
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n m"],
+        mask: Bool[Tensor, "_ _ m"],
         cache: TreeCache,
         hidden_layers: tuple[Layer, ...],
         logits_to_keep: int,
         embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
-        """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks."""
+        """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks.
+
+        Models that count positions are given some rows or tokens under the mask of all, which they do not look at.
+        """
         if isinstance(cache, HandedCache) and len(tokens) > 1:
 
             def alone(row: int, own: HandedCache) -> Forward:

@@ -205,7 +205,7 @@ class ChainReader(Reader):
 
     def _pass(
         self, window: "_Window", slots: int, keep: int = 0, *, begin: bool = True
-    ) -> tuple[Float[Tensor, "b w V"], Mapping[Layer, Float[Tensor, "b w d"]]]:
+    ) -> tuple[Float[Tensor, "b _ V"], Mapping[Layer, Float[Tensor, "b w d"]]]:
         """Score a window, from the reader's states or from where the last pass ended."""
         if begin:
             self.cache.begin(self.states)

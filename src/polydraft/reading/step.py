@@ -24,6 +24,7 @@ class Step:
         probs: the target's law at every node.
         verdict: what was kept.
         whole: what was kept of all drafts, where `verdict` counts those of one drafter alone; None if it is the same.
+        others: the rows in which another drafter's drafts took the place of this one's.
     """
 
     text: Text
@@ -32,6 +33,7 @@ class Step:
     probs: Float[Tensor, "b n V"]
     verdict: Verdict
     whole: Verdict | None = None
+    others: frozenset[int] = frozenset()
 
     def of(self, rows: Sequence[int]) -> "Step":
         """Return the step of some rows, in their order; -1 is a row in which nothing was drafted."""
@@ -39,14 +41,16 @@ class Step:
         tree = TokenTree(self.tree.tokens[own], Topology(self.tree.parents[own]), self.tree.valid[own])
         whole = None if self.whole is None else _of_rows(self.whole, rows)
         kept = _of_rows(self.verdict, rows)
-        return Step(self.text.of(rows), tree, self.scored.of(rows), self.probs[own], kept, whole)
+        others = frozenset(place for place, row in enumerate(rows) if row in self.others)
+        return Step(self.text.of(rows), tree, self.scored.of(rows), self.probs[own], kept, whole, others)
 
     def only(self, rows: Collection[int]) -> "Step":
         """Return the step as it is for a drafter whose drafts counted in these rows alone: elsewhere none was kept.
 
         The features are still those of all tokens.
         """
-        return replace(self, verdict=self.verdict.only(rows), whole=self.whole or self.verdict)
+        others = self.others | frozenset(row for row in range(len(self.text.counts)) if row not in rows)
+        return replace(self, verdict=self.verdict.only(rows), whole=self.whole or self.verdict, others=others)
 
     @property
     def features(self) -> Features:

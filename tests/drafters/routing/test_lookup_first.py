@@ -10,7 +10,7 @@ from torch import Tensor
 
 import polydraft
 from polydraft.conformance import check
-from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NoDraft, Session
+from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft, RoutedDrafter, Session
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -100,6 +100,23 @@ def test_the_other_drafter_reads_what_it_has_missed() -> None:
     found, expected = drafted(drafter, text, TopK(), state), drafted(own, text, TopK())
     assert torch.equal(found.tree.tokens, expected.tree.tokens)
     torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-12)
+
+
+def test_a_route_books_no_lookup_as_a_draft_of_its_other_drafter() -> None:
+    """The route is asked for all rows, and its drafts for the first are nobody's: it is looked up."""
+    route = RoutedDrafter((NgramDrafter(9, 9),), ModelDrafter(MODEL))
+    drafter, text = LookupFirst(route), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6], [1, 2, 3], [3, 2, 1])
+    state, booked = drafter.read(drafter.start(text, session()), text, None), [0, 0, 0]
+    for seed in range(9):
+        draft, after = drafter.draft(state, text, TopK(), TREE, Noise.from_seed(seed, 3))
+        assert after.asked == (1, 2)
+        tree = stacked_tree([(piece.rows, piece.draft.tree) for piece in in_pieces(draft)])
+        verdict = Verdict(torch.tensor([[1, 2], [-1, -1], [1, -1]]), torch.tensor([2, 0, 1]), torch.tensor([8, 1, 1]))
+        step = replace(step_of(text, in_pieces(draft)[0].draft, verdict), tree=tree)
+        standings = drafter.commit(after, step).inner.standings
+        assert [one.asked for one in standings] == [row in {*after.inner.asked} - {0} for row in range(3)]
+        booked = [count + (row in after.inner.asked) for row, count in enumerate(booked)]
+    assert min(booked) > 0  # the case is met
 
 
 def test_greedy_text_is_that_of_plain_decoding_with_and_without_lookups() -> None:

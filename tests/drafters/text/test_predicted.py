@@ -1,5 +1,6 @@
 """Predicted outputs: where an answer stands in its prediction, before and behind differences."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,14 @@ from doubles import tiny_model
 from heads import VOCAB, WIDTH, every_head
 
 import polydraft
-from polydraft.drafters import LookupFirst, PredictedDrafter
+from polydraft.drafters import (
+    LookupFirst,
+    NgramDrafter,
+    PredictedDrafter,
+    RoutedDrafter,
+    SuffixDrafter,
+    SuffixStore,
+)
 from polydraft.drafters.text.predicted import Place, moved
 from polydraft.errors import InvalidParameter
 
@@ -106,3 +114,31 @@ def test_heads_read_on_while_lookups_before_a_prediction_take_all_rows(name: str
     )
     assert torch.equal(output.sequences, plain.sequences)
     assert output.statistics.sources["lookup"][0] > 0 and not output.statistics.fallback
+
+
+def told(store: SuffixStore) -> list[list[int]]:
+    """Return the texts of a store, as they were added."""
+    added = list[list[int]]()
+    add = store.add
+    store.add = lambda tokens: (added.append([*map(int, tokens)]), add(tokens))[1]  # type: ignore[method-assign]
+    return added
+
+
+@pytest.mark.parametrize("predicts", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("kind", ["alone", "route"])
+def test_a_store_is_told_of_a_conversation_once_whether_turns_are_predicted_or_not(
+    predicts: tuple[bool, bool], kind: str, tmp_path: Path
+) -> None:
+    store = SuffixStore(tmp_path / "store")
+    added, finder = told(store), SuffixDrafter(longest=4, store=store)
+    drafter = finder if kind == "alone" else RoutedDrafter((NgramDrafter(), finder))
+    model, past, text = tiny_model(vocab=24), None, [3, 1, 4, 1, 5]
+    for turn in predicts:
+        own: dict[str, Any] = {"prediction": [5, 9, 2]} if turn else {}
+        run = polydraft.stream(
+            model, torch.tensor([text]), drafter=drafter, max_new_tokens=9, temperature=0.0, past=past, keep_past=True,
+            eos_token_id=None, **own,
+        ).exhaust()  # fmt: skip
+        text, past = [*text, *run.new_tokens[0]], run.past
+        whole, text = text, [*text, 7, 8]
+    assert added == [whole[:14], whole[13 - 4 :]]  # as for one that was told before, all but the last token is known

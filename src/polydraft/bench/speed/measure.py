@@ -62,15 +62,16 @@ def batch_of(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSettings) -> 
     """Return prompts as all arms get them, with their known texts and files.
 
     Raises:
-        InvalidParameter: texts are replayed, and the target names no token that ends them.
+        InvalidParameter: texts are replayed, and the target names no token that ends them, or two of them stand behind
+            one prompt.
     """
     batch = Batch.of([encode(pair, one, settings.excerpt_tokens) for one in prompts], settings.ends)
     if all(one.file for one in prompts):
         batch = replace(batch, files=tuple(known_ids(pair, one.file) for one in prompts))
     if not settings.replay:
         return batch
-    texts = [known_ids(pair, one.edited) for one in prompts]
-    return replace(batch, replay=Replay(batch.input_ids, texts, end_of(pair.target)))
+    texts, names = [known_ids(pair, one.edited) for one in prompts], [f"{one.name!r} of {one.task}" for one in prompts]
+    return replace(batch, replay=Replay(batch.input_ids, texts, end_of(pair.target), names))
 
 
 def measure_speed(
@@ -89,9 +90,12 @@ def measure_speed(
         done: rounds that are left out.
 
     Raises:
-        InvalidParameter: arms that cannot be compared, or too few prompts for a batch size.
+        InvalidParameter: arms that cannot be compared, too few prompts for a batch size, or texts of one batch that
+            cannot be replayed.
     """
     check_arms(arms, settings)
+    for one in rounds(prompts, settings) if settings.replay else ():
+        batch_of(pair, one.prompts, settings)  # so that it is said before anything is measured
     warm: set[tuple[float, int]] = set()
     for one in rounds(prompts, settings):
         if one.key in done:

@@ -24,17 +24,30 @@ class Replay:
 
     Args:
         prompts: the rows that are continued, padded on the left.
-        texts: what is written behind each; rows with one prompt share the first one's.
+        texts: what is written behind each.
         end: the token that ends a text.
+        names: what the rows are called in errors; () for their numbers.
+
+    Raises:
+        InvalidParameter: two rows have one prompt and different texts: no history tells at which of them it is.
     """
 
     stateless = True
 
-    def __init__(self, prompts: Int[Tensor, "b t"], texts: Sequence[Sequence[int]], end: int) -> None:
+    def __init__(
+        self, prompts: Int[Tensor, "b t"], texts: Sequence[Sequence[int]], end: int, names: Sequence[str] = ()
+    ) -> None:
         rows, longest = prompts.tolist(), max(map(len, texts))
-        own = [texts[rows.index(row)] for row in rows]
+        for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            first = rows.index(row)
+            if [*texts[first]] != [*text]:
+                told = names or [str(number) for number in range(len(rows))]
+                raise InvalidParameter(
+                    f"The rows {told[first]} and {told[place]} have one prompt and different texts, which cannot be "
+                    "replayed in one batch; measure with batches of one, or leave one of them out."
+                )
         self.prompts = prompts
-        self.tokens = prompts.new_tensor([[*text, *[end] * (longest + 1 - len(text))] for text in own])
+        self.tokens = prompts.new_tensor([[*text, *[end] * (longest + 1 - len(text))] for text in texts])
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Shut all tokens but the one that comes next, of the row whose prompt the history begins with."""

@@ -161,6 +161,11 @@ class EagleDrafter(Drafter):
         given = _put(state.given, row, min(state.given[row], length))
         return replace(state, given=given, done=_put(state.done, row, min(state.done[row], max(length - 1, 0))))
 
+    def of_row(self, state: EagleState, row: int) -> EagleState:
+        """Return a view of the row's keys and states."""
+        own, given, done = state.states[row : row + 1], (state.given[row],), (state.done[row],)
+        return replace(state, cache=state.cache.of_row(row), states=own, given=given, done=done)
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this head."""
         return isinstance(state, EagleState) and state.head is self.head

@@ -157,7 +157,7 @@ class BlockHead(nn.Module):
         query: Float[Tensor, "b n d"],
         places: Int[Tensor, "b n"],
         seen: Sequence[Seen],
-        masks: Sequence[Bool[Tensor, "b n m"]],
+        masks: Sequence[Bool[Tensor, "b #n m"]],
     ) -> Float[Tensor, "b n d"]:
         """Return the slots' hidden states behind the last norm.
 
@@ -177,8 +177,8 @@ class BlockHead(nn.Module):
         return slots if self.shape.shifted else slots[:, 1:]
 
     def sees(
-        self, layer: int, queries: Int[Tensor, "b n"], keys: Int[Tensor, "b m"], anchors: Int[Tensor, "b n"]
-    ) -> Bool[Tensor, "b n m"]:
+        self, layer: int, queries: Int[Tensor, "b n"], keys: Int[Tensor, "#b m"], anchors: Int[Tensor, "b #n"]
+    ) -> Bool[Tensor, "b #n m"]:
         """Tell which keys a slot may look at in a layer, by positions: the context, and its own block.
 
         Args:

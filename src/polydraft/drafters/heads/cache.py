@@ -63,3 +63,7 @@ class HeadCache:
         self.keys[:, row, :, :shared] = other.keys[:, 0, :, :shared]
         self.values[:, row, :, :shared] = other.values[:, 0, :, :shared]
         return self
+
+    def of_row(self, row: int) -> "HeadCache":
+        """Return a view of one row: what is written there is written here."""
+        return HeadCache(self.keys[:, row : row + 1], self.values[:, row : row + 1])

@@ -137,6 +137,10 @@ class BlockDrafter(Drafter):
         """Take over the newcomer's keys."""
         return replace(state, cache=state.cache.join(row, other.cache))
 
+    def of_row(self, state: BlockState, row: int) -> BlockState:
+        """Return a view of the row's keys."""
+        return replace(state, cache=state.cache.of_row(row))
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this head."""
         return isinstance(state, BlockState) and state.head is self.head

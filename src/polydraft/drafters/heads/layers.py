@@ -155,7 +155,7 @@ class Attention(nn.Module):
         return turned(keys, turn), self._heads(self.v_proj(states)).transpose(1, 2)
 
     def forward(
-        self, states: Float[Tensor, "b n d"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b n m"]
+        self, states: Float[Tensor, "b n d"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b #n m"]
     ) -> Float[Tensor, "b n d"]:
         """Let tokens look at keys.
 
@@ -203,7 +203,7 @@ class Layer(nn.Module):
         self.mlp = Gated(anatomy)
 
     def forward(
-        self, states: Float[Tensor, "b n d"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b n m"]
+        self, states: Float[Tensor, "b n d"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b #n m"]
     ) -> Float[Tensor, "b n d"]:
         """Return the layer's output; arguments as for `Attention`."""
         states = states + self.self_attn(self.input_layernorm(states), turn, seen, mask)

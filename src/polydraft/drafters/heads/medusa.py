@@ -275,6 +275,10 @@ class MedusaDrafter(Drafter):
         kept = kept.where(kept < length, -1)
         return replace(state, place=torch.cat([state.place[:row], kept, state.place[row + 1 :]]))
 
+    def of_row(self, state: MedusaState, row: int) -> MedusaState:
+        """Return what is known of the row."""
+        return replace(state, hidden=state.hidden[row : row + 1], place=state.place[row : row + 1])
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of these heads."""
         return isinstance(state, MedusaState) and state.heads is self.heads

@@ -144,6 +144,10 @@ class LookupFirst(Drafter):
         """Tell the other drafter."""
         return replace(state, inner=self.drafter.finish(state.inner, text, row))
 
+    def of_row(self, state: LookupState, row: int) -> LookupState:
+        """Return the other drafter's state of the row."""
+        return replace(state, inner=self.drafter.of_row(state.inner, row))
+
     def continues(self, state: object) -> bool:
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))

@@ -54,6 +54,11 @@ class Standing:
     gain: float = 0.0
     asked: int = 0
 
+    def moved(self, by: int) -> "Standing":
+        """Return the same for members whose numbers are larger by so many; those before the first are gone."""
+        kept = {one: weight for one, weight in self.weights.items() if one[0] < 0 or one[0] + by >= 0}
+        return replace(self, weights={(n if n < 0 else n + by, kind): weight for (n, kind), weight in kept.items()})
+
     def without(self, members: Collection[int]) -> "Standing":
         """Return the same with nothing known of some members."""
         return replace(self, weights={one: weight for one, weight in self.weights.items() if one[0] not in members})
@@ -227,9 +232,10 @@ class RoutedDrafter(Together):
         if self.other is not None and (state.asked or self.reads):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
+        asked = set(state.asked) - step.others  # what was looked up before it is no draft of the other drafter's
         standings = (
             tuple(
-                self._judged(one, [token for token in path if token >= 0], row in state.asked)
+                self._judged(one, [token for token in path if token >= 0], row in asked)
                 for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
             )
             if state.rounds
@@ -246,11 +252,18 @@ class RoutedDrafter(Together):
         standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
         return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
 
+    def of_row(self, state: RoutedState, row: int) -> RoutedState:
+        """Return everybody's state of the row, and its standing."""
+        return replace(super().of_row(state, row), standings=(state.standings[row],))
+
     def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Let everybody forget, also in a state of the other drafter alone."""
+        """Let everybody forget, also in a state of the other drafter or the last member alone."""
         inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
         if not isinstance(state, RoutedState):
-            return inner
+            if self.other is not None:
+                return inner
+            state = RoutedState((state,), None, 0, (Standing(),), 0.0)
+        state = self._aligned(state)
         members = self.rewound(state, row, length)
         standings = tuple(one.without({at for at, own in enumerate(members) if own is None}) for one in state.standings)
         return replace(state, members=members, other=inner, standings=standings)
@@ -260,11 +273,21 @@ class RoutedDrafter(Together):
         return self.other is not None and self.other.ended(_inner(state))
 
     def continues(self, state: object) -> bool:
-        """Ask the other drafter, also of a state of its own; members that cannot go on begin anew."""
-        inner = self.other is None or self.other.continues(_inner(state))
-        if not isinstance(state, RoutedState):
-            return inner and self.other is not None
-        return inner and len(state.members) == len(self.members)
+        """Ask the other drafter, also of a state of its own, else the last member; who cannot go on begins anew.
+
+        A prediction stands before the members of the route that it is put before, and may be gone in the next call.
+        """
+        if self.other is not None:
+            return self.other.continues(_inner(state))
+        return isinstance(state, RoutedState) or self.members[-1].continues(state)
+
+    def _aligned(self, state: RoutedState) -> RoutedState:
+        """Return a state of a route of as many members: the last are the same, and the first have come or gone."""
+        more = len(self.members) - len(state.members)
+        if not more:
+            return state
+        members = (*[None] * more, *state.members[max(0, -more) :])
+        return replace(state, members=members, standings=tuple(one.moved(more) for one in state.standings))
 
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds

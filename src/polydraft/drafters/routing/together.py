@@ -47,6 +47,10 @@ class Together(Drafter):
         """Ask the other drafter."""
         return self.other is not None and self.other.ended(state.other)
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Return everybody's state of the row."""
+        return self.told(state, lambda one, own: one.of_row(own, row))
+
     def rewound(self, state: Any, row: int, length: int) -> tuple[Any, ...]:
         """Return the members' states up to a length; None of a member that cannot go on from what stands in its place,
         such as a prediction of another call.

@@ -74,6 +74,10 @@ class TextDrafter(GivenDrafter):
         """Keep the state, for the same reason."""
         return state
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Keep the state, for the same reason."""
+        return state
+
     def continues(self, state: object) -> bool:
         """Say yes: there is nothing to go on from."""
         return True

@@ -70,6 +70,10 @@ class JacobiDrafter(TextDrafter):
         """Forget the row's guesses, which were for places behind another text."""
         return self.join(state, row, JacobiState(((),), state.vocab_size))
 
+    def of_row(self, state: JacobiState, row: int) -> JacobiState:
+        """Return the row's guesses."""
+        return replace(state, guesses=(state.guesses[row],))
+
     def continues(self, state: Any) -> bool:
         """Tell whether a state is one of guesses."""
         return isinstance(state, JacobiState)

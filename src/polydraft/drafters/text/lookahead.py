@@ -154,6 +154,10 @@ class LookaheadDrafter(GivenDrafter):
         kept = replace(own, read=min(own.read, length)) if length else self._new()
         return replace(state, rows=(*state.rows[:row], kept, *state.rows[row + 1 :]))
 
+    def of_row(self, state: LookaheadState, row: int) -> LookaheadState:
+        """Return the row's window and pool."""
+        return replace(state, rows=(state.rows[row],))
+
     def sizes(self, rows: int) -> tuple[bool, int]:
         """Return whether windows ride in a batch of so many rows, and how many guesses each row may have."""
         share = self.most_scored // rows

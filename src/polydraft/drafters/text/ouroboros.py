@@ -227,6 +227,10 @@ class OuroborosDrafter(GivenDrafter):
         after = replace(state, loop=state.decoder.rewind(state.loop, row, length))
         return after.with_inner(self.lookahead.rewind(after.inner, row, 0))
 
+    def of_row(self, state: OuroborosState, row: int) -> OuroborosState:
+        """Return the row's loop."""
+        return replace(state, loop=state.decoder.of_row(state.loop, row), asked=(state.asked[row],))
+
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this model and this lookahead."""
         return isinstance(state, OuroborosState) and state.lookahead is self.lookahead

@@ -122,6 +122,10 @@ class PredictedDrafter(TextDrafter):
             return state
         return replace(state, places=(*state.places[:row], Place(length, length), *state.places[row + 1 :]))
 
+    def of_row(self, state: PredictedState, row: int) -> PredictedState:
+        """Return the row's prediction and place."""
+        return replace(state, predictions=(state.predictions[row],), places=(state.places[row],))
+
     def continues(self, state: object) -> bool:
         """Say no: another call has another prediction."""
         return False

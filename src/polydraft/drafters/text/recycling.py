@@ -95,6 +95,10 @@ class RecyclingDrafter(TextDrafter):
         """Take over the newcomer's table."""
         return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]))
 
+    def of_row(self, state: RecyclingState, row: int) -> RecyclingState:
+        """Return the row's table."""
+        return replace(state, tables=(state.tables[row],))
+
     def continues(self, state: object) -> bool:
         """Tell whether a state has tables to go on from."""
         return isinstance(state, RecyclingState)

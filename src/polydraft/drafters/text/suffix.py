@@ -158,6 +158,10 @@ class SuffixDrafter(TextDrafter):
         """Go on behind a part of the text, of which the store may know something."""
         return _with(state, row, Told.begun(min(length, state.rows[row].known)))
 
+    def of_row(self, state: SuffixState, row: int) -> SuffixState:
+        """Return the row's place in the store."""
+        return replace(state, rows=(state.rows[row],))
+
     def continues(self, state: object) -> bool:
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
         return isinstance(state, SuffixState)

@@ -19,13 +19,15 @@ def predicting(choices: Choices, prediction: object, tokenizer: Any) -> Choices:
         tokenizer: makes tokens of a text; None if the call has none.
 
     Raises:
-        InvalidParameter: it is something else, or a text without a tokenizer.
+        InvalidParameter: it is something else, or a text, and the tokenizer is missing or none.
     """
     if prediction is None:
         return choices
     if isinstance(prediction, str):
         if tokenizer is None:
             raise InvalidParameter("prediction is a text, for which tokenizer is missing; give it, or token ids.")
+        if not callable(cast(object, tokenizer)):
+            raise InvalidParameter(f"tokenizer must be the target's tokenizer, but is {shown(tokenizer)}.")
         return replace(choices, prediction=_row(tokenizer(prediction, add_special_tokens=False)["input_ids"]))
     given = prediction.tolist() if isinstance(prediction, Tensor) else prediction
     if isinstance(given, Sequence) and given and all(isinstance(one, Sequence | Tensor) for one in given):

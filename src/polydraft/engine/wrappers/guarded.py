@@ -1,15 +1,14 @@
-"""A drafter that may fail without hurting anyone: after an error the rest is decoded plainly."""
+"""A drafter that may fail without hurting anyone: the rows in which it fails are decoded plainly."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
+from polydraft.engine.wrappers.groups import Asked, Drafted, Failed, Group, Proposal, Split, groups_of, together
 from polydraft.errors import InvalidDraft, InvalidProbabilities
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
@@ -18,21 +17,28 @@ from polydraft.schemes import Scheme
 from polydraft.trees import MENDABLE, Draft, Pieces, TreePolicy, in_pieces
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The state after the drafter failed: why it did."""
-
-    reason: str
-
-
 class Guarded(Drafter):
-    """Wrap a drafter so that an error in it ends drafting, not generation.
+    """Wrap a drafter so that an error in it ends drafting, not generation, and ends it row by row.
 
     What it proposes is checked, unless it is sound. The output stays exact: a tree of the root alone is plain decoding,
     and what was drawn before an error is verified if it can be (`Draft.failure`). The first error is warned about once
-    and kept in `failure`; the rows of its state are decoded without drafts to their ends. Where draft rows of some
-    texts are no laws, these texts alone have no drafts, and it is asked for them again in the next step. Errors of
+    and kept in `failure`; rows in which the drafter fails are decoded without drafts to their ends. Where draft rows of
+    some texts are no laws, these texts alone have no drafts, and it is asked for them again in the next step. Errors of
     pairing (scheme, vocabulary) are the user's to mend and pass through.
+
+    **Row by row.** After an error in a batch each row is asked for by itself, in the same step: from its own state of
+    before (`Drafter.of_row`), with its own random numbers from their beginning. Rows in which it works have the drafts
+    that they would have alone, and so the text that they would have alone; they are a batch again from the next step
+    on. Rows in which it fails again have what was drawn for them alone, and nothing after this step. A drafter that
+    does not part its rows loses all of them. So do errors in `start`, and in what a drafter in which nothing failed yet
+    does when a text joins, is cut or leaves, where it would not help to know whose it is.
+
+    Why that is exact: what a row drafts is then a function of its own state and stream, the one that it is without
+    neighbours, so that its draft has the law that it reports, whatever the error followed from: the tokens drawn for
+    its neighbours, or its own. To draw anew, from other numbers or another state, would not be exact after an error
+    that followed from drawn tokens: what is not drawn anew is no draw from its row, given that it stayed. An error that
+    comes again where a row is alone is as in a text by itself: what `grow` had drawn is verified, and a drafter that
+    raises after its first draw must not do so because of what it drew.
 
     `failure` may be given: then nothing is drafted from the beginning.
 
@@ -44,7 +50,6 @@ class Guarded(Drafter):
         self.failure = failure
         self._refused = failure
         self._open: tuple[Any, ...] = ()  # the state from which drafting failed, in a step that may yet be taken again
-        self._flags: list[Tensor] = []  # of the last draft, on a device: whether its rows were laws
         self._sound = is_sound(drafter)
         self._vocab_size = 0
         self.name, self.reads = drafter.name, drafter.reads
@@ -69,86 +74,227 @@ class Guarded(Drafter):
         return Failed(self._refused) if self._refused else self._tried(partial(self.drafter.start, text, session))
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
-        """Let the drafter read, unless it has failed."""
-        return state if self.ended(state) else self._tried(partial(self.drafter.read, state, text, features))
+        """Let the drafter read, but for rows in which it has failed."""
+
+        def read(own: Group) -> Any:
+            said = features if features is None or own.text(text) is text else features.of(own.rows)
+            return self.drafter.read(own.state, own.text(text), said)
+
+        return self._each(state, len(text.counts), read)
 
     def over(self, state: Any, target: Reader) -> Any:
-        """Hand the target's reader on."""
-        return state if self.ended(state) else self._tried(partial(self.drafter.over, state, target))
+        """Hand the target's reader on; groups of a drafter that shares are all rows, or one."""
+        count = len(target.read)
+
+        def over(own: Group) -> Any:
+            view = target if len(own.rows) == count else target.of_row(own.rows[0])
+            return self.drafter.over(own.state, view)
+
+        return self._each(state, count, over)
 
     def draft(
         self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, Any]:
-        """Draft, or propose nothing once the drafter has failed."""
-        if not isinstance(state, Failed):
-            try:
-                draft, after = self._drafted(state, text, scheme, policy, noise)
-            except MENDABLE:
-                raise
-            except Exception as error:  # noqa: BLE001  as below
-                self._open, state = (state,), self._fail(error)
-            else:
-                self._flags = [one.draft.sound for one in in_pieces(draft) if one.draft.sound is not None]
-                failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
-                if failure is None:
-                    self._mended(state)
-                    return draft, after
-                self._open = (state,)
-                return draft, self._fail(failure)
-        return Draft.nothing(text.last()), state
+        """Draft, or propose nothing for rows in which the drafter has failed."""
+        if isinstance(state, Failed):
+            return Draft.nothing(text.last()), state
+        asked, errors, proposals = Asked(text, scheme, policy, noise), list[Exception](), list[Proposal]()
+        for group in groups_of(state, len(text.counts)):
+            proposals += self._proposed(group, asked, errors)
+        draft, well = together(proposals, text.last()), any(not one.failed for one in proposals)
+        if not errors:
+            self._mended(state)
+            return draft, Drafted(asked, tuple(proposals))
+        self._open, failed = (state,), self._fail(errors[0], every=not well)
+        return draft, Drafted(asked, tuple(proposals)) if well else failed
 
     def commit(self, state: Any, step: Step) -> Any:
-        """Commit, or do nothing once the drafter has failed."""
-        if isinstance(state, Failed):
+        """Commit, but for rows in which the drafter has failed."""
+        if not isinstance(state, Drafted):
             self._open = ()
             return state
-        rows = [
-            fine for flag in self._flags for fine in flag.tolist()
-        ]  # the step is over: there is nothing to wait for
-        if not all(rows):
-            failure = self._fail(InvalidProbabilities("The draft model's logits are not usable."), every=not any(rows))
-            if not any(rows):
-                return failure
-        return self._tried(partial(self.drafter.commit, state, step))
+        asked, errors, kept = state.asked, list[Exception](), list[Group]()
+        for one in state.proposals:
+            flags = [] if one.failed else one.flags()  # the step is over: there is nothing to wait for
+            if not all(flags):
+                errors.append(InvalidProbabilities("The draft model's logits are not usable."))
+            if not one.failed and (any(flags) or not flags):
+                kept += self._committed(one, asked, step, errors)
+        if any(one.failed for one in state.proposals):
+            self._open = ()
+        return self._settled(len(step.text.counts), [one.group for one in state.proposals], kept, errors)
 
     def join(self, state: Any, row: int, other: Any) -> Any:
-        """Let a new text join, or do nothing once the drafter has failed."""
-        failed = next((one for one in (state, other) if isinstance(one, Failed)), None)
-        return failed or self._tried(partial(self.drafter.join, state, row, other))
+        """Let a new text join, or do nothing once the drafter has failed in all rows."""
+        if isinstance(state, Failed):
+            return state
+        if not isinstance(state, Split):
+            return other if isinstance(other, Failed) else self._tried(partial(self.drafter.join, state, row, other))
+        left = self.leave(state, row)
+        groups = left.groups if isinstance(left, Split) else ()
+        if not isinstance(other, Failed):
+            groups = self._merged([*groups, Group((row,), other)])
+        return _whole(max(state.count, row + 1), groups, state.reason)
 
     def rewind(self, state: Any, row: int, length: int) -> Any:
         """Let the drafter forget."""
-        return state if self.ended(state) else self._tried(partial(self.drafter.rewind, state, row, length))
+        return self._at(state, row, lambda own, place: self.drafter.rewind(own.state, place, length))
 
     def leave(self, state: Any, row: int) -> Any:
         """Tell the drafter that a text is over."""
-        return state if self.ended(state) else self._tried(partial(self.drafter.leave, state, row))
+        after = self._at(state, row, lambda own, place: self.drafter.leave(own.state, place))
+        if not isinstance(after, Split):
+            return after
+        groups = [one.without(row) for one in after.groups]
+        return replace(after, groups=tuple(one for one in groups if max(one.rows) >= 0))
 
     def finish(self, state: Any, text: Text, row: int) -> Any:
         """Tell the drafter that a text is complete."""
-        return state if self.ended(state) else self._tried(partial(self.drafter.finish, state, text, row))
+        count = len(text.counts)
+
+        def finish(own: Group, place: int) -> Any:
+            return self.drafter.finish(own.state, own.text(text), place)
+
+        return self._at(state, row, finish, count)
 
     def ended(self, state: Any) -> bool:
-        """Tell whether the drafter has failed, or says itself that nothing will come."""
+        """Tell whether the drafter has failed in all rows, or says itself that nothing will come."""
+        if isinstance(state, Split):
+            return all(self.drafter.ended(one.state) for one in state.groups)
         return isinstance(state, Failed) or self.drafter.ended(state)
 
     def continues(self, state: Any) -> bool:
         """Ask the drafter, unless it had failed."""
-        return not isinstance(state, Failed) and self.drafter.continues(state)
+        return not isinstance(state, Failed | Split) and self.drafter.continues(state)
 
-    def _drafted(
-        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Any]:
+    def _proposed(self, group: Group, asked: Asked, errors: list[Exception]) -> list[Proposal]:
+        """Ask for a group's drafts; after an error row by row, with each row's numbers from their beginning."""
+        own = asked.of(group.rows)
+        try:
+            draft, after = self._drafted(group.state, own)
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  as below
+            failure, draft, after = error, None, None
+        else:
+            failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
+            if failure is None:
+                return [Proposal(group, draft, after)]
+        errors.append(failure)
+        singles = self._apart(group)
+        if not singles:
+            return [Proposal(group, draft, failed=True)]
+        own.noise.again()
+        return [found for one in singles for found in self._proposed(one, asked, errors)]
+
+    def _drafted(self, state: Any, asked: Asked) -> tuple[Draft | Pieces, Any]:
         """Draft, and check what comes.
 
         Raises:
             InvalidDraft: nothing can be verified.
         """
-        answer: object = self.drafter.draft(state, text, scheme, policy, noise)
+        text, scheme, policy = asked.text, asked.scheme, asked.policy
+        answer: object = self.drafter.draft(state, text, scheme, policy, asked.noise)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
         draft, after = answer
         return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size, self.riders)), after
+
+    def _committed(self, one: Proposal, asked: Asked, step: Step, errors: list[Exception]) -> list[Group]:
+        """Return a group after a step; after an error its rows one by one, each taking its part of the step again."""
+        try:
+            return [replace(one.group, state=self.drafter.commit(one.after, one.step(step)))]
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            errors.append(error)
+        kept, ignored = list[Group](), list[Exception]()
+        for single in self._apart(one.group):
+            asked.of(single.rows).noise.again()
+            again = [two for two in self._proposed(single, asked, ignored) if not two.failed]
+            kept += [found for two in again for found in self._committed(two, asked, step, ignored)]
+        return kept
+
+    def _apart(self, group: Group) -> list[Group]:
+        """Return the rows of a group one by one; none if it is a single row, or the drafter does not part them."""
+        if len(group.rows) < 2:
+            return []
+        try:
+            return [
+                Group((row,), self.drafter.of_row(group.state, place))
+                for place, row in enumerate(group.rows)
+                if row >= 0
+            ]
+        except Exception:  # noqa: BLE001  then all of them have failed by the error that led here
+            return []
+
+    def _merged(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """Let single rows join the first group, as far as the drafter takes them; those of one that shares stay alone.
+
+        Such a one is given the target's reader of all rows, or of one.
+        """
+        if self.shares or len(groups) < 2:
+            return tuple(groups)
+        first, rest = groups[0], [one for one in groups[1:] if len(one.rows) > 1]
+        for one in [one for one in groups[1:] if len(one.rows) == 1]:
+            place = first.place(-1)
+            place = len(first.rows) if place < 0 else place
+            rows = (*first.rows[:place], one.rows[0], *first.rows[place + 1 :])
+            try:
+                first = Group(rows, self.drafter.join(first.state, place, one.state))
+            except Exception:  # noqa: BLE001  whoever cannot join is drafted for apart
+                rest.append(one)
+        return (first, *rest)
+
+    def _each(self, state: Any, count: int, verb: Callable[[Group], Any]) -> Any:
+        """Do something in all groups, after an error row by row."""
+        if self.ended(state):
+            return state
+        groups, kept, errors = groups_of(state, count), list[Group](), list[Exception]()
+        for group in groups:
+            kept += self._done(group, verb, errors)
+        return self._settled(count, groups, kept, errors)
+
+    def _done(self, group: Group, verb: Callable[[Group], Any], errors: list[Exception]) -> list[Group]:
+        try:
+            return [replace(group, state=verb(group))]
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            errors.append(error)
+        return [found for one in self._apart(group) for found in self._done(one, verb, errors)]
+
+    def _at(self, state: Any, row: int, verb: Callable[[Group, int], Any], count: int = 0) -> Any:
+        """Do something in one row; after an error it has failed, and so have all of a state of unknown `count`."""
+        if self.ended(state):
+            return state
+        groups = groups_of(state, count)
+        whole = not isinstance(state, Split)
+        group = groups[0] if whole else next((one for one in groups if one.place(row) >= 0), None)
+        if group is None:
+            return state
+        try:
+            after = verb(group, row if whole else group.place(row))
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            left = [one for one in groups if one is not group]
+            left += [one for one in self._apart(group) if row not in one.rows]
+            return self._settled(state.count if isinstance(state, Split) else count, groups, left, [error])
+        if whole:
+            return after
+        return replace(state, groups=tuple(replace(one, state=after) if one is group else one for one in groups))
+
+    def _settled(self, count: int, before: Sequence[Group], kept: Sequence[Group], errors: Sequence[Exception]) -> Any:
+        """Return the state of the groups in which nothing failed, and note the first error.
+
+        Single rows become a group again if others failed. If none did, the error came of drafting for them together.
+        """
+        if errors:
+            self._fail(errors[0], every=not kept)
+        if len(_rows(kept)) < len(_rows(before)):
+            kept = self._merged(kept)
+        return _whole(count, kept, self.failure)
 
     def _mended(self, state: Any) -> None:
         """Forget a failure from this state: what works when an interrupted step is taken again has not failed."""
@@ -174,3 +320,14 @@ class Guarded(Drafter):
                 stacklevel=4,
             )
         return Failed(self.failure)
+
+
+def _rows(groups: Sequence[Group]) -> set[int]:
+    return {row for one in groups for row in one.rows if row >= 0}
+
+
+def _whole(count: int, groups: Sequence[Group], reason: str) -> Any:
+    """Return the state of groups: of one that has all rows in their order its own."""
+    if len(groups) == 1 and groups[0].rows == tuple(range(count)):
+        return groups[0].state
+    return Split(reason, count, tuple(groups)) if groups else Failed(reason)

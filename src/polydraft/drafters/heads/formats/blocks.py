@@ -32,6 +32,8 @@ from polydraft.drafters.heads.paths import (
 from polydraft.errors import CheckpointError, shown
 from polydraft.models import Layer, PlainFolder
 
+LONGEST = 1 << 16
+"""Tokens of the longest block: beside those of the text, caches have room for one."""
 DEEPSPEC = "DSparkModel"
 """How the names of DeepSpec's classes end, those of its DFlash heads included."""
 FOUR_NORMS = "pre_feedforward_layernorm"
@@ -80,7 +82,7 @@ def _fields(folder: PlainFolder) -> Fields:
     inner = folder.config.get("dflash_config")
     layers = folder.config.get("transformer_layer_config")
     tables = [one for one in (inner, layers) if isinstance(one, Mapping)]
-    return Fields(folder.name, folder.config, tuple(tables))
+    return Fields.of(folder, folder.config, *tables)
 
 
 def _without(head: BlockHead) -> nn.Module:
@@ -111,7 +113,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
     anatomy = fields.anatomy(normed=normed)
     if tensors.has("layers.0.self_attn.q_proj.bias") != anatomy.bias:
         anatomy = replace(anatomy, bias=not anatomy.bias)
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", each=anatomy.width)
     width = tensors.matrix("fc.weight")[1]
     reads = _reads(fields, width, target_layers)
     if not width or width % len(reads):
@@ -121,7 +123,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
     taps = 0
     if tensors.has("layers.0.attention_conv.base_kernel"):
         kernel = tensors.left["layers.0.attention_conv.base_kernel"]
-        taps = fields.count("conv_kernel_size", kernel.shape[1] if kernel.dim() == 3 else 1)
+        taps = fields.count("conv_kernel_size", kernel.shape[1] if kernel.dim() == 3 else 1, each=1)
     mask = fields.get("mask_token_id")
     if mask is None and not tensors.has("mask_embed"):
         raise CheckpointError(f"config.json in {fields.name} names no mask_token_id.")
@@ -131,13 +133,13 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
         layers=layers,
         reads=reads,
         target_width=width // len(reads),
-        block=fields.count("block_size"),
+        block=fields.count("block_size", most=LONGEST),
         mask_id=None if mask is None else fields.count("mask_token_id", least=0),
         shifted=_shifted(fields, tensors),
         causal=_causal(fields, windows),
         windows=windows,
         taps=taps,
-        group=fields.count("conv_group_size", 16),
+        group=fields.count("conv_group_size", 16, each=1),
     )
 
 

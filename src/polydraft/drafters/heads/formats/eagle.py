@@ -86,13 +86,13 @@ def _is_third(config: Mapping[str, Any]) -> bool:
 
 def _first(folder: PlainFolder) -> EagleDrafter:
     """Read EAGLE-1's own form, in which a missing `bias` means that there is one."""
-    fields = Fields(folder.name, folder.config)
+    fields = Fields.of(folder, folder.config)
     return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
 
 
 def _wrapped(folder: PlainFolder) -> EagleDrafter:
     """Read vLLM's first form: the head's configuration inside another, and `model.` before its tensors."""
-    fields = Fields(folder.name, folder.config["model"], (folder.config,))
+    fields = Fields.of(folder, folder.config["model"], folder.config)
     tensors = Tensors.of(folder, ("model.model.", "model."))
     told = folder.config.get("eagle_fc_bias")
     return _of_first(fields, tensors, bias=tensors.has("fc.bias") if told is None else bool(told), normed=False)
@@ -119,7 +119,7 @@ def _renamed(name: str) -> str:
 def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> EagleDrafter:
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     anatomy = _anatomy(fields, tensors, "layers.0.")
-    head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1), bias=bias, normed=normed)
+    head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
     ends = HeadEnds(_embedding(tensors, anatomy), _rows(tensors, anatomy) if tensors.has("lm_head.weight") else None)
     tensors.done()
@@ -139,14 +139,14 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
     head = Eagle3Head(
         anatomy,
         reads,
-        fields.count("target_hidden_size", anatomy.width),
+        fields.count("target_hidden_size", anatomy.width, each=anatomy.width),
         Eagle3Norms(
             residual=bool(fields.get("norm_before_residual", False)),
             output=bool(fields.get("norm_output", False)),
             joined=bool(fields.get("norm_before_fc", False)),
             sources=bool(fields.get("fc_norm", False)),
         ),
-        fields.count("num_hidden_layers", 1),
+        fields.count("num_hidden_layers", 1, each=anatomy.width),
     )
     tensors.fill(head)
     ends = _own_ends(fields, tensors, anatomy)
@@ -171,7 +171,7 @@ def _fields(folder: PlainFolder) -> Fields:
     if folder.config.get("speculators_model_type") is not None:
         kind = next((one["model_type"] for one in inner if isinstance(one.get("model_type"), str)), "llama")
         inner.append(DEFAULTS.get(kind, DEFAULTS["llama"]))
-    return Fields(folder.name, folder.config, tuple(inner))
+    return Fields.of(folder, folder.config, *inner)
 
 
 def _anatomy(fields: Fields, tensors: Tensors, layer: str) -> Anatomy:
@@ -219,7 +219,7 @@ def _own_ends(fields: Fields, tensors: Tensors, anatomy: Anatomy) -> HeadEnds:
     """Return EAGLE-3's ends: output rows of its own, for tokens of its own; they are never the embeddings."""
     tokens = draft_tokens(tensors)
     told = fields.get("draft_vocab_size")
-    rows = _rows(tensors, anatomy, None if told is None else fields.count("draft_vocab_size"))
+    rows = _rows(tensors, anatomy, None if told is None else fields.count("draft_vocab_size", each=anatomy.width))
     vocab = None if fields.get("vocab_size") is None else fields.count("vocab_size")
     if tokens is None and vocab is not None and rows.out_features < vocab:
         raise CheckpointError(

@@ -12,6 +12,8 @@ from polydraft.drafters.heads.layers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, is_number, is_whole, shown
 from polydraft.models import PlainFolder
 
+MOST = 2**31 - 1
+"""No number of a configuration that is counted is larger."""
 TABLES = ("rope_scaling", "rope_parameters")
 
 
@@ -29,11 +31,18 @@ class Fields:
         name: the folder, for messages.
         config: the values; where a name is in several tables, that of the first counts.
         beside: further tables, such as `dflash_config`.
+        held: how many values the folder's tensors hold, which no size of theirs can exceed.
     """
 
     name: str
     config: Mapping[str, Any]
     beside: tuple[Mapping[str, Any], ...] = ()
+    held: float = inf
+
+    @classmethod
+    def of(cls, folder: PlainFolder, config: Mapping[str, Any], *beside: Mapping[str, Any]) -> "Fields":
+        """Return tables of a folder."""
+        return cls(folder.name, config, beside, sum(one.numel() for one in folder.tensors.values()))
 
     def get(self, name: str, otherwise: Any = None) -> Any:
         """Return a value as it is written; a missing or null one is `otherwise`."""
@@ -42,16 +51,33 @@ class Fields:
                 return table[name]
         return otherwise
 
-    def count(self, name: str, otherwise: int | None = None, least: int = 1) -> int:
+    def count(self, name: str, otherwise: int | None = None, least: int = 1, *, most: int = MOST, each: int = 0) -> int:
         """Return a whole number.
 
+        Args:
+            name: of the value.
+            otherwise: what a missing one is.
+            least: the smallest that it may be.
+            most: the largest.
+            each: how many values of the folder's tensors each one stands for, at least: memory is allotted for what
+                these hold, and for no more.
+
         Raises:
-            CheckpointError: it is none, or too small.
+            CheckpointError: it is none, too small or too large.
         """
         value = self.get(name, otherwise)
         if not is_whole(value) or value < least:
             raise CheckpointError(
                 f"config.json in {self.name} says that {name} is {shown(value)}; it must be a number."
+            )
+        if value > most:
+            raise CheckpointError(
+                f"config.json in {self.name} says that {name} is {shown(value)}; it must be at most {most}."
+            )
+        if value * each > self.held:
+            raise CheckpointError(
+                f"config.json in {self.name} says that {name} is {shown(value)}; its tensors hold {self.held} values, "
+                "which are too few for that."
             )
         return value
 
@@ -132,8 +158,10 @@ class Fields:
         Raises:
             CheckpointError: a size is missing, or they do not fit each other.
         """
-        width, heads = self.count("hidden_size"), self.count("num_attention_heads")
-        groups, channels = self.count("num_key_value_heads", heads), self.count("head_dim", max(width // heads, 1))
+        width = self.count("hidden_size", each=1)
+        heads = self.count("num_attention_heads", each=width)
+        groups = self.count("num_key_value_heads", heads, each=width)
+        channels = self.count("head_dim", max(width // heads, 1), each=width * heads)
         activation = self.get("hidden_act", "silu")
         if activation != "silu":
             raise CheckpointError(f"config.json in {self.name} asks for the activation {shown(activation)}, not silu.")
@@ -144,7 +172,7 @@ class Fields:
         bias = bool(self.get("attention_bias", False))
         return Anatomy(
             width=width,
-            inner=self.count("intermediate_size"),
+            inner=self.count("intermediate_size", each=width),
             heads=heads,
             groups=groups,
             channels=channels,

@@ -50,7 +50,7 @@ def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> Medusa
     Raises:
         CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
     """
-    fields, tensors = Fields(folder.name, folder.config), Tensors.of(folder, (INSIDE, "medusa_heads."))
+    fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, (INSIDE, "medusa_heads."))
     if any(name.startswith(INSIDE) for name in folder.tensors):
         tensors.drop(*(name for name in folder.tensors if not name.startswith(INSIDE)))
     in_vllm = any(OF_VLLM.fullmatch(name) for name in tensors.left)
@@ -82,12 +82,13 @@ def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
 def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
     """Read layout C."""
     there = [int(one[1]) for name in tensors.left if (one := OF_VLLM.fullmatch(name))]
-    count = max(fields.count("num_heads", 1), 1 + max(there))
-    layers, shared = fields.count("num_hidden_layers", 1), bool(fields.get("original_lm_head", False))
+    width = tensors.matrix("blocks.0.layers.0.weight")[0]
+    count = max(fields.count("num_heads", 1, each=width), 1 + max(there))
+    layers = fields.count("num_hidden_layers", 1, each=width * width)
+    shared = bool(fields.get("original_lm_head", False))
     biased = bool(fields.get("medusa_fc_bias", any(name.endswith(".bias") for name in tensors.left)))
     vocab = fields.count("vocab_size")
     named = _named(fields, tensors, vocab)
-    width = tensors.matrix("blocks.0.layers.0.weight")[0]
     rows: nn.Linear | None = None
     if shared:
         rows = _shared_rows(tensors, named)

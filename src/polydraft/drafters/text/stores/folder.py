@@ -13,7 +13,7 @@ from polydraft.drafters.text.occurrences import Tokens, as_tokens
 from polydraft.drafters.text.stores.order import joined_orders
 from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, write_segment
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
-from polydraft.errors import StoreError, VocabularyMismatch
+from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch, lowered, shown
 
 LOCK = ".lock"
 PATIENCE = 30.0
@@ -66,6 +66,28 @@ def places(folder: Path) -> list[Place]:
             whole.append(one)
             last = one.last
     return whole
+
+
+def path_of(given: object, name: str) -> Path:
+    """Return where a store is, with a home directory for `~`.
+
+    Args:
+        given: what was given.
+        name: the argument that it was given for.
+
+    Raises:
+        InvalidParameter: it is no path.
+        StoreError: no file can have this path.
+    """
+    if not isinstance(given, str | Path):
+        raise InvalidParameter(f"{name} must be the path of a store of texts, but is {shown(given)}.")
+    try:
+        found = Path(given).expanduser()
+    except RuntimeError as error:
+        raise StoreError(f"There is no store of texts at {given}: {lowered(error)}") from error
+    if "\0" in str(given):
+        raise StoreError(f"There is no store of texts at {str(given)!r}: no file has such a name.")
+    return found
 
 
 def check_folder(folder: Path, *, make: bool = False) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
-from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
+from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, path_of, places
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
-from polydraft.errors import StoreError
+from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25
 """Tokens of a segment that is built: to order them takes a gigabyte of memory."""
@@ -24,12 +24,13 @@ class TextStore:
         path: the folder or file.
 
     Raises:
+        InvalidParameter: `path` is no path.
         StoreError: there is none, it holds no segment, or a segment is damaged.
         VocabularyMismatch: two segments are of different tokenizers.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = path_of(path, "path")
         if self.path.is_file():
             there = [Place(self.path, 1, 1, 0)]
         else:
@@ -92,6 +93,7 @@ class StoreWriter:
         merges: whether small segments are merged, as in stores that grow.
 
     Raises:
+        InvalidParameter: an argument is of another type, or a number is below one.
         StoreError: the folder cannot be used.
         VocabularyMismatch: it holds texts of another tokenizer.
     """
@@ -105,7 +107,14 @@ class StoreWriter:
         chunk: int = CHUNK,
         merges: bool = False,
     ) -> None:
-        self.folder, self.vocabulary = Path(folder), vocabulary
+        self.folder, self.vocabulary = path_of(folder, "folder"), vocabulary
+        if not isinstance(vocabulary, Vocabulary):
+            raise InvalidParameter(f"vocabulary must be a Vocabulary, but is {shown(vocabulary)}.")
+        for name, value in (("most_bytes", 1 if most_bytes is None else most_bytes), ("chunk", chunk)):
+            if not is_whole(value) or value < 1:
+                raise InvalidParameter(f"{name} must be a whole number of at least 1, but is {shown(value)}.")
+        if not isinstance(merges, bool):
+            raise InvalidParameter(f"merges must be True or False, but is {shown(merges)}.")
         self.most_bytes, self.chunk, self.merges = most_bytes, chunk, merges
         check_folder(self.folder, make=True)
         for place in places(self.folder)[:1]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
-from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, places
+from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, path_of, places
 from polydraft.drafters.text.stores.segment import Segment, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
@@ -101,7 +101,7 @@ class SuffixStore:
     ) -> None:
         if not is_whole(most_bytes) or most_bytes < 1_000_000:
             raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
-        self.folder = Path(folder)
+        self.folder = path_of(folder, "folder")
         self.most_bytes = most_bytes
         check_folder(self.folder, make=True)
         room = np.full(FLUSHED + 1, SENTINEL, np.uint32)
@@ -244,7 +244,7 @@ def shared_store(folder: str | Path) -> SuffixStore:
     Raises:
         StoreError: as for `SuffixStore`.
     """
-    name = os.path.abspath(os.path.expanduser(folder))
+    name = os.path.abspath(path_of(folder, "store"))
     store = _SHARED.get(name)
     if store is None or not os.path.isdir(name):
         store = _SHARED[name] = SuffixStore(name)

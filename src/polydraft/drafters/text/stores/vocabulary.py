@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from polydraft.drafters.protocol import Session
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import tokenizer_of
 
 MOST_PADDING = 1024
@@ -22,11 +23,20 @@ class Vocabulary:
         size: its number of tokens, or the model's; 0 where nothing is known.
         mark: a fingerprint of its tokens; empty where the tokenizer is not known.
         name: what it is called in errors.
+
+    Raises:
+        InvalidParameter: `size` is no number of tokens.
     """
 
     size: int
     mark: bytes = b""
     name: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.size) or self.size < 0:
+            raise InvalidParameter(
+                f"The size of a vocabulary must be a whole number of at least 0, but is {shown(self.size)}."
+            )
 
     @classmethod
     def of(cls, tokenizer: Any, name: str = "") -> "Vocabulary":

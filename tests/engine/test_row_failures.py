@@ -1,0 +1,272 @@
+"""A drafter that fails in one row of a batch: the others write what they write alone, and nobody's law changes."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from choices import Toy, distance, law_of
+from doubles import perturbed, tiny_model
+from heads import VOCAB, block_drafter, eagle_drafter, medusa_drafter
+from torch import Tensor
+
+import polydraft
+from polydraft import Chain, HuggingFaceModel, ModelDrafter, generate_many
+from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, MergedDrafter, RoutedDrafter, Session, is_sound
+from polydraft.drafters.text import (
+    JacobiDrafter,
+    LookaheadDrafter,
+    NgramDrafter,
+    OuroborosDrafter,
+    RecyclingDrafter,
+    SuffixDrafter,
+)
+from polydraft.probs import Noise
+from polydraft.reading import Features, Reader, Step, Text
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, grow
+from polydraft.verifiers import BlockVerification
+
+NEW = 14
+POISON = 7
+PROMPTS = {"first": [3, 1, 4, 1, 5], "poisoned": [POISON, 2, POISON], "last": [5, 8, 5, 8, 5, 8, 5], "late": [9, 2]}
+
+
+def target() -> Any:
+    return tiny_model(vocab=VOCAB)
+
+
+def model() -> ModelDrafter:
+    return ModelDrafter(HuggingFaceModel(perturbed(target(), 0.05)))
+
+
+def ensemble() -> EnsembleDrafter:
+    return EnsembleDrafter(((model().model, None), (HuggingFaceModel(perturbed(target(), 0.1)), None)))
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "model": model,
+    "ensemble": ensemble,
+    "ngram": lambda: NgramDrafter(3, 1),
+    "jacobi": JacobiDrafter,
+    "recycling": RecyclingDrafter,
+    "lookahead": LookaheadDrafter,
+    "ouroboros": lambda: OuroborosDrafter(model()),
+    "lookup first": lambda: LookupFirst(model(), 1),
+    "routed": lambda: RoutedDrafter((NgramDrafter(), RecyclingDrafter()), eagle_drafter()),
+    "merged": lambda: MergedDrafter((NgramDrafter(),), block_drafter("mixing")),
+    "eagle": eagle_drafter,
+    "block": lambda: block_drafter("markov"),
+    "medusa": medusa_drafter,
+    "suffix": SuffixDrafter,
+}
+
+
+@cache
+def drafter_of(name: str) -> Drafter:
+    return DRAFTERS[name]()
+
+
+@dataclass
+class Fragile(Drafter):
+    """A drafter that raises in one of its verbs once it sees a certain text of so many tokens."""
+
+    inner: Drafter
+    verb: str
+    length: int = 6
+    parts: bool = True
+    batches: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = self.inner
+        self.name, self.reads, self.riders, self.shares = own.name, own.reads, own.riders, own.shares
+
+    @property
+    def sound(self) -> bool:
+        return is_sound(self.inner)
+
+    def looked(self, verb: str, text: Text) -> None:
+        bad = (text.tokens[:, 0] == POISON) & (text.tokens[:, 2] == POISON) & (text.lengths >= self.length)
+        if verb == self.verb and bool(bad.any()):
+            raise ArithmeticError("this text is poison")
+
+    def defaults(self, params: Any) -> Any:
+        return self.inner.defaults(params)
+
+    def check(self, scheme: Scheme) -> None:
+        self.inner.check(scheme)
+
+    def start(self, text: Text, session: Session) -> Any:
+        return self.inner.start(text, session)
+
+    def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        self.looked("read", text)
+        return self.inner.read(state, text, features)
+
+    def over(self, state: Any, target: Reader) -> Any:
+        return self.inner.over(state, target)
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Any:
+        self.batches.append(len(text.counts))
+        found = self.inner.draft(state, text, scheme, policy, noise)
+        self.looked("draft", text)
+        return found
+
+    def commit(self, state: Any, step: Step) -> Any:
+        after = self.inner.commit(state, step)
+        self.looked("commit", step.text)
+        return after
+
+    def join(self, state: Any, row: int, other: Any) -> Any:
+        return self.inner.join(state, row, other)
+
+    def of_row(self, state: Any, row: int) -> Any:
+        return self.inner.of_row(state, row) if self.parts else super().of_row(state, row)
+
+    def rewind(self, state: Any, row: int, length: int) -> Any:
+        return self.inner.rewind(state, row, length)
+
+    def leave(self, state: Any, row: int) -> Any:
+        return self.inner.leave(state, row)
+
+    def finish(self, state: Any, text: Text, row: int) -> Any:
+        self.looked("finish", text)
+        return self.inner.finish(state, text, row)
+
+
+def written(drafter: Drafter, heat: float, size: int, names: Any = PROMPTS) -> dict[Any, Any]:
+    chosen = {name: torch.tensor(PROMPTS[name]) for name in names}
+    options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": heat, "eos_token_id": None, "policy": Chain(4)}
+    options |= {"per_prompt": {name: {"seed": 3 + len(name)} for name in names}}
+    options |= {} if not heat else {"top_k": 0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*decoded without drafts")
+        done = generate_many(target(), chosen, drafter=drafter, batch_size=size, **options)
+        return {one.name: (one.tokens, one.target_calls, one.accepted) for one in done}
+
+
+OTHERS = [name for name in PROMPTS if name != "poisoned"]
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("verb", ["draft", "commit", "read", "finish"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_row_is_the_text_that_it_is_alone(name: str, verb: str, heat: float) -> None:
+    """Tokens, calls and accepted drafts; also of the row in which the drafter fails, which fails there alone too."""
+    sick, well = Fragile(drafter_of(name), verb, 3 if verb == "read" else 6), drafter_of(name)
+    found, unhurt = written(sick, heat, 3), written(well, heat, 3)
+    assert max(sick.batches) == 3
+    assert {one: found[one] for one in OTHERS} == {one: unhurt[one] for one in OTHERS}
+    for prompt in PROMPTS:
+        assert found[prompt] == written(sick, heat, 1, [prompt])[prompt], prompt
+
+
+def test_rows_that_are_well_are_a_batch_again() -> None:
+    sick = Fragile(drafter_of("model"), "draft")
+    written(sick, 0.0, 4)
+    first = sick.batches.index(4)
+    assert sick.batches[first:] == [4, 4, 1, 1, 1, 1, *[3] * (len(sick.batches) - first - 6)]
+    assert len(sick.batches) > first + 7
+
+
+def test_a_drafter_that_does_not_part_its_rows_fails_in_all_of_them() -> None:
+    sick = Fragile(drafter_of("model"), "draft", parts=False)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": None, "policy": Chain(2)}
+    prompts = torch.tensor([[3, 1, 4], [POISON, 2, POISON]])
+    with pytest.warns(RuntimeWarning, match="poison.*; the rest is decoded without drafts") as said:
+        found = polydraft.generate(target(), prompts, drafter=sick, **options)
+    assert found.statistics.fallback == "ArithmeticError: this text is poison" and len(said) == 1
+    assert torch.equal(found.sequences, polydraft.generate(target(), prompts, drafter="none", **options).sequences)
+    sick.parts = True
+    with pytest.warns(RuntimeWarning, match="poison.*; rows in which it fails are decoded without drafts") as said:
+        again = polydraft.generate(target(), prompts, drafter=sick, **options)
+    assert len(said) == 1 and torch.equal(again.sequences, found.sequences)
+    assert again.statistics.accepted > found.statistics.accepted
+
+
+def test_a_drafter_that_fails_in_every_row_is_asked_for_each_once_and_no_more() -> None:
+    sick = Fragile(drafter_of("eagle"), "draft", 0)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": None, "policy": Chain(2)}
+    prompts = torch.tensor([[POISON, 1, POISON], [POISON, 2, POISON]])
+    with pytest.warns(RuntimeWarning, match="poison.*; the rest is decoded without drafts") as said:
+        found = polydraft.generate(target(), prompts, drafter=sick, **options)
+    assert sick.batches == [2, 1, 1] and len(said) == 1
+    assert torch.equal(found.sequences, polydraft.generate(target(), prompts, drafter="none", **options).sequences)
+
+
+def test_a_drafter_that_fails_for_several_rows_only_drafts_for_them_apart() -> None:
+    class Narrow(Fragile):
+        def looked(self, verb: str, text: Text) -> None:
+            if verb == "draft" and len(text.counts) > 1:
+                raise MemoryError("too many")
+
+    assert written(Narrow(drafter_of("model"), ""), 1.0, 3) == written(drafter_of("model"), 1.0, 3)
+
+
+# The law, where errors follow from what was drawn.
+
+LAW = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Dicey(Drafter):
+    """Draws from fixed rows, and breaks in a batch when a row of it draws a certain token, in growth or behind it."""
+
+    row: int
+    grows: bool
+    parts: bool = True
+    name = "dicey"
+    sound = True
+
+    def check(self, scheme: Scheme) -> None:
+        pass
+
+    def start(self, text: Text, session: Session) -> int:
+        return len(text.counts)
+
+    def draft(
+        self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, int]:
+        def broken(tokens: Tensor) -> bool:
+            return state > 1 and bool((tokens[self.row] == 1).any())
+
+        def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            if self.grows and frontier.depth and broken(frontier.tokens):
+                raise ArithmeticError("not this token")
+            size = frontier.tokens.shape
+            return torch.arange(3).expand(*size, 3), LAW[frontier.depth].expand(*size, 3)
+
+        draft = grow(text.last(), policy, scheme, propose, noise)
+        if not self.grows and broken(draft.tree.tokens[:, 1:]):
+            raise ArithmeticError("not this draft")
+        return draft, state
+
+    def commit(self, state: int, step: Step) -> int:
+        return state
+
+    def join(self, state: int, row: int, other: int) -> int:
+        return state + (row == state)
+
+    def of_row(self, state: int, row: int) -> int:
+        return 1 if self.parts else super().of_row(state, row)
+
+
+TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(row: int, grows: bool) -> None:
+    """Summed over all drafts and verdicts of both texts; the first's own tokens or its neighbour's break the batch."""
+    law, failures = law_of(TOY, Dicey(row, grows), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    assert failures and distance(law, TOY.texts(TEXTS[0], 2)) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+def test_to_drop_what_a_row_has_drawn_for_what_it_is_would_be_seen() -> None:
+    law, _ = law_of(TOY, Dicey(0, False, parts=False), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    assert distance(law, TOY.texts(TEXTS[0], 2)) > 0.01
