@@ -95,9 +95,12 @@ class Choices:
     chance: float = 1.0
     known: dict[tuple[float, ...], tuple[int, list[float]]] = field(default_factory=dict)
 
+    def again(self) -> None:
+        """Begin with the first draw again."""
+        self.at, self.chance = 0, 1.0
+        self.known.clear()
+
     def drawn(self, numbers: list[float], chances: list[float]) -> int:
-        if not self.at:
-            self.known.clear()
         key = tuple(numbers)
         if key not in self.known:
             self.known[key] = self.choose(chances), chances
@@ -209,7 +212,7 @@ def law_of(
     first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
     with chosen_drafts(choices):
         while True:  # a step writes behind what was committed only, so that all begin with the same rows
-            choices.at, choices.chance = 0, 1.0
+            choices.again()
             batch, found, left = first, list[int](), steps
             if plans:
                 policy.opens(Opening(len(prompts[0]), new, rows, 0.1))

@@ -159,7 +159,7 @@ def test_filters_act_on_masked_rows(pair: Pair, ids: Tensor, filters: dict[str, 
 
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 def test_every_finished_text_is_in_the_grammar(pair: Pair, ids: Tensor, temperature: float) -> None:
-    prompts = {f"{kind}{place}": ids[0] for kind in "jr" for place in range(50)}
+    prompts = {f"{kind}{place}": ids[0] for kind in "jr" for place in range(25)}
     own = {name: {"grammar": GRAMMARS[0] if name[0] == "j" else GRAMMARS[1]} for name in prompts}
     run = polydraft.generate_many(
         pair.target,
@@ -187,7 +187,7 @@ def test_every_finished_text_is_in_the_grammar(pair: Pair, ids: Tensor, temperat
         value = json.loads(text)
         assert [*value] == ["name", "age", "tags"] and 0 <= value["age"] <= 130 and len(value["name"]) <= 12
         assert {*value["tags"]} <= {"red", "blue", "green"} and len(value["tags"]) <= 3
-    assert finished > 90
+    assert finished > 45
 
 
 def test_many_texts_are_those_of_single_runs(pair: Pair, ids: Tensor) -> None:

@@ -258,7 +258,7 @@ TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
 
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", [0, 1])
 def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(row: int, grows: bool) -> None:
     """Summed over all drafts and verdicts of both texts; the first's own tokens or its neighbour's break the batch."""

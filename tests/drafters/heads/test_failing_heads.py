@@ -121,7 +121,7 @@ def test_texts_that_join_later_are_drafted_for_again(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("raises", [False, True], ids=["not a number", "error"])
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_the_law_of_both_texts_is_the_targets(after: int, raises: bool) -> None:
     """Summed over all drafts and verdicts of two texts, of which one makes the head fail at some depth."""
     target, prompts, ends = Seen(2), [[1, 0, 1], [0, 1, 1]], Failing(after, raises=raises)
