@@ -39,7 +39,7 @@ def test_a_stream_is_the_whole_in_pieces(app: TestClient, more: dict) -> None:
             told = [value for one in own for value in one["logprobs"]["token_logprobs"]]
             assert told == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
     assert pieces[-1]["choices"] == [] and pieces[-1]["usage"] == whole["usage"]
-    assert pieces[-1]["metrics"] == pieces[-2]["metrics"] == whole["metrics"]
+    assert pieces[-1]["metrics"] == whole["metrics"] and sum("metrics" in piece for piece in pieces) == 1
 
 
 def test_choices_have_seeds_that_follow_from_the_first(app: TestClient, pair: Pair) -> None:
@@ -199,6 +199,20 @@ def test_what_a_request_wants_of_drafts_is_done(app: TestClient) -> None:
     short = ask(app, seed=1, temperature=0, speculative={"drafter": "model", "max_draft_tokens": 2})
     told = short["metrics"]["speculative_decoding"]
     assert told["num_draft_tokens"] <= 2 * told["num_spec_steps"]
+
+
+def test_counts_of_drafts_have_the_shape_that_benchmarks_read(app: TestClient) -> None:
+    for asked in ({"enabled": False}, {"drafter": "model", "tree": "3,2"}, {"drafter": "model", "tree": "chain:4"}):
+        for n in (1, 2):
+            told = ask(app, seed=2, max_tokens=14, n=n, speculative=asked)["metrics"]["speculative_decoding"]
+            steps, counts = told["num_spec_steps"], told["acceptance_histogram"]
+            assert type(told["num_spec_tokens"]) is int and len(counts) == told["num_spec_tokens"] + 1
+            assert all(type(count) is int for count in counts) and sum(counts) == steps
+            assert sum(place * count for place, count in enumerate(counts)) == told["num_accepted_draft_tokens"]
+            assert told["mean_acceptance_length"] == pytest.approx(
+                1 + told["num_accepted_draft_tokens"] / max(1, steps), abs=1e-4
+            )
+            assert told["num_spec_tokens"] == {"3,2": 2, "chain:4": 4}.get(asked.get("tree"), 0)
 
 
 def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:

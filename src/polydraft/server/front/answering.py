@@ -113,7 +113,7 @@ async def _events(
             choice = tally.add(event.kind, event.said)
             chunk = shape.chunk(choice, event.said, before)
             if tally.over:
-                chunk |= shape.measures(tally, chunk.get("polydraft", {}))
+                chunk |= shape.measures(tally, chunk.get("polydraft", {}), usage)
             if usage:
                 chunk["usage"] = tally.usage() if always else None
             if event.said["text"] or choice.reason or "trace" in event.said or event.said.get("logprobs"):

@@ -75,9 +75,13 @@ class Shape:
         """Return the last chunk, which has the usage and no choice."""
         return {**self._chunk([]), "usage": tally.usage(), "metrics": tally.metrics()}
 
-    def measures(self, tally: Tally, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the last chunk of a text has beside, and what it tells of its step already."""
-        return {"metrics": tally.metrics(), "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}
+    def measures(self, tally: Tally, told: Mapping[str, Any], usage: bool) -> dict[str, Any]:
+        """Return what the last chunk of a text has beside, and what it tells of its step already.
+
+        The counts of drafts stand in one chunk alone, since who reads them takes two for two texts: in the one with the `usage`, or here.
+        """
+        metrics = {} if usage else {"metrics": tally.metrics()}
+        return {**metrics, "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}
 
     def begins(self, tally: Tally, number: int) -> int:
         """Return how many characters of a choice come before the model's own: those of an echo."""

@@ -20,6 +20,7 @@ class Counts:
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    deepest: int = 0
     histogram: list[int] = field(default_factory=list[int])
     offered_at: list[int] = field(default_factory=list[int])
     kept_at: list[int] = field(default_factory=list[int])
@@ -31,7 +32,7 @@ class Counts:
         self.calls, self.tokens = self.calls + bool(said["tokens"]), self.tokens + len(said["tokens"])
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         if drafted:
-            self.drafts += 1
+            self.drafts, self.deepest = self.drafts + 1, max(self.deepest, int(said["depth"]))
             _add(self.histogram, [0] * accepted + [1])
         _add(self.offered_at, [1] * int(said["offered"]))
         _add(self.kept_at, [1] * int(said["kept"]))
@@ -42,22 +43,26 @@ class Counts:
         """Count what another choice counted."""
         for name in ("calls", "tokens", "drafts", "drafted", "accepted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.deepest = max(self.deepest, other.deepest)
         for name in ("histogram", "offered_at", "kept_at"):
             _add(getattr(self, name), getattr(other, name))
         for source, counts in other.sources.items():
             _add(self.sources.setdefault(source, [0, 0]), counts)
 
     def told(self) -> dict[str, Any]:
-        """Return the numbers in vLLM's shape, with ours behind them."""
+        """Return the numbers in vLLM's shape, with ours behind them.
+
+        `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number up to it.
+        """
         steps = self.drafts
         return {
-            "mean_acceptance_length": round(1 + self.accepted / steps, 4) if steps else None,
-            "draft_acceptance_rate": round(self.accepted / self.drafted, 4) if self.drafted else None,
-            "acceptance_histogram": self.histogram,
+            "mean_acceptance_length": round(1 + self.accepted / max(1, steps), 4),
+            "draft_acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
+            "acceptance_histogram": self.histogram + [0] * (self.deepest + 1 - len(self.histogram)),
             "num_spec_steps": steps,
             "num_accepted_draft_tokens": self.accepted,
             "num_draft_tokens": self.drafted,
-            "num_spec_tokens": round(self.drafted / steps, 4) if steps else 0,
+            "num_spec_tokens": self.deepest,
             "target_calls": self.calls,
             "tokens_per_call": round(self.tokens / self.calls, 4) if self.calls else None,
             "acceptance_by_depth": by_depth(self.offered_at, self.kept_at),

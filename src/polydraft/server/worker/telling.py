@@ -59,6 +59,7 @@ class Telling:
             "accepted": accepted,
             "offered": gain.offered,
             "kept": gain.kept,
+            "depth": _deepest(block, row) if gain.drafted else 0,
             "source": gain.source,
             "finish": finish,
             "stopped_by": stopped if stopped is not None else self._stop_token(gain, finish),
@@ -106,6 +107,11 @@ class Telling:
         }
 
 
+def _deepest(block: Block, row: int) -> int:
+    """Return how many drafts the longest path of a row's tree has."""
+    return int((block.tree.depth[row] * block.tree.valid[row]).max())
+
+
 def _tree(served: Served, block: Block, row: int) -> dict[str, Any]:
     """Return a row's tree, with its nodes' numbers as the engine has them: 0 is the root."""
     tree, verdict = block.tree, block.verdict
@@ -142,5 +148,5 @@ def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, f
 
 def nothing() -> dict[str, Any]:
     """Return what is told of a text that is to have no tokens."""
-    counts = dict.fromkeys(("drafted", "accepted", "offered", "kept"), 0)
+    counts = dict.fromkeys(("drafted", "accepted", "offered", "kept", "depth"), 0)
     return {"text": "", "tokens": [], **counts, "source": "", "finish": "length", "stopped_by": None}
