@@ -47,6 +47,9 @@ def test_keys_limits_and_metrics_under_another_name() -> None:
         assert ask(found, prompt="a", seed=1)["model"] == "m"
         names = {name.split("{")[0] for name in numbers(found, "vllm:")}
         assert {"vllm:num_requests_running", "vllm:spec_decode_num_drafts_total"} <= names
+        # `vllm bench serve` adds up all lines with these words, whatever follows them.
+        assert {name for name in names if "num_drafts" in name} == {"vllm:spec_decode_num_drafts_total"}
+        assert not [name for name in numbers(found) if "_created" in name]
 
 
 def test_only_names_that_are_allowed_are_answered_to() -> None:

@@ -1,10 +1,10 @@
 """Prometheus metrics, under vLLM's names behind our own prefix, and behind vLLM's where that is asked for."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 OURS, THEIRS = "polydraft", "vllm"
 WAITS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -87,11 +87,28 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(_Values(self.registry))
 
     def _each(self, name: str, do: Callable[[Any], None]) -> None:
         for one in self._named[name]:
             do(one)
+
+
+class _Values(CollectorRegistry):
+    """A registry's metrics without the times at which counters began.
+
+    `vllm bench serve` takes every line that begins like a counter for one, and would add these times to it. vLLM leaves them
+    out for all registries of a process, which belong to others too.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class Timing:
