@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
@@ -178,6 +178,41 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
     again = make_head(target(), PROMPTS, tmp_path / "cut", tmp_path / "two", asked)
     whole = make_head(target(), PROMPTS, tmp_path / "whole", tmp_path / "one", asked)
     assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("mixing", 16), ("dspark", None), ("medusa", None), ("eagle", None), ("eagle-3", 16)]
+)
+def test_a_head_goes_on_from_the_weights_of_another(kind: str, rows: int | None, tmp_path: Path) -> None:
+    first = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan(kind, rows=rows))
+    still = HeadRecipe(steps=1, texts=4, matrix_rate=0.0, other_rate=0.0, measure_every=1, save_every=1)
+    asked = replace(plan(kind, start=tmp_path / "first"), recipe=still)
+    second = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
+    assert second.drafting.overlap == pytest.approx(first.drafting.overlap, abs=5e-3)  # stored in bfloat16 in between
+    one, other = (load_file(next((tmp_path / name).glob("*.safetensors"))) for name in ("first", "second"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert "It began with the weights of first." in (tmp_path / "second" / "README.md").read_text()
+
+
+def test_a_head_of_another_kind_or_size_is_no_beginning(tmp_path: Path) -> None:
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan("dspark"))
+    for kind, changes, said in [
+        ("medusa", {}, "is a block head, and the new head is a medusa"),
+        (
+            "mixing",
+            {},
+            "confidence.weight of the shape 1 x 20, and the new head 1 x 32; take its kind, layers and drafts",
+        ),
+        ("dspark", {"size": {"layers": 1}}, "layers.1"),
+    ]:
+        with pytest.raises(InvalidParameter, match=said):
+            asked = plan(kind, start=tmp_path / "first", **changes)
+            make_head(target(), PROMPTS, tmp_path / "other", tmp_path / "never", asked)
+        assert not (tmp_path / "other").exists()
+    with pytest.raises(InvalidParameter, match="leave rows out"):
+        plan("dspark", start=tmp_path / "first", rows=16)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        make_head(target(), PROMPTS, tmp_path / "o", tmp_path / "n", plan("dspark", start=tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("changes", [{"rows": 12}, {"size": {"layers": 2}}, {"size": {"inner": 8}}], ids=str)

@@ -88,6 +88,7 @@ from polydraft.cli.arguments.training import (
     HeadLimitOption,
     HeadLossOption,
     HeadRowsOption,
+    HeadStartOption,
     HeadStepsOption,
     HeadTokensOption,
     HeadWorkOption,
@@ -437,6 +438,7 @@ def head(
     layers: HeadLayersOption = None,
     drafts: HeadDraftsOption = 6,
     rows: HeadRowsOption = None,
+    start: HeadStartOption = None,
     form: HeadFormOption = "official",
     seed: FixedSeedOption = 1,
     chat_template: TemplateOption = None,
@@ -455,6 +457,7 @@ def head(
         rows,
         form,
         target or "the embedded target",
+        start,
     )
     request = HeadRequest(target, tuple(prompts or ()), limit, chat_template, work, out, plan)
     raise typer.Exit(run_train_head(request, as_json=as_json))

@@ -57,6 +57,15 @@ HeadLayersOption = Annotated[
 HeadDraftsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="Tokens deep that it learns to draft.", rich_help_panel=TRAINING)
 ]
+HeadStartOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--start",
+        metavar="FOLDER",
+        help="Begin with the weights of this head, of the same kind and sizes. Default: new ones.",
+        rich_help_panel=TRAINING,
+    ),
+]
 HeadRowsOption = Annotated[
     int | None,
     typer.Option(

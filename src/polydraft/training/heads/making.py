@@ -18,6 +18,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.kinds import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.shards import Shards, own_counts
+from polydraft.training.heads.starting import begin_with, load_start, tokens_of
 from polydraft.training.heads.targets import TargetEnds
 from polydraft.training.heads.writing import Writing, check_size, write_shards
 
@@ -34,6 +35,7 @@ class HeadPlan:
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
         form: of the folder: official, or the other one that the family has: speculators, and vllm of Medusa.
         name: what the target is called on the card.
+        start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None.
 
     Raises:
         InvalidParameter: there is no such kind, it has no such form or loss, or it would draft no token.
@@ -46,6 +48,7 @@ class HeadPlan:
     rows: int | None = None
     form: str = OFFICIAL
     name: str = "its target"
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in MAKERS:
@@ -59,6 +62,8 @@ class HeadPlan:
             )
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
+        if self.rows is not None and self.start is not None:
+            raise InvalidParameter("A head that begins with another one has its tokens; leave rows out.")
         if self.rows is not None and self.form not in maker.fewer:
             found = f"take {' or '.join(maker.fewer)}, or leave rows out" if maker.fewer else "leave rows out"
             raise InvalidParameter(f"The {self.form} form of {self.kind} heads has all of a target's tokens; {found}.")
@@ -106,7 +111,9 @@ def make_head(
 
     Raises:
         KeyboardInterrupt: it was interrupted while the head learnt.
-        InvalidParameter: the prompts are too few or too long, or the text would be too large.
+        InvalidParameter: the prompts are too few or too long, the text would be too large, or the head to begin with is
+            of another kind or size.
+        CheckpointError: the head to begin with is missing or damaged.
         ResultsError: the work folder holds something else.
         UnsupportedModel: the target's ends are no tables.
     """
@@ -114,10 +121,10 @@ def make_head(
     reads = usual_reads(model.layers)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
+    head = None if plan.start is None else _begun(target, model, reads, plan, plan.start)
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
-    ends = TargetEnds.of(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device))
-    torch.manual_seed(plan.recipe.seed)
-    head = MAKERS[plan.kind].make(target, ends, reads, plan.size)
+    if head is None:
+        head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan)
     learnt = Shards(text.learnt)
     with noting() as interrupted:
         run = work / run_name(plan)
@@ -128,7 +135,8 @@ def make_head(
 def run_name(plan: HeadPlan) -> str:
     """Return what the folder of a run's checkpoints is called: none goes on from the checkpoint of another plan."""
     writing = {name: value for name, value in asdict(plan.writing).items() if name != "most_bytes"}
-    made_by = [asdict(plan.size), asdict(plan.recipe), writing, plan.rows]
+    made_by: list[Any] = [asdict(plan.size), asdict(plan.recipe), writing, plan.rows]
+    made_by += [] if plan.start is None else [str(plan.start.resolve())]
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()
     return f"{plan.kind}-{plan.size.loss}-{digest[:8]}"
 
@@ -148,6 +156,23 @@ def end_ids_of(target: PreTrainedModel) -> list[int]:
     return [] if end is None else [end] if isinstance(end, int) else [*end]
 
 
+def _new(target: PreTrainedModel, tokens: Int[Tensor, " v"] | None, reads: tuple[int, ...], plan: HeadPlan) -> NewHead:
+    """Return a head that has learnt nothing, for these of the target's tokens."""
+    torch.manual_seed(plan.recipe.seed)
+    return MAKERS[plan.kind].make(target, TargetEnds.of(target, tokens), reads, plan.size)
+
+
+def _begun(
+    target: PreTrainedModel, model: HuggingFaceModel, reads: tuple[int, ...], plan: HeadPlan, start: Path
+) -> NewHead:
+    """Return a head with the weights and tokens of another one."""
+    given = load_start(start, model)
+    tokens = tokens_of(given)
+    head = _new(target, tokens, reads, plan)
+    begin_with(head, given, start, TargetEnds.of(target, tokens))
+    return head
+
+
 def _written(
     head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: Drafting, texts: int
 ) -> MadeHead:
@@ -163,6 +188,8 @@ def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
     """Return the text of a head's README.md."""
     recipe, overlaps = plan.recipe, " ".join(f"{one:.3f}" for one in made.drafting.overlap)
     rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
+    rows = rows if plan.start is None else "the tokens of the head that it began with"
+    began = "" if plan.start is None else f"It began with the weights of {plan.start.name}.\n"
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
@@ -181,6 +208,6 @@ measured before they were rounded to bfloat16.
 
 `polydraft train head {plan.kind}`: {made.tokens} tokens in texts of {plan.writing.length}.
 The target wrote them behind given prompts, at temperatures 0, 0.7 and 1.
-{recipe.steps} steps of {recipe.texts} texts; Muon at {recipe.matrix_rate:g}, and AdamW at {recipe.other_rate:g} for
-tables, norms and biases, cosine schedule; loss: {plan.size.loss}; seed {recipe.seed}.
+{began}{recipe.steps} steps of {recipe.texts} texts; Muon at {recipe.matrix_rate:g}, and AdamW at {recipe.other_rate:g}
+for tables, norms and biases, cosine schedule; loss: {plan.size.loss}; seed {recipe.seed}.
 """

@@ -1,0 +1,69 @@
+"""Begin a head's training with the weights of another head, such as a published one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.drafters import Drafter, load_head
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.training.heads.kinds import NewHead
+from polydraft.training.heads.targets import TargetEnds
+
+
+def load_start(folder: Path, target: HuggingFaceModel) -> Drafter:
+    """Load the head whose weights a new one begins with.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or no head.
+    """
+    return load_head(str(folder), target.layers)
+
+
+def tokens_of(drafter: Drafter) -> Int[Tensor, " v"] | None:
+    """Return the tokens that a head drafts, rising; None for all of its target's."""
+    found = (getattr(network, "tokens", None) for network in drafter.networks())
+    return next((one for one in found if one is not None), None)
+
+
+def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
+    """Give a new head the weights of another, in place.
+
+    Copies of its target's tables, which folders of some families hold, need no place in the new one, which shares them.
+
+    Raises:
+        InvalidParameter: it is of another kind, or has other sizes.
+    """
+    new, old = ([*one.networks()] for one in (head.drafter, start))
+    if len(new) != len(old) or type(head.drafter) is not type(start):
+        raise InvalidParameter(f"--start {folder} is a {start.name}, and the new head is a {head.drafter.name}.")
+    for network, given in zip(new, old, strict=True):
+        weights, own = given.state_dict(), network.state_dict()
+        for name, table in (("embed_tokens.weight", ends.embedding), ("lm_head.weight", ends.rows)):
+            if name not in own and _is_copy(weights.get(name), table):
+                del weights[name]
+        _check_shapes(own, weights, folder)
+        network.load_state_dict(weights)
+
+
+def _is_copy(weight: Tensor | None, table: Tensor) -> bool:
+    """Tell whether a head's table is its target's, as far as bfloat16 says."""
+    return weight is not None and weight.shape == table.shape and torch.allclose(weight, table, rtol=1e-2, atol=1e-6)
+
+
+def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], folder: Path) -> None:
+    wanted, found = ({name: tuple(value.shape) for name, value in one.items()} for one in (own, given))
+    other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if other:
+        has, needs = (_told(shapes.get(other[0])) for shapes in (found, wanted))
+        raise InvalidParameter(
+            f"--start {folder} has {other[0]} of the shape {has}, and the new head {needs}; "
+            "take its kind, layers and drafts."
+        )
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else " x ".join(map(str, shape)) or "one number"
