@@ -57,6 +57,14 @@ HeadLayersOption = Annotated[
 HeadDraftsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="Tokens deep that it learns to draft.", rich_help_panel=TRAINING)
 ]
+FrozenRowsOption = Annotated[
+    bool,
+    typer.Option(
+        "--frozen-rows",
+        help="Of eagle-3: keep the target's output rows instead of learning own ones; steps are cheaper.",
+        rich_help_panel=TRAINING,
+    ),
+]
 HeadRowsOption = Annotated[
     int | None,
     typer.Option(

@@ -36,7 +36,7 @@ class HeadPlan:
         name: what the target is called on the card.
 
     Raises:
-        InvalidParameter: there is no such kind, it has no such form or loss, or it would draft no token.
+        InvalidParameter: there is no such kind, it has no such form, loss or rows, or it would draft no token.
     """
 
     kind: str
@@ -56,6 +56,11 @@ class HeadPlan:
         if self.size.loss not in maker.losses:
             raise InvalidParameter(
                 f"A head of the kind {self.kind} learns by the loss {' or '.join(maker.losses)}, not {self.size.loss}."
+            )
+        if self.size.frozen_rows and not maker.own_rows:
+            owners = " or ".join(kind for kind, one in MAKERS.items() if one.own_rows)
+            raise InvalidParameter(
+                f"A head of the kind {self.kind} has the target's output rows anyway; frozen rows are of {owners}."
             )
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
@@ -163,6 +168,7 @@ def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
     """Return the text of a head's README.md."""
     recipe, overlaps = plan.recipe, " ".join(f"{one:.3f}" for one in made.drafting.overlap)
     rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
+    rows += " from rows of its own" if MAKERS[plan.kind].own_rows and not plan.size.frozen_rows else ""
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
