@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
@@ -18,7 +19,7 @@ from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
-from polydraft.schemes import IID, Product, TopThenSample, WithoutReplacement, enumerate_drafts
+from polydraft.schemes import enumerate_drafts
 from polydraft.trees import Draft, TreePolicy, Verdict
 from polydraft.verifiers import PathVerifier
 
@@ -173,7 +174,7 @@ def chosen_drafts(choices: Choices) -> Iterator[None]:
             drafts.append(there)
         return torch.tensor(drafts).view(*counts.shape, k)
 
-    kinds = (IID, WithoutReplacement, TopThenSample, Product)
+    kinds = [type(one) for one in every_scheme() if one.independent and not one.deterministic]
     before = {kind: kind.sample for kind in kinds}
     for kind in kinds:
         kind.sample = sample  # type: ignore[method-assign]

@@ -1,8 +1,11 @@
-"""Small draft heads with random weights."""
+"""Small draft heads with random weights, and a target whose texts can be enumerated for them."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from choices import Memory, Toy
+from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.drafters.heads.autoregressive import EagleDrafter
@@ -21,6 +24,7 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
+from polydraft.models import Forward
 
 Network = TypeVar("Network", bound=torch.nn.Module)
 WIDTH, VOCAB = 16, 24
@@ -89,6 +93,48 @@ def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> MedusaDrafter:
 def every_head() -> dict[str, Drafter]:
     """Return a drafter of every kind of head."""
     return {"a block head": block_drafter(), "an EAGLE head": eagle_drafter(), "Medusa heads": medusa_drafter()}
+
+
+class Seen(Toy):
+    """A law over the whole text that also has hidden states: those of layer k say what was read, in k ways.
+
+    The final ones, behind the last norm, are those of the last layer.
+    """
+
+    layers = 2
+    width = 4
+
+    def __init__(self, vocab: int, seed: int = 0) -> None:
+        super().__init__(vocab, seed)
+        stream = torch.Generator().manual_seed(seed + 99)
+        self.states = torch.randn(3, vocab, 4, generator=stream, dtype=torch.float64)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Memory, starts: Tensor, **named: Any
+    ) -> Forward:
+        logits = super().forward(tokens, positions, mask, cache, starts).logits
+        known = cache.slots[0, :, : mask.shape[-1]]
+        wanted = named.get("hidden_layers", ())
+        places = {layer: self.layers if layer == "final" else layer for layer in wanted}
+        hidden = {layer: (mask.double() @ self.states[place][known]).sin() for layer, place in places.items()}
+        keep = named.get("logits_to_keep") or 0
+        return Forward(logits[:, -keep:], hidden)
+
+    def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
+        return self.states[0][tokens]
+
+    def unembedded(self, states: Tensor) -> Tensor:
+        return states @ self.states[1].T
+
+
+TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
+    "block": lambda vocab: block_drafter(
+        vocab=vocab, width=4, block=3, anatomy={"heads": 2, "groups": 1, "channels": 2}
+    ),
+    "EAGLE": lambda vocab: eagle_drafter(4),
+    "Medusa": lambda vocab: medusa_drafter(4),
+}
+"""Heads for `Seen`, with so many tokens."""
 
 
 def _random(network: Network, spread: float) -> Network:

@@ -19,6 +19,7 @@ from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
 from polydraft.training.heads.kinds import usual_reads
 from polydraft.training.heads.making import most_written, run_name
+from polydraft.training.heads.targets import TargetEnds
 from polydraft.training.heads.writing import continued, write_shards
 
 VOCAB, LENGTH = 24, 32
@@ -151,6 +152,26 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_eagle_3_has_output_rows_of_its_own_which_begin_as_the_targets(frozen: bool, tmp_path: Path) -> None:
+    asked = plan("eagle-3", rows=16, size={"frozen_rows": frozen})
+    tokens = torch.arange(0, VOCAB, 2)
+    ends = TargetEnds.of(target(), tokens)
+    fresh = MAKERS["eagle-3"].make(target(), ends, (1, 2), asked.size)
+    learnt = [name for name, _ in fresh.training.named_parameters() if "lm_head" in name]
+    assert learnt == ([] if frozen else ["ends.lm_head.weight"])
+    if not frozen:
+        assert torch.equal(fresh.training.get_parameter("ends.lm_head.weight"), ends.rows)
+    made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
+    found = load_file(tmp_path / "head" / "model.safetensors")
+    theirs = target().get_output_embeddings().weight.detach()[found["t2d"]].bfloat16()
+    assert found["lm_head.weight"].shape == theirs.shape
+    assert torch.equal(found["lm_head.weight"], theirs) == frozen
+    more = 0 if frozen else (16 - len(tokens)) * ends.rows.shape[1]
+    assert made.parameters == sum(one.numel() for one in fresh.training.parameters()) + more
+    assert ("from rows of its own" in (tmp_path / "head" / "README.md").read_text()) != frozen
+
+
 def test_an_interrupted_run_goes_on_and_comes_to_the_same_head(tmp_path: Path) -> None:
     asked = plan("eagle-3")
     whole = make_head(target(), PROMPTS, tmp_path / "whole", tmp_path / "one", asked)
@@ -239,6 +260,10 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("medusa", rows=8)
     with pytest.raises(InvalidParameter, match="form of eagle heads has all of a target's tokens; leave rows out"):
         HeadPlan("eagle", rows=8)
+    with pytest.raises(
+        InvalidParameter, match="dspark has the target's output rows anyway; frozen rows are of eagle-3"
+    ):
+        HeadPlan("dspark", HeadSize(frozen_rows=True))
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
     with pytest.raises(

@@ -34,6 +34,13 @@ def test_embeddings_and_vectors_are_updated_as_by_adamw() -> None:
         torch.testing.assert_close(mine, yours)
 
 
+def test_output_rows_are_updated_as_by_adamw() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"mlp": nn.Linear(4, 4, bias=False), "lm_head": nn.Linear(4, 9, bias=False)})
+    matrices, others = (group["params"] for group in Muon(model, 0.1, 0.1).param_groups)
+    assert [one.shape for one in matrices] == [(4, 4)] and [one.shape for one in others] == [(9, 4)]
+
+
 def test_matrices_learn() -> None:
     torch.manual_seed(0)
     model, wanted, inputs = nn.Linear(6, 6, bias=False), torch.randn(6, 6), torch.randn(64, 6)

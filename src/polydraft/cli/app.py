@@ -79,6 +79,7 @@ from polydraft.cli.arguments.options import (
     VerifierOption,
 )
 from polydraft.cli.arguments.training import (
+    FrozenRowsOption,
     HeadDraftsOption,
     HeadFolderOption,
     HeadFormOption,
@@ -439,6 +440,7 @@ def head(
     drafts: HeadDraftsOption = 6,
     rows: HeadRowsOption = None,
     start: HeadStartOption = None,
+    frozen_rows: FrozenRowsOption = False,
     form: HeadFormOption = "official",
     seed: FixedSeedOption = 1,
     chat_template: TemplateOption = None,
@@ -451,7 +453,7 @@ def head(
 
     plan = HeadPlan(
         kind,
-        HeadSize(layers=layers, drafts=drafts, loss=loss),
+        HeadSize(layers=layers, drafts=drafts, loss=loss, frozen_rows=frozen_rows),
         Writing(tokens=tokens, length=length, past_end=past_end, seed=seed),
         HeadRecipe(steps=steps, seed=seed),
         rows,

@@ -1,4 +1,4 @@
-"""Muon: momentum with orthogonalised updates for weight matrices, AdamW for everything else.
+"""Muon: momentum with orthogonalised updates for weight matrices, AdamW for tables and everything else.
 
 torch.optim.Muon orthogonalises in bfloat16, which is some forty times slower than float32 on a CPU without bfloat16
 instructions and would take longer than the training itself; this one uses bfloat16 only where the machine multiplies it
@@ -38,19 +38,20 @@ def orthogonalised(matrices: Float[Tensor, "m r c"], rounds: int = 5) -> Float[T
 
 
 class Muon(Optimizer):
-    """Optimise hidden matrices by Muon and embeddings, norms and biases by AdamW.
+    """Optimise hidden matrices by Muon and embeddings, output rows, norms and biases by AdamW.
 
     Args:
-        model: the model; matrices inside its layers are Muon's.
+        model: the model; matrices inside its layers are Muon's, but for output rows, which are called `lm_head`.
         matrix_rate: learning rate of the matrices; their updates have root-mean-square entry about 0.2 of it.
         other_rate: learning rate of all other parameters.
         weight_decay: decoupled weight decay of the matrices.
     """
 
     def __init__(self, model: nn.Module, matrix_rate: float, other_rate: float, weight_decay: float = 0.1) -> None:
-        embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-        matrices = [one for one in model.parameters() if one.ndim == 2 and id(one) not in embeddings]
-        others = [one for one in model.parameters() if one.ndim != 2 or id(one) in embeddings]
+        tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+        tables |= {id(one) for name, one in model.named_parameters() if f".{name}".endswith(".lm_head.weight")}
+        matrices = [one for one in model.parameters() if one.ndim == 2 and id(one) not in tables]
+        others = [one for one in model.parameters() if one.ndim != 2 or id(one) in tables]
         groups = [
             {"params": matrices, "lr": matrix_rate, "orthogonal": True, "decay": weight_decay},
             {"params": others, "lr": other_rate, "orthogonal": False, "decay": 0.0},

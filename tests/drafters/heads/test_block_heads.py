@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from choices import Memory, Toy, distance, law_of
+from choices import distance, law_of
 from doubles import tiny_model
-from heads import TERMS, VOCAB, WIDTH, block_drafter, block_head
+from heads import TERMS, VOCAB, WIDTH, Seen, block_drafter, block_head
 from torch import Tensor
 
 import polydraft
@@ -30,7 +30,7 @@ from polydraft import (
 from polydraft.conformance import check
 from polydraft.drafters import Session
 from polydraft.drafters.heads.block import BlockHead
-from polydraft.models import Forward, HuggingFaceModel
+from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Text
 from polydraft.schemes import IID, TopK, TopThenSample, WithoutReplacement
@@ -320,34 +320,6 @@ def test_sampled_text_has_the_models_law(verifier: Any, policy: Any) -> None:
 
     report = check(generate, model, [[1, 2, 3]], batch_size=64, most_samples=1280, params=SamplingParams())
     assert report.passed, str(report)
-
-
-class Seen(Toy):
-    """A law over the whole text that also has hidden states: those of layer k say what was read, in k ways."""
-
-    layers = 2
-    width = 4
-
-    def __init__(self, vocab: int, seed: int = 0) -> None:
-        super().__init__(vocab, seed)
-        stream = torch.Generator().manual_seed(seed + 99)
-        self.states = torch.randn(3, vocab, 4, generator=stream, dtype=torch.float64)
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Memory, starts: Tensor, **named: Any
-    ) -> Forward:
-        logits = super().forward(tokens, positions, mask, cache, starts).logits
-        known = cache.slots[0, :, : mask.shape[-1]]
-        wanted = named.get("hidden_layers", ())
-        hidden = {layer: (mask.double() @ self.states[layer][known]).sin() for layer in wanted}
-        keep = named.get("logits_to_keep") or 0
-        return Forward(logits[:, -keep:], hidden)
-
-    def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
-        return self.states[0][tokens]
-
-    def unembedded(self, states: Tensor) -> Tensor:
-        return states @ self.states[1].T
 
 
 RULES = [

@@ -10,8 +10,7 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import VOCAB, block_drafter, eagle_drafter
-from test_block_heads import Seen
+from heads import VOCAB, Seen, block_drafter, eagle_drafter
 from torch import Tensor
 
 import polydraft

@@ -66,6 +66,14 @@ HeadStartOption = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+FrozenRowsOption = Annotated[
+    bool,
+    typer.Option(
+        "--frozen-rows",
+        help="Of eagle-3: keep the target's output rows instead of learning own ones; steps are cheaper.",
+        rich_help_panel=TRAINING,
+    ),
+]
 HeadRowsOption = Annotated[
     int | None,
     typer.Option(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.block import BlockHead
-from polydraft.training.heads.losses import agreement, cross_entropy, d_pace, decaying, weighted
+from polydraft.training.heads.losses import agreement, chances, cross_entropy, d_pace, decaying, unsure, weighted
 from polydraft.training.heads.targets import TargetEnds
 
 
@@ -33,6 +33,35 @@ class BlockLoss:
     confidence: float = 1.0
     decay: float | None = 4.0
     rows: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def of(
+        self,
+        logits: Float[Tensor, "*b D V"],
+        laws: Float[Tensor, "*b D V"],
+        labels: Int[Tensor, "*b D"],
+        there: Bool[Tensor, "*b D"],
+        sure: Float[Tensor, "*b D"] | None,
+    ) -> Float[Tensor, ""]:
+        """Return the loss of blocks of rows: each term's weighted mean, times what it counts.
+
+        Args:
+            logits: the head's, given the text's own tokens above each draft.
+            laws: the target's.
+            labels: the text's tokens, as places of the head's; -1 for those that it has not.
+            there: which drafts may be asked for; no draft behind one that may not.
+            sure: what the confidence head says, in (0, 1); None without one.
+        """
+        entropy, overlap = cross_entropy(logits, labels), agreement(logits, laws)
+        if self.decay is None:
+            weights = d_pace(chances(logits, labels), there)
+        else:
+            weights = decaying(labels.shape[-1], self.decay, overlap) * there
+        loss = self.entropy * weighted(entropy, weights) + self.variation * weighted(1 - overlap, weights)
+        if self.rows is not None:
+            loss = loss + weighted(self.rows(logits, laws), weights)
+        if sure is not None and self.confidence:
+            loss = loss + self.confidence * weighted(unsure(sure, overlap), weights)
+        return loss
 
 
 class BlockTraining(nn.Module):
@@ -70,32 +99,9 @@ class BlockTraining(nn.Module):
         states = final.gather(1, places.flatten(1).unsqueeze(-1).expand(-1, -1, final.shape[-1]))
         total = lse.gather(1, places.flatten(1))
         laws = target.laws(states, total).view(*places.shape, -1)
-        return self._losses(logits, laws, labels, there, sure)
-
-    def _losses(
-        self,
-        logits: Float[Tensor, "b a D V"],
-        laws: Float[Tensor, "b a D V"],
-        labels: Int[Tensor, "b a D"],
-        there: Bool[Tensor, "b a D"],
-        sure: Float[Tensor, "b a D"] | None,
-    ) -> dict[str, Tensor]:
-        own, depth = self.weights, labels.shape[-1]
-        entropy, overlap = cross_entropy(logits, labels), agreement(logits, laws)
-        if own.decay is None:
-            weights = d_pace(torch.exp(-entropy), there)
-        else:
-            weights = decaying(depth, own.decay, overlap) * there
-        loss = own.entropy * weighted(entropy, weights) + own.variation * weighted(1 - overlap, weights)
-        if own.rows is not None:
-            loss = loss + weighted(own.rows(logits, laws), weights)
-        if sure is not None and own.confidence:
-            missed = nn.functional.binary_cross_entropy(
-                sure.clamp(1e-6, 1 - 1e-6), overlap.detach().clamp(0, 1), reduction="none"
-            )
-            loss = loss + own.confidence * weighted(missed, weights)
         count = there.flatten(0, 1).sum(0)
-        mean = (overlap * there).flatten(0, 1).sum(0) / count.clamp_min(1)
+        mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)
+        loss = self.weights.of(logits, laws, labels, there, sure)
         return {"loss": loss, "overlap": mean.detach(), "count": count}
 
 

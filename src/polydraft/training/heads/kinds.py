@@ -24,7 +24,7 @@ from polydraft.drafters.heads.paths import Markov, Mixing
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
-from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss
+from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
 from polydraft.training.heads.targets import TargetEnds
@@ -52,6 +52,8 @@ class HeadSize:
         inner: width inside the gated layers; None for twice the hidden width.
         rank: of DSpark's term.
         loss: one of `LOSSES`.
+        frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
+            begin as their copies. A step is cheaper, a checkpoint is smaller, and little text cannot spoil the rows.
 
     Raises:
         InvalidParameter: a number below 1, or another loss.
@@ -62,6 +64,7 @@ class HeadSize:
     inner: int | None = None
     rank: int = 64
     loss: str = "published"
+    frozen_rows: bool = False
 
     def __post_init__(self) -> None:
         numbers = {"layers": self.layers, "drafts": self.drafts, "inner": self.inner, "rank": self.rank}
@@ -97,12 +100,14 @@ class HeadMaker:
         other_form: the form of folders that its family has beside the official one; None if it has none.
         fewer: the forms that hold heads of fewer tokens than their target.
         losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
+        own_rows: whether it has output rows of its own, as its authors' heads have.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize], NewHead]
     other_form: str | None = "speculators"
     fewer: tuple[str, ...] = (OFFICIAL, "speculators")
     losses: tuple[str, ...] = LOSSES
+    own_rows: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -181,7 +186,8 @@ def _eagle_1(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], 
 
 def _eagle_3(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
     head = Eagle3Head(anatomy_for(target, size), reads, ends.embedding.shape[1], layers=size.layers or 1)
-    own, weights = HeadEnds(tokens=ends.tokens), EagleLoss(EAGLE_3_LOSSES[size.loss])
+    own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
+    weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
     drafter = EagleDrafter(head, own)
     return NewHead(Eagle3Training(head, ends, size.drafts, weights, own), drafter, _writes_eagle(drafter))
 
@@ -222,7 +228,7 @@ def _mixing(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, "vllm", fewer=("vllm",), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
-    "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,)),
+    "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark),
     "mixing": HeadMaker(_mixing, None),
 }

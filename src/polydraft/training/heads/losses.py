@@ -19,6 +19,11 @@ def cross_entropy(logits: Rows, tokens: Int[Tensor, "*b"]) -> Values:
     return flat.view(tokens.shape)
 
 
+def chances(logits: Rows, tokens: Int[Tensor, "*b"]) -> Values:
+    """Return q(token); 0 where the head has no such token (-1), which it can never draft."""
+    return torch.exp(-cross_entropy(logits, tokens)) * (tokens >= 0)
+
+
 def soft_cross_entropy(logits: Rows, target: Rows) -> Values:
     """Return -sum_x p(x) log q(x): the divergence from p to q but for p's own entropy."""
     return -(target * logits.log_softmax(-1)).sum(-1)
@@ -66,11 +71,17 @@ def d_pace(chances: Float[Tensor, "*b D"], valid: Bool[Tensor, "*b D"], share: f
     """Return D-PACE's weights: the detached suffix sums of the chances to come so far.
 
     s_i = (1 - A) q_i(label) + A, P_i = s_1 ... s_i, w_i = sum_{m >= i} P_m, with A = `share`. Drafts that are not valid
-    have s = 1 and count in no sum.
+    have s = 1, count in no sum, and weigh nothing.
     """
     kept = ((1 - share) * chances.detach() + share).where(valid, 1.0)
     reached = kept.cumprod(-1) * valid
-    return reached.flip(-1).cumsum(-1).flip(-1)
+    return reached.flip(-1).cumsum(-1).flip(-1) * valid
+
+
+def unsure(sure: Values, overlap: Values) -> Values:
+    """Return the binary cross entropy of what a confidence head says, in (0, 1), against the overlap, detached."""
+    kept = sure.clamp(1e-6, 1 - 1e-6)
+    return functional.binary_cross_entropy(kept, overlap.detach().clamp(0, 1), reduction="none")
 
 
 def weighted(values: Float[Tensor, "*b D"], weights: Float[Tensor, "*b D"]) -> Float[Tensor, ""]:

@@ -38,7 +38,7 @@ class HeadPlan:
         start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None.
 
     Raises:
-        InvalidParameter: there is no such kind, it has no such form or loss, or it would draft no token.
+        InvalidParameter: there is no such kind, it has no such form, loss or rows, or it would draft no token.
     """
 
     kind: str
@@ -59,6 +59,11 @@ class HeadPlan:
         if self.size.loss not in maker.losses:
             raise InvalidParameter(
                 f"A head of the kind {self.kind} learns by the loss {' or '.join(maker.losses)}, not {self.size.loss}."
+            )
+        if self.size.frozen_rows and not maker.own_rows:
+            owners = " or ".join(kind for kind, one in MAKERS.items() if one.own_rows)
+            raise InvalidParameter(
+                f"A head of the kind {self.kind} has the target's output rows anyway; frozen rows are of {owners}."
             )
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
@@ -190,6 +195,7 @@ def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
     rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
     rows = rows if plan.start is None else "the tokens of the head that it began with"
     began = "" if plan.start is None else f"It began with the weights of {plan.start.name}.\n"
+    rows += " from rows of its own" if MAKERS[plan.kind].own_rows and not plan.size.frozen_rows else ""
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
