@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
-from polydraft.drafters.heads.formats.vocabulary import draft_tokens
+from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
     Domino,
@@ -64,6 +64,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         raise CheckpointError(f"The head in {folder.name} has Gemma's layers, which are not read yet.")
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     shape = _shape(fields, tensors, target_layers)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = _ends(fields, tensors, shape.anatomy.width)
     path = _path(fields, tensors, shape.anatomy.width)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
@@ -75,7 +76,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         tensors.fill(head.confidence, sure)
     tensors.fill(_without(head))
     tensors.done()
-    return BlockDrafter(head.eval().requires_grad_(False), ends)
+    return BlockDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _fields(folder: PlainFolder) -> Fields:
@@ -145,7 +146,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
 
 def _reads(fields: Fields, width: int, target_layers: int | None) -> tuple[Layer, ...]:
     """Return the hidden states that a head reads; ids in folders count layers from 0, and name what they put out."""
-    depth = fields.get("num_target_layers", target_layers)
+    depth = fields.made_for().layers or target_layers
     if fields.get("aux_hidden_state_layer_ids") is not None:
         return fields.counts("aux_hidden_state_layer_ids")
     if fields.get("speculators_model_type") is not None:

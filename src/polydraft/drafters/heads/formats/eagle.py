@@ -17,7 +17,7 @@ from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
-from polydraft.drafters.heads.formats.vocabulary import draft_tokens
+from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.errors import CheckpointError
 from polydraft.models import PlainFolder
@@ -121,9 +121,10 @@ def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> 
     anatomy = _anatomy(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = HeadEnds(_embedding(tensors, anatomy), _rows(tensors, anatomy) if tensors.has("lm_head.weight") else None)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends)
+    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
@@ -149,9 +150,10 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
         fields.count("num_hidden_layers", 1, each=anatomy.width),
     )
     tensors.fill(head)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = _own_ends(fields, tensors, anatomy)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends)
+    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _of_layer(name: str, first: str) -> str:
@@ -188,7 +190,7 @@ def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
         return tuple(1 + one for one in fields.counts(IDS))
     if fields.get(IDS) is not None:
         return fields.counts(IDS)
-    depth = fields.get("num_target_layers", target_layers)
+    depth = fields.made_for().layers or target_layers
     if depth is None:
         raise CheckpointError(
             f"config.json in {fields.name} does not say which of the target's layers are read, and how many these are "

@@ -76,7 +76,7 @@ def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
         if own is not None:
             tensors.fill(own, f"{place}.{layers}.")
         heads.append(head)
-    return _heads(fields.name, heads, width)
+    return _heads(fields.name, heads, width, vocab=fields.made_for().vocab_size)
 
 
 def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
@@ -223,6 +223,9 @@ def write_medusa(
     else:
         tensors = _authors_tensors(heads)
         config: dict[str, Any] = {"medusa_num_heads": len(heads), "medusa_num_layers": len(heads.head(0).blocks)}
+        config["vocab_size"] = (
+            heads.vocab_size or target.vocab_size
+        )  # which its authors leave out, and no table may show
     config["base_model_name_or_path"] = made_for
     written = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
     write_plain(folder, config, written, card, **({} if vllm else {"file": FILE}))
