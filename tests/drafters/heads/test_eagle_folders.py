@@ -270,7 +270,8 @@ def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_what_is_no_head_of_eagles(config: dict[str, Any]) -> None:
+def test_configurations_that_do_not_tell_a_head_of_eagles(config: dict[str, Any]) -> None:
+    """The first is what EAGLE-1's authors write: there the tensors tell (test_telling_heads.py)."""
     assert not is_eagle(config)
 
 

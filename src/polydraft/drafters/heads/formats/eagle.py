@@ -6,7 +6,7 @@ this package's way; SpecForge and Model-Optimizer write in `eagle_config` which 
 Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDIA/Model-Optimizer, vllm-project/vllm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
+from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.errors import CheckpointError
@@ -43,7 +43,8 @@ OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 def is_eagle(config: Mapping[str, Any]) -> bool:
     """Tell by its configuration whether a folder holds a head of EAGLE-1 or EAGLE-3.
 
-    EAGLE-1's own folders are told from a model of one layer by `bias`, or by the name of their class.
+    EAGLE-1's own folders are told from a model of one layer by `bias`, or by the name of their class; where their
+    configuration has neither, by their tensors (`holds_eagle`).
     """
     kind = config.get("speculators_model_type")
     if kind is not None:
@@ -54,6 +55,27 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
         return True
     named = any("eagle" in one.lower() for one in classes_of(config))
     return config.get("num_hidden_layers") == 1 and ("bias" in config or named)
+
+
+def holds_eagle(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds a head of EAGLE-1 or EAGLE-3.
+
+    A projection of pairs [e; f] to half their width before a first layer, and no output rows, is EAGLE-1.
+    """
+    named = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    if _holds_third(named):
+        return True
+    layered = any(name.startswith("layers.0.") for name in named)
+    match named.get("fc.weight"):
+        case (width, pairs) if pairs == 2 * width:
+            return layered and not named.keys() & {"lm_head.weight", "hidden_norm.weight"}
+        case _:
+            return False
+
+
+def _holds_third(names: Iterable[str]) -> bool:
+    """Tell by the names of tensors, without prefixes, whether a head is of EAGLE-3."""
+    return any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in names)
 
 
 def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> EagleDrafter:
@@ -71,7 +93,7 @@ def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> EagleDr
         return _third(folder, target_layers) if kind == "eagle3" else _old_first(folder)
     if _wraps(folder.config):
         return _wrapped(folder)
-    third = _is_third(folder.config) or any("midlayer." in name for name in folder.tensors)
+    third = _is_third(folder.config) or _holds_third(name.removeprefix("model.") for name in folder.tensors)
     return _third(folder, target_layers) if third else _first(folder)
 
 

@@ -16,6 +16,8 @@ from polydraft.models import PlainFolder
 MOST = 2**31 - 1
 """No number of a configuration that is counted is larger."""
 TABLES = ("rope_scaling", "rope_parameters")
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors, by their names in a folder."""
 
 
 def classes_of(config: Mapping[str, Any]) -> list[str]:
