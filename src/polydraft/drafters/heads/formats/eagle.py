@@ -19,7 +19,7 @@ from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.layers import Anatomy
-from polydraft.errors import CheckpointError
+from polydraft.errors import CheckpointError, shown
 from polydraft.models import PlainFolder
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -36,6 +36,10 @@ OLD_NAMES = {
     "pre_lm_head_layernorm.": "lm_head_layernorm.",
 }
 """What speculators' first form for EAGLE-1 calls the parts."""
+NORMS_OF_THIRD = ("use_last_layernorm", "use_input_layernorm_in_first_layer")
+"""What Model-Optimizer calls the last norm and that of the embedding: EAGLE-3's heads have both, EAGLE-1's neither."""
+OTHER_NORMS = "use_mtp_layernorm"
+"""What it calls the norms of another kind of head."""
 OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 """What only block heads' configurations have."""
 
@@ -112,6 +116,21 @@ def _first(folder: PlainFolder) -> EagleDrafter:
     return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
 
 
+def _check_norms(fields: Fields, *, third: bool) -> None:
+    """Check that a head has the norms of its kind.
+
+    Raises:
+        CheckpointError: its configuration asks for others.
+    """
+    for name, usual in (*((one, third) for one in NORMS_OF_THIRD), (OTHER_NORMS, False)):
+        told = fields.get(name, usual)
+        if told is not usual:
+            raise CheckpointError(
+                f"config.json in {fields.name} says that {name} is {shown(told)}; EAGLE-{3 if third else 1}'s heads "
+                f"are read with {usual} alone."
+            )
+
+
 def _wrapped(folder: PlainFolder) -> EagleDrafter:
     """Read vLLM's first form: the head's configuration inside another, and `model.` before its tensors."""
     fields = Fields.of(folder, folder.config["model"], folder.config)
@@ -140,6 +159,7 @@ def _renamed(name: str) -> str:
 
 def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> EagleDrafter:
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
+    _check_norms(fields, third=False)
     anatomy = _anatomy(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
@@ -157,6 +177,7 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
     tensors.left = {_of_layer(name, first): value for name, value in tensors.left.items()}
     if fields.get("use_aux_hidden_state", True) is False:
         raise CheckpointError(f"The head in {folder.name} reads no layers of its target, which EAGLE-3's heads do.")
+    _check_norms(fields, third=True)
     anatomy = _anatomy(fields, tensors, "midlayer.")
     reads = _reads(fields, target_layers)
     head = Eagle3Head(
