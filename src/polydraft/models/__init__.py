@@ -1,7 +1,7 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
-from polydraft.models.checkpoints.plain import PlainFolder, plain_config, read_plain, write_plain
+from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import is_derived
@@ -128,6 +128,7 @@ __all__ = [
     "own_inputs",
     "pack_linear_layers",
     "plain_config",
+    "plain_shapes",
     "prepare_by_hugging_face",
     "prompts_by_name",
     "prompts_of",

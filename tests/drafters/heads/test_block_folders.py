@@ -267,7 +267,7 @@ def test_a_head_for_another_target_is_refused_before_generation(
     drafter = block_drafter("markov", **changes)
     with pytest.raises(error, match=said):
         polydraft.generate(target, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=4)
-    write_block(drafter, tmp_path / "head", HuggingFaceModel(target), target_layers=12)
+    write_block(drafter, tmp_path / "head", HuggingFaceModel(target))
     with pytest.raises(error, match=said):
         polydraft.generate(target, torch.tensor([[1, 2]]), drafter=str(tmp_path / "head"), max_new_tokens=4)
     assert load_file(str(tmp_path / "head" / "model.safetensors"))
@@ -297,7 +297,9 @@ def test_tables_for_other_tokens_than_the_targets_are_refused_before_generation(
     folder = folder_of(tmp_path / "head", {**SIZES, **FLAT, "selector_top_k": 5}, change(tensors))
     for given in (str(folder), load_head(folder)):
         with pytest.raises(VocabularyMismatch, match=said):
-            polydraft.generate(tiny_model(vocab=VOCAB), torch.tensor([[1, 2]]), drafter=given, max_new_tokens=4)
+            polydraft.generate(
+                tiny_model(vocab=VOCAB, num_hidden_layers=3), torch.tensor([[1, 2]]), drafter=given, max_new_tokens=4
+            )
 
 
 def test_a_head_that_cannot_draft_is_refused_before_generation(tmp_path: Path) -> None:
@@ -306,7 +308,9 @@ def test_a_head_that_cannot_draft_is_refused_before_generation(tmp_path: Path) -
     config = {**SIZES, **FLAT, "output_multiplier": 1e308}
     folder = folder_of(tmp_path / "head", config, large)
     with pytest.raises(CheckpointError, match="cannot draft for this target: the model's logits are not usable"):
-        polydraft.generate(tiny_model(vocab=VOCAB), torch.tensor([[1, 2]]), drafter=str(folder), max_new_tokens=4)
+        polydraft.generate(
+            tiny_model(vocab=VOCAB, num_hidden_layers=3), torch.tensor([[1, 2]]), drafter=str(folder), max_new_tokens=4
+        )
 
 
 @pytest.mark.parametrize("written", [5, "Qwen3DSparkModel", [None, 3]])

@@ -1,5 +1,6 @@
 """Folders of EAGLE's heads: every form is read, written again, and refused where something is wrong."""
 
+import copy
 import json
 import math
 import pickle
@@ -216,12 +217,35 @@ DAMAGED: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], Any], str
     ("eagle", lambda c, t: t.update({"layers.0.input_layernorm.weight": torch.ones(16)}), "input_layernorm"),
     ("eagle", lambda c, t: c.pop("hidden_size"), "hidden_size is"),
     ("speculators, eagle", lambda c, t: c.update(speculators_model_type="mlp"), "none of EAGLE's"),
+    ("specforge", lambda c, t: c["eagle_config"].update(use_last_layernorm=False), "use_last_layernorm is False"),
+    (
+        "specforge",
+        lambda c, t: c["eagle_config"].update(use_input_layernorm_in_first_layer=False),
+        "use_input_layernorm_in_first_layer is False; EAGLE-3's heads are read with True",
+    ),
+    ("specforge", lambda c, t: c["eagle_config"].update(use_mtp_layernorm=True), "use_mtp_layernorm is True"),
+    ("eagle", lambda c, t: c.update(use_last_layernorm=True), "is True; EAGLE-1's heads are read with False"),
 ]
+MODEL_OPTIMIZER = {
+    "use_aux_hidden_state": True,
+    "use_last_layernorm": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_mtp_layernorm": False,
+    "eagle_aux_hidden_state_layer_ids": [1, 0, 2],
+}
+
+
+def test_the_norms_that_model_optimizer_names_are_those_of_its_heads(tmp_path: Path) -> None:
+    config, tensors = FOLDERS["specforge"]
+    found = loaded(put(tmp_path / "head", {**config, "eagle_config": MODEL_OPTIMIZER}, tensors))
+    assert isinstance(found.head, Eagle3Head) and found.reads == (2, 1, 3)
+    first = {**FOLDERS["eagle"][0], "use_last_layernorm": False, "use_input_layernorm_in_first_layer": False}
+    assert isinstance(loaded(put(tmp_path / "first", first, FOLDERS["eagle"][1])).head, Eagle1Head)
 
 
 @pytest.mark.parametrize(("name", "damage", "message"), DAMAGED, ids=[one[2] for one in DAMAGED])
 def test_what_is_wrong_with_a_folder_is_said(name: str, damage: Any, message: str, tmp_path: Path) -> None:
-    config, tensors = {**FOLDERS[name][0]}, {key: value.clone() for key, value in FOLDERS[name][1].items()}
+    config, tensors = copy.deepcopy(FOLDERS[name][0]), {key: value.clone() for key, value in FOLDERS[name][1].items()}
     damage(config, tensors)
     with pytest.raises(CheckpointError, match=message) as caught:
         loaded(put(tmp_path / "head", config, tensors))
@@ -270,7 +294,8 @@ def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_what_is_no_head_of_eagles(config: dict[str, Any]) -> None:
+def test_configurations_that_do_not_tell_a_head_of_eagles(config: dict[str, Any]) -> None:
+    """The first is what EAGLE-1's authors write: there the tensors tell (test_telling_heads.py)."""
     assert not is_eagle(config)
 
 

@@ -18,7 +18,7 @@ from polydraft.conformance import check
 from polydraft.drafters import Session
 from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa, write_medusa
 from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
-from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -332,10 +332,10 @@ def test_another_target_is_refused_before_anything_is_generated() -> None:
     wide = Reader.new(HuggingFaceModel(tiny_model("llama", VOCAB, hidden_size=32)), 1, 9, ("final",))
     with pytest.raises(TargetMismatch, match="states 16 wide and the target's are 32: it was trained for another"):
         MedusaDrafter(heads()).start(text_of([[1]]), Session(SamplingParams(), 9, VOCAB, wide))
-    with pytest.raises(VocabularyMismatch, match="drafts 30 tokens and the target has 24: it was trained for another"):
+    with pytest.raises(TargetMismatch, match="a target of 30 tokens and this one has 24: it is another target"):
         polydraft.generate(target(), ids, drafter=MedusaDrafter(heads(vocab=30)), **options)
     few = MedusaHeads([MedusaHead(WIDTH).double()], WIDTH, vocab_size=5000)
-    with pytest.raises(VocabularyMismatch, match="a target of 5000 tokens and this one has 24: it is another target"):
+    with pytest.raises(TargetMismatch, match="a target of 5000 tokens and this one has 24: it is another target"):
         polydraft.generate(target(), ids, drafter=MedusaDrafter(few), **options)
     with pytest.raises(UnpairedScheme, match="A Medusa head works with drafts that are"):
         MedusaDrafter(heads()).check(Given())

@@ -21,7 +21,7 @@ from polydraft.drafters.heads.ancestry import parents_of, with_nodes
 from polydraft.drafters.heads.cache import HeadCache
 from polydraft.drafters.heads.eagle import EagleHead
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
-from polydraft.drafters.heads.reads import check_target, joined_states
+from polydraft.drafters.heads.reads import MadeFor, check_target, joined_states
 from polydraft.drafters.model import SAMPLED
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
@@ -73,9 +73,11 @@ class EagleDrafter(Drafter):
         ends: what it has of its own at its ends.
         shortlist_size: as for `ModelDrafter`.
         params: the head's own temperature and filters; None for the target's.
+        made_for: what its folder says of its target.
 
     Raises:
-        InvalidParameter: a shortlist without a token; at the start, a head for another target.
+        InvalidParameter: a shortlist without a token.
+        TargetMismatch: at the start, a head for another target.
         VocabularyMismatch: at the start, if the head has tokens that the target does not have.
     """
 
@@ -83,6 +85,7 @@ class EagleDrafter(Drafter):
     ends: HeadEnds
     shortlist_size: int | None = None
     params: SamplingParams | None = None
+    made_for: MadeFor = MadeFor()
     name = "eagle"
     sound = True
 
@@ -110,7 +113,7 @@ class EagleDrafter(Drafter):
     def start(self, text: Text, session: Session) -> EagleState:
         """Return an empty cache and the ends for this target."""
         head, rows = self.head, len(text.lengths)
-        target = check_target(session, head.reads, head.target_width)
+        target = check_target(session, head.reads, head.target_width, self.made_for)
         ends = self._bound(target)
         cache = HeadCache.new(head.anatomy, head.depth, rows, session.capacity, head.like)
         states = head.like.new_zeros(rows, session.capacity + 1, head.anatomy.width)

@@ -17,7 +17,7 @@ from polydraft.drafters.heads.ancestry import parents_of, with_nodes
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.cache import HeadCache
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
-from polydraft.drafters.heads.reads import check_target, joined_states
+from polydraft.drafters.heads.reads import MadeFor, check_target, joined_states
 from polydraft.drafters.model import SAMPLED
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
@@ -52,6 +52,7 @@ class BlockDrafter(Drafter):
         ends: what it has of its own at its ends.
         shortlist_size: as for `ModelDrafter`.
         params: the head's own temperature and filters; None for the target's.
+        made_for: what its folder says of its target.
 
     Raises:
         InvalidParameter: a shortlist without a token.
@@ -63,6 +64,7 @@ class BlockDrafter(Drafter):
     ends: HeadEnds
     shortlist_size: int | None = None
     params: SamplingParams | None = None
+    made_for: MadeFor = MadeFor()
     name = "block head"
     sound = True
 
@@ -96,7 +98,7 @@ class BlockDrafter(Drafter):
     def start(self, text: Text, session: Session) -> BlockState:
         """Return an empty cache and the ends for this target."""
         shape = self.head.shape
-        target = check_target(session, shape.reads, shape.target_width)
+        target = check_target(session, shape.reads, shape.target_width, self.made_for)
         if shape.mask_id is not None and shape.mask_id >= target.vocab_size:
             raise VocabularyMismatch(
                 f"The head's mask is token {shape.mask_id} and the target has {target.vocab_size} tokens: it was "

@@ -22,12 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
-from polydraft.drafters.heads.reads import check_target
+from polydraft.drafters.heads.reads import MadeFor, check_target
 from polydraft.drafters.model import SAMPLED
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
-from polydraft.errors import InvalidParameter, VocabularyMismatch
-from polydraft.models import check_same_size
+from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
@@ -181,8 +180,9 @@ class MedusaDrafter(Drafter):
         params: the heads' own temperature and filters; None for the target's.
 
     Raises:
-        InvalidParameter: a shortlist without a token; at the start, heads for a target of another width.
-        VocabularyMismatch: at the start, heads for a target with other tokens.
+        InvalidParameter: a shortlist without a token.
+        TargetMismatch: at the start, heads for another target.
+        VocabularyMismatch: at the start, heads with tokens that the target does not have.
     """
 
     heads: MedusaHeads
@@ -217,8 +217,7 @@ class MedusaDrafter(Drafter):
     def start(self, text: Text, session: Session) -> MedusaState:
         """Return a state in which nothing is known, and the ends for this target."""
         heads = self.heads
-        target = check_target(session, self.reads, heads.width)
-        _check_vocabulary(heads.vocab_size, target.vocab_size)
+        target = check_target(session, self.reads, heads.width, MadeFor(heads.vocab_size))
         ends = heads.ends().bound(target, heads.width)
         device = text.tokens.device
         like = ends.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # in the target's precision
@@ -292,13 +291,3 @@ def _fed(state: MedusaState, features: Features) -> MedusaState:
     newer = (place >= 0) & (place >= state.place)
     hidden = found.where(newer.unsqueeze(-1), state.hidden.to(found))
     return replace(state, hidden=hidden, place=place.where(newer, state.place))
-
-
-def _check_vocabulary(own: int | None, target: int) -> None:
-    """Raise `VocabularyMismatch` if heads were trained for a target with other tokens, but for padding."""
-    try:
-        check_same_size(target, target if own is None else own)
-    except VocabularyMismatch:
-        raise VocabularyMismatch(
-            f"The heads were trained for a target of {own} tokens and this one has {target}: it is another target."
-        ) from None

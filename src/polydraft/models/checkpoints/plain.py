@@ -1,10 +1,12 @@
 """Folders of plain tensors, such as draft heads: a configuration and numbers, whatever they are for."""
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -30,6 +32,7 @@ MEDUSA = "medusa_lm_head"
 """What Medusa's own tools call the file of their heads."""
 FILES = (SAFE, SAFE_INDEX, f"{MEDUSA}.safetensors", PICKLED, PICKLED_INDEX, f"{MEDUSA}.pt")
 """The files of weights, in the order in which they are looked for: those that cannot hold code come first."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,19 +71,40 @@ def read_plain(name: object) -> PlainFolder:
         CheckpointError: it is missing or damaged, or pickled weights hold more than numbers.
     """
     source, config = plain_config(name)
+    tensors, file = _all_parts(source, _tensors)
+    return PlainFolder(source.name, config, tensors, file)
+
+
+def plain_shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors, by name, without reading their values.
+
+    Args:
+        source: where they are; from the hub the files come first.
+
+    Raises:
+        CheckpointError: there are none, or they are damaged.
+    """
+    return _all_parts(source, _shapes)[0]
+
+
+def _all_parts(source: Source, read: Callable[[Path], dict[str, Found]]) -> tuple[dict[str, Found], str]:
+    """Return what is read of all files of weights, and the name of the first, or of their index."""
     file = next((found for one in FILES if (found := _file(source, one)) is not None), None)
     if file is None:
-        raise CheckpointError(f"No head can be loaded from {source.name}: it holds no {SAFE}.")
-    tensors: dict[str, Tensor] = {}
+        raise CheckpointError(
+            f"No head can be loaded from {source.name}: it holds no {SAFE}, and no {MEDUSA}.safetensors, {PICKLED} or "
+            f"{MEDUSA}.pt in its place."
+        )
+    read_ones: dict[str, Found] = {}
     parts = _parts(file, source) if file.name in (SAFE_INDEX, PICKLED_INDEX) else [file]
     for part in parts:
         try:
-            tensors |= _tensors(part)
+            read_ones |= read(part)
         except Exception as error:
             raise CheckpointError(
                 f"No head can be loaded from {source.name}: {part.name} is damaged ({reason(error)})."
             ) from error
-    return PlainFolder(source.name, config, tensors, file.name)
+    return read_ones, file.name
 
 
 def write_plain(
@@ -139,7 +163,22 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         with safe_open(str(file), framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}
-    found = torch.load(file, map_location="cpu", weights_only=True)
+    return _unpickled(file)
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    if file.suffix == ".safetensors":
+        with safe_open(str(file), framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+    # torch maps the files that it has written since version 1.6, which are archives; older ones are read whole.
+    return {name: tuple(value.shape) for name, value in _unpickled(file, mapped=is_zipfile(file)).items()}
+
+
+def _unpickled(file: Path, *, mapped: bool = False) -> dict[str, Tensor]:
+    """Return pickled tensors, by torch's reader that runs no code; it warns of files that it then refuses."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
         raise ValueError("it holds something else than named tensors")
     return {str(name): value for name, value in found.items()}

@@ -1,4 +1,8 @@
-"""Writing block heads: this package's folders, which DFlash's readers know but for the path term, and speculators'."""
+"""Writing block heads: the folders of DFlash's and Model-Optimizer's trainers, and those of speculators.
+
+The first form holds DSpark's terms as Model-Optimizer does, DFlash2's as its authors do, and one term that is this
+package's own.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -43,28 +47,35 @@ def write_block(
         card: the text of its README.md.
 
     Raises:
-        InvalidParameter: speculators has no such head.
+        InvalidParameter: the form has no such head; what it lacks is named.
         CheckpointError: it cannot be written.
     """
-    tensors = block_tensors(drafter.head, drafter.ends)
     tokens = drafter.ends.tokens
     ids = None if tokens is None else drafter.ends.get_buffer("tokens").cpu()
     if speculators:
         config = _of_speculators(drafter, target)
-        tensors |= _target_ends(drafter, target)
+        tensors = block_tensors(drafter.head, drafter.ends) | _scaled_ends(drafter, target)
     else:
         config = _own(drafter, target, target_layers)
+        tensors = {_flat(name): value for name, value in block_tensors(drafter.head, drafter.ends).items()}
     written = {name: value.to(dtype) for name, value in tensors.items()}
     named: dict[str, Tensor] = {} if ids is None else offsets_of(ids, target.vocab_size)
     write_plain(folder, config, {**written, **named}, card)
 
 
-def _target_ends(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Tensor]:
-    """Return the target's embeddings and the head's output rows of it, where the head has none of its own."""
+def _flat(name: str) -> str:
+    """Return a tensor's name as Model-Optimizer writes it, which puts DSpark's terms beside the layers."""
+    if not name.startswith(("markov_head.", "confidence_head.")):
+        return name
+    return name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj.")
+
+
+def _scaled_ends(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Tensor]:
+    """Return embeddings and output rows, the target's where the head has none, with what they are multiplied by."""
     found: dict[str, Tensor] = {}
-    every = torch.arange(target.vocab_size, device=target.device)
-    if drafter.ends.embed_tokens is None:
-        found["embed_tokens.weight"] = target.embedded(every.unsqueeze(0))[0] * drafter.ends.scale
+    every, own = torch.arange(target.vocab_size, device=target.device), drafter.ends.embed_tokens
+    embedded = target.embedded(every.unsqueeze(0))[0] if own is None else own.weight
+    found["embed_tokens.weight"] = embedded * drafter.ends.scale
     if drafter.ends.lm_head is None:
         tokens = every if drafter.ends.tokens is None else drafter.ends.get_buffer("tokens")
         found["lm_head.weight"] = target.output_rows(tokens)
@@ -139,6 +150,7 @@ def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None
         "num_target_layers": depth,
         "block_size": shape.block,
         "is_causal": _causal(drafter),
+        **({"emb_dim": kind["emb_dim"]} if "emb_dim" in kind else {}),  # which Domino's readers look for here too
         "dflash_config": {
             "mask_token_id": shape.mask_id,
             "target_layer_ids": [_number(one, depth) - 1 for one in shape.reads],
@@ -149,16 +161,29 @@ def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None
     }
 
 
-def _causal(drafter: BlockDrafter) -> bool:
-    """Return whether all layers are causal inside the block.
+def _layers(drafter: BlockDrafter) -> list[tuple[bool, bool]]:
+    """Tell of each layer whether it is causal inside the block, and whether it has a window."""
+    shape = drafter.head.shape
+    causal = shape.causal or (False,) * shape.layers
+    windows = shape.windows or (None,) * shape.layers
+    return [(one, window is not None) for one, window in zip(causal, windows, strict=True)]
+
+
+def _causal(drafter: BlockDrafter) -> bool | None:
+    """Return whether all layers are causal inside the block; None if those with windows are, which needs no word.
 
     Raises:
-        InvalidParameter: some are, and some are not.
+        InvalidParameter: others are, and some are not.
     """
-    causal = set(drafter.head.shape.causal) or {False}
-    if len(causal) > 1:
-        raise InvalidParameter("A head of which some layers are causal and some are not cannot be written.")
-    return causal.pop()
+    layers = _layers(drafter)
+    causal = {one for one, _ in layers}
+    if len(causal) == 1:
+        return causal.pop()
+    if all(one == window for one, window in layers):
+        return None
+    raise InvalidParameter(
+        "A head of which some layers are causal and some are not can be written only if those with windows are."
+    )
 
 
 def _markov_kind(path: Markov) -> str:
@@ -169,8 +194,9 @@ def _markov_kind(path: Markov) -> str:
 
 def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Any]:
     shape, path = drafter.head.shape, drafter.head.path
-    if isinstance(path, Domino | Mixing | Selector) or "final" in shape.reads or shape.mask_id is None or shape.taps:
-        raise InvalidParameter("speculators has no form for such a head; write this package's own.")
+    lacking = next((what for what, there in _beyond_speculators(drafter).items() if there), None)
+    if lacking is not None:
+        raise InvalidParameter(f"speculators has no form for heads with {lacking}; leave out speculators=True.")
     markov = isinstance(path, Markov)
     kind = "dspark" if markov else "dflash"
     tokens = drafter.ends.tokens
@@ -189,7 +215,7 @@ def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, A
         "block_size": shape.block,
         "aux_hidden_state_layer_ids": [*shape.reads],
         "mask_token_id": shape.mask_id,
-        "sliding_window_non_causal": not _causal(drafter),
+        "sliding_window_non_causal": (False, True) in _layers(drafter),
         "sample_from_anchor": shape.shifted,
         "target_hidden_size": shape.target_width,
     }
@@ -197,6 +223,21 @@ def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, A
         config |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
         config |= {"enable_confidence_head": drafter.head.confidence is not None}
     return config
+
+
+def _beyond_speculators(drafter: BlockDrafter) -> dict[str, bool]:
+    """Tell what of a head speculators' form cannot say: there layers are causal only by their windows, and all so."""
+    head, ends, layers = drafter.head, drafter.ends, _layers(drafter)
+    return {
+        f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector),
+        "convolutions over slots": head.shape.taps > 0,
+        "a mask embedding of their own": head.shape.mask_id is None,
+        "the target's last hidden states to read": "final" in head.shape.reads,
+        "a factor or a cap of their logits": ends.multiplier != 1 or ends.softcap is not None,
+        "a confidence head but no Markov term": head.confidence is not None and not isinstance(head.path, Markov),
+        "causal layers that have no window": (True, False) in layers,
+        "causal and other layers among those with windows": {(True, True), (False, True)} <= {*layers},
+    }
 
 
 def _number(layer: Layer, depth: int | None) -> int:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
-from polydraft.drafters.heads.formats.vocabulary import draft_tokens
+from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
+from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
     Domino,
@@ -38,6 +38,8 @@ DEEPSPEC = "DSparkModel"
 """How the names of DeepSpec's classes end, those of its DFlash heads included."""
 FOUR_NORMS = "pre_feedforward_layernorm"
 """A tensor of Gemma's layers, which differ from Qwen's."""
+BACKBONE = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"}
+"""What all block heads have, and EAGLE's do not: the norm behind `fc` is one of theirs inside the first layer."""
 
 
 def is_block(config: Mapping[str, Any]) -> bool:
@@ -47,6 +49,11 @@ def is_block(config: Mapping[str, Any]) -> bool:
     if config.get("speculators_model_type") in kinds or isinstance(inner, Mapping):
         return True
     return config.get("block_size") is not None and config.get("target_layer_ids") is not None
+
+
+def holds_block(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds a block head."""
+    return {name.removeprefix("model.") for name in shapes} >= BACKBONE
 
 
 def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDrafter:
@@ -64,6 +71,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         raise CheckpointError(f"The head in {folder.name} has Gemma's layers, which are not read yet.")
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     shape = _shape(fields, tensors, target_layers)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = _ends(fields, tensors, shape.anatomy.width)
     path = _path(fields, tensors, shape.anatomy.width)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
@@ -75,7 +83,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         tensors.fill(head.confidence, sure)
     tensors.fill(_without(head))
     tensors.done()
-    return BlockDrafter(head.eval().requires_grad_(False), ends)
+    return BlockDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _fields(folder: PlainFolder) -> Fields:
@@ -126,7 +134,10 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
         taps = fields.count("conv_kernel_size", kernel.shape[1] if kernel.dim() == 3 else 1, each=1)
     mask = fields.get("mask_token_id")
     if mask is None and not tensors.has("mask_embed"):
-        raise CheckpointError(f"config.json in {fields.name} names no mask_token_id.")
+        raise CheckpointError(
+            f"The head in {fields.name} is not complete: mask_embed is missing, and its config.json names no "
+            "mask_token_id in its place."
+        )
     windows = _windows(fields, layers)
     return BlockShape(
         anatomy=anatomy,
@@ -145,7 +156,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
 
 def _reads(fields: Fields, width: int, target_layers: int | None) -> tuple[Layer, ...]:
     """Return the hidden states that a head reads; ids in folders count layers from 0, and name what they put out."""
-    depth = fields.get("num_target_layers", target_layers)
+    depth = fields.made_for().layers or target_layers
     if fields.get("aux_hidden_state_layer_ids") is not None:
         return fields.counts("aux_hidden_state_layer_ids")
     if fields.get("speculators_model_type") is not None:

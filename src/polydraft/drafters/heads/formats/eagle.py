@@ -6,7 +6,7 @@ this package's way; SpecForge and Model-Optimizer write in `eagle_config` which 
 Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDIA/Model-Optimizer, vllm-project/vllm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import nn
 from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Tensors, classes_of
-from polydraft.drafters.heads.formats.vocabulary import draft_tokens
+from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
+from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.layers import Anatomy
-from polydraft.errors import CheckpointError
+from polydraft.errors import CheckpointError, shown
 from polydraft.models import PlainFolder
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -36,6 +36,10 @@ OLD_NAMES = {
     "pre_lm_head_layernorm.": "lm_head_layernorm.",
 }
 """What speculators' first form for EAGLE-1 calls the parts."""
+NORMS_OF_THIRD = ("use_last_layernorm", "use_input_layernorm_in_first_layer")
+"""What Model-Optimizer calls the last norm and that of the embedding: EAGLE-3's heads have both, EAGLE-1's neither."""
+OTHER_NORMS = "use_mtp_layernorm"
+"""What it calls the norms of another kind of head."""
 OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 """What only block heads' configurations have."""
 
@@ -43,7 +47,8 @@ OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 def is_eagle(config: Mapping[str, Any]) -> bool:
     """Tell by its configuration whether a folder holds a head of EAGLE-1 or EAGLE-3.
 
-    EAGLE-1's own folders are told from a model of one layer by `bias`, or by the name of their class.
+    EAGLE-1's own folders are told from a model of one layer by `bias`, or by the name of their class; where their
+    configuration has neither, by their tensors (`holds_eagle`).
     """
     kind = config.get("speculators_model_type")
     if kind is not None:
@@ -54,6 +59,27 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
         return True
     named = any("eagle" in one.lower() for one in classes_of(config))
     return config.get("num_hidden_layers") == 1 and ("bias" in config or named)
+
+
+def holds_eagle(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds a head of EAGLE-1 or EAGLE-3.
+
+    A projection of pairs [e; f] to half their width before a first layer, and no output rows, is EAGLE-1.
+    """
+    named = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    if _holds_third(named):
+        return True
+    layered = any(name.startswith("layers.0.") for name in named)
+    match named.get("fc.weight"):
+        case (width, pairs) if pairs == 2 * width:
+            return layered and not named.keys() & {"lm_head.weight", "hidden_norm.weight"}
+        case _:
+            return False
+
+
+def _holds_third(names: Iterable[str]) -> bool:
+    """Tell by the names of tensors, without prefixes, whether a head is of EAGLE-3."""
+    return any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in names)
 
 
 def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> EagleDrafter:
@@ -71,7 +97,7 @@ def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> EagleDr
         return _third(folder, target_layers) if kind == "eagle3" else _old_first(folder)
     if _wraps(folder.config):
         return _wrapped(folder)
-    third = _is_third(folder.config) or any("midlayer." in name for name in folder.tensors)
+    third = _is_third(folder.config) or _holds_third(name.removeprefix("model.") for name in folder.tensors)
     return _third(folder, target_layers) if third else _first(folder)
 
 
@@ -88,6 +114,21 @@ def _first(folder: PlainFolder) -> EagleDrafter:
     """Read EAGLE-1's own form, in which a missing `bias` means that there is one."""
     fields = Fields.of(folder, folder.config)
     return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
+
+
+def _check_norms(fields: Fields, *, third: bool) -> None:
+    """Check that a head has the norms of its kind.
+
+    Raises:
+        CheckpointError: its configuration asks for others.
+    """
+    for name, usual in (*((one, third) for one in NORMS_OF_THIRD), (OTHER_NORMS, False)):
+        told = fields.get(name, usual)
+        if told is not usual:
+            raise CheckpointError(
+                f"config.json in {fields.name} says that {name} is {shown(told)}; EAGLE-{3 if third else 1}'s heads "
+                f"are read with {usual} alone."
+            )
 
 
 def _wrapped(folder: PlainFolder) -> EagleDrafter:
@@ -118,12 +159,14 @@ def _renamed(name: str) -> str:
 
 def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> EagleDrafter:
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
+    _check_norms(fields, third=False)
     anatomy = _anatomy(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = HeadEnds(_embedding(tensors, anatomy), _rows(tensors, anatomy) if tensors.has("lm_head.weight") else None)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends)
+    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
@@ -134,6 +177,7 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
     tensors.left = {_of_layer(name, first): value for name, value in tensors.left.items()}
     if fields.get("use_aux_hidden_state", True) is False:
         raise CheckpointError(f"The head in {folder.name} reads no layers of its target, which EAGLE-3's heads do.")
+    _check_norms(fields, third=True)
     anatomy = _anatomy(fields, tensors, "midlayer.")
     reads = _reads(fields, target_layers)
     head = Eagle3Head(
@@ -149,9 +193,10 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
         fields.count("num_hidden_layers", 1, each=anatomy.width),
     )
     tensors.fill(head)
+    made_for = fields.made_for(target_tokens(tensors))
     ends = _own_ends(fields, tensors, anatomy)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends)
+    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _of_layer(name: str, first: str) -> str:
@@ -188,7 +233,7 @@ def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
         return tuple(1 + one for one in fields.counts(IDS))
     if fields.get(IDS) is not None:
         return fields.counts(IDS)
-    depth = fields.get("num_target_layers", target_layers)
+    depth = fields.made_for().layers or target_layers
     if depth is None:
         raise CheckpointError(
             f"config.json in {fields.name} does not say which of the target's layers are read, and how many these are "

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.layers import Anatomy, Rotation
+from polydraft.drafters.heads.reads import MadeFor
 from polydraft.errors import CheckpointError, is_number, is_whole, shown
 from polydraft.models import PlainFolder
 
 MOST = 2**31 - 1
 """No number of a configuration that is counted is larger."""
 TABLES = ("rope_scaling", "rope_parameters")
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors, by their names in a folder."""
 
 
 def classes_of(config: Mapping[str, Any]) -> list[str]:
@@ -121,6 +124,18 @@ class Fields:
         if not isinstance(value, Mapping):
             raise CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; it must be a table.")
         return value
+
+    def made_for(self, vocab_size: int | None = None) -> MadeFor:
+        """Return what is said of the target.
+
+        Args:
+            vocab_size: its number of tokens by the tensors, if the configuration says nothing.
+
+        Raises:
+            CheckpointError: a number is none.
+        """
+        told = vocab_size if self.get("vocab_size") is None else self.count("vocab_size")
+        return MadeFor(told, None if self.get("num_target_layers") is None else self.count("num_target_layers"))
 
     def rotation(self, theta: float = 10_000.0) -> Rotation:
         """Return the rotary positions.

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from polydraft.drafters.heads.autoregressive import EagleDrafter
-from polydraft.drafters.heads.formats.blocks import is_block, read_block
-from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
-from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa
+from polydraft.drafters.heads.formats.blocks import holds_block, is_block, read_block
+from polydraft.drafters.heads.formats.eagle import holds_eagle, is_eagle, read_eagle
+from polydraft.drafters.heads.formats.fields import Shapes
+from polydraft.drafters.heads.formats.medusa import holds_medusa, is_medusa, read_medusa
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.medusa import MedusaDrafter
 from polydraft.drafters.protocol import Drafter
 from polydraft.errors import CheckpointError, lowered
-from polydraft.models import PlainFolder, pack_linear_layers, plain_config, read_plain
+from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
 
 
 @dataclass(frozen=True)
@@ -25,29 +26,44 @@ class HeadKind:
         name: what it is called.
         drafter: the class of its drafter.
         told: tells by a configuration whether a folder holds one.
+        holds: tells it by the shapes of the tensors, where no configuration tells.
         read: builds the drafter of what was read; its second argument is the target's number of layers, if known.
     """
 
     name: str
     drafter: type
     told: Callable[[Mapping[str, Any]], bool]
+    holds: Callable[[Shapes], bool]
     read: Callable[[PlainFolder, int | None], Drafter]
 
 
 KINDS: tuple[HeadKind, ...] = (
-    HeadKind("block", BlockDrafter, is_block, read_block),
-    HeadKind("EAGLE", EagleDrafter, is_eagle, read_eagle),
-    HeadKind("Medusa", MedusaDrafter, is_medusa, read_medusa),
+    HeadKind("block", BlockDrafter, is_block, holds_block, read_block),
+    HeadKind("EAGLE", EagleDrafter, is_eagle, holds_eagle, read_eagle),
+    HeadKind("Medusa", MedusaDrafter, is_medusa, holds_medusa, read_medusa),
 )
 
 
 def is_head(name: object) -> bool:
-    """Tell whether a folder or hub repository holds a draft head, by its configuration; no for what cannot be read."""
+    """Tell whether a folder or hub repository holds a draft head; no for what cannot be read.
+
+    Most configurations tell. EAGLE-1's own may be that of a model of one layer, so that the names of the tensors are
+    looked at where none tells; of the hub's repositories the weights come for that, which are loaded next in any case.
+    """
     try:
-        _, config = plain_config(name)
+        source, config = plain_config(name)
+        return _kind(config, lambda: plain_shapes(source)) is not None
     except CheckpointError:  # whoever loads it as a model will say so
         return False
-    return any(kind.told(config) for kind in KINDS)
+
+
+def _kind(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> HeadKind | None:
+    """Return the kind of head that a configuration tells, or else the tensors; None if it is no head."""
+    told = next((one for one in KINDS if one.told(config)), None)
+    if told is not None:
+        return told
+    found = shapes()
+    return next((one for one in KINDS if one.holds(found)), None)
 
 
 def load_head(
@@ -68,7 +84,7 @@ def load_head(
         CheckpointError: it is missing or damaged, or no head.
     """
     folder = read_plain(name)
-    kind = next((one for one in KINDS if one.told(folder.config)), None)
+    kind = _kind(folder.config, lambda: {name: tuple(one.shape) for name, one in folder.tensors.items()})
     if kind is None:
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
     try:

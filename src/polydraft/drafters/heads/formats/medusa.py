@@ -22,14 +22,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.formats.fields import Fields, Tensors
+from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors
 from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
 INSIDE = "medusa_head."
 """Before the names of heads inside a full model (B)."""
-BLOCK = re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight")
+OUTSIDE = "medusa_heads."
+"""Before the names of heads in some folders of vLLM's (C)."""
+BLOCK = re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.(?:weight|bias)")
 ROWS = re.compile(r"(\d{1,3})\.(\d{1,3})\.weight")
 OF_VLLM = re.compile(r"(?:blocks|lm_heads)\.(\d{1,3})\..*")
 FILE = "medusa_lm_head.safetensors"
@@ -38,6 +40,12 @@ FILE = "medusa_lm_head.safetensors"
 def is_medusa(config: Mapping[str, Any]) -> bool:
     """Tell by its configuration whether a folder holds Medusa's heads."""
     return config.get("model_type") == "medusa" or config.get("medusa_num_heads") is not None
+
+
+def holds_medusa(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds Medusa's heads."""
+    first = ("0.0.linear.weight", "blocks.0.layers.0.weight")
+    return any(f"{prefix}{name}" in shapes for prefix in (INSIDE, OUTSIDE, "") for name in first)
 
 
 def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> MedusaDrafter:
@@ -50,7 +58,7 @@ def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> Medusa
     Raises:
         CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
     """
-    fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, (INSIDE, "medusa_heads."))
+    fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, (INSIDE, OUTSIDE))
     if any(name.startswith(INSIDE) for name in folder.tensors):
         tensors.drop(*(name for name in folder.tensors if not name.startswith(INSIDE)))
     in_vllm = any(OF_VLLM.fullmatch(name) for name in tensors.left)
@@ -76,7 +84,7 @@ def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
         if own is not None:
             tensors.fill(own, f"{place}.{layers}.")
         heads.append(head)
-    return _heads(fields.name, heads, width)
+    return _heads(fields.name, heads, width, vocab=fields.made_for().vocab_size)
 
 
 def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
@@ -223,6 +231,9 @@ def write_medusa(
     else:
         tensors = _authors_tensors(heads)
         config: dict[str, Any] = {"medusa_num_heads": len(heads), "medusa_num_layers": len(heads.head(0).blocks)}
+        config["vocab_size"] = (
+            heads.vocab_size or target.vocab_size
+        )  # which its authors leave out, and no table may show
     config["base_model_name_or_path"] = made_for
     written = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
     write_plain(folder, config, written, card, **({} if vllm else {"file": FILE}))

@@ -39,6 +39,13 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
     return tokens
 
 
+def target_tokens(tensors: Tensors) -> int | None:
+    """Return how many tokens the target has by the tensors that have a row for each; None if there are none."""
+    rows = ("t2d", "embed_tokens.weight", *(() if tensors.has("d2t") else ("lm_head.weight",)))
+    name = next((one for one in rows if tensors.has(one)), None)
+    return None if name is None or not tensors.left[name].dim() else len(tensors.left[name])
+
+
 def offsets_of(tokens: Int[Tensor, " v"], vocab_size: int) -> dict[str, Tensor]:
     """Return `d2t` and `t2d` of a head's tokens.
 

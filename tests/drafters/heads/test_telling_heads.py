@@ -1,0 +1,159 @@
+"""Which folders hold a head, told by their configuration or by their tensors, and what is said of those that do not."""
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from safetensors.torch import save_file
+from test_block_folders import FLAT, SIZES, folder_of, named
+from test_eagle_folders import FIRST, FOLDERS, LLAMA, THIRD, put, tensors_of
+from test_medusa import CONFIG, heads, layout_a, layout_c
+from torch import Tensor
+
+import polydraft
+from polydraft.drafters import BlockDrafter, EagleDrafter, MedusaDrafter, is_head, load_head
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.formats.eagle import is_eagle
+from polydraft.errors import CheckpointError
+from polydraft.models import write_plain
+
+OFFICIAL = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
+"""What EAGLE-1's authors write: the configuration of a model of one layer; a missing `bias` means that there is one."""
+BIASED = tensors_of({**FIRST, "fc.bias": (16,)})
+
+
+def sharded(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    """Write two files and the index that names them."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(OFFICIAL))
+    names = {name: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, name in enumerate(tensors)}
+    for file in {*names.values()}:
+        save_file({name: tensors[name] for name in tensors if names[name] == file}, str(folder / file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return folder
+
+
+def old_pickle(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    put(folder, OFFICIAL, tensors, pickled=True)
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    return folder
+
+
+WRITERS = {
+    "safetensors": lambda folder: put(folder, OFFICIAL, BIASED),
+    "an index": lambda folder: sharded(folder, BIASED),
+    "a pickle": lambda folder: put(folder, OFFICIAL, BIASED, pickled=True),
+    "an old pickle": lambda folder: old_pickle(folder, BIASED),
+    "a prefix": lambda folder: put(folder, OFFICIAL, {f"model.{name}": value for name, value in BIASED.items()}),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_eagles_own_folders_are_told_by_their_tensors(kind: str, tmp_path: Path) -> None:
+    folder = WRITERS[kind](tmp_path / "head")
+    assert not is_eagle(OFFICIAL) and is_head(folder)
+    drafter = load_head(folder)
+    assert isinstance(drafter, EagleDrafter) and isinstance(drafter.head, Eagle1Head)
+    assert torch.equal(drafter.head.fc.bias, BIASED["fc.bias"])
+
+
+def test_such_a_head_drafts_for_its_target(tmp_path: Path) -> None:
+    folder, target = put(tmp_path / "head", OFFICIAL, BIASED), tiny_model(num_hidden_layers=3, dtype=torch.float32)
+    prompt = torch.tensor([[1, 2, 3]])
+    drafted = polydraft.generate(target, prompt, drafter=str(folder), max_new_tokens=8)
+    assert drafted.statistics.drafted and not drafted.statistics.fallback
+    assert torch.equal(
+        drafted.sequences, polydraft.generate(target, prompt, drafter="none", max_new_tokens=8).sequences
+    )
+
+
+def test_a_bias_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = put(tmp_path / "head", OFFICIAL, tensors_of(FIRST))
+    with pytest.raises(CheckpointError, match=r"is not complete: fc\.bias is missing"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("name", ["specforge", "speculators"])
+def test_eagle_3_is_told_by_its_tensors(name: str, tmp_path: Path) -> None:
+    folder = put(tmp_path / "head", OFFICIAL, {**FOLDERS[name][1]})
+    assert is_head(folder)
+    drafter = load_head(folder, 6)
+    assert isinstance(drafter, EagleDrafter) and isinstance(drafter.head, Eagle3Head)
+    assert drafter.head.fc.weight.shape == THIRD["fc.weight"]
+
+
+def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
+    own = heads(2, dtype=torch.float32)
+    for place, tensors in enumerate((layout_a(own), layout_c(own, "medusa_heads."), layout_c(own))):
+        write_plain(tmp_path / str(place), {"vocab_size": 24}, tensors)
+        assert is_head(tmp_path / str(place))
+    assert isinstance(load_head(tmp_path / "0"), MedusaDrafter)
+    tensors = named("markov")[1]
+    block = folder_of(tmp_path / "block", {**SIZES, "architectures": ["Qwen3DSparkModel"]}, tensors)
+    assert is_head(block)
+    with pytest.raises(CheckpointError, match="names no target_layer_ids and no num_target_layers"):
+        load_head(block)
+    (block / "config.json").write_text(json.dumps({**SIZES, **FLAT}))
+    assert isinstance(load_head(block), BlockDrafter)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_models_and_what_cannot_be_read_are_no_heads(layers: int, tmp_path: Path) -> None:
+    tiny_model(num_hidden_layers=layers).save_pretrained(tmp_path / "model")
+    assert not is_head(tmp_path / "model") and not is_head(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="holds no draft head of a kind that is known"):
+        load_head(tmp_path / "model")
+    rows = {**BIASED, "lm_head.weight": torch.zeros(24, 16)}
+    wide = {**BIASED, "fc.weight": torch.zeros(16, 16)}
+    for name, tensors in (("rows", rows), ("wide", wide), ("fc alone", {"fc.weight": torch.zeros(16, 32)})):
+        assert not is_head(put(tmp_path / name, OFFICIAL, tensors))
+    half = put(tmp_path / "half", OFFICIAL, BIASED) / "model.safetensors"
+    half.write_bytes(half.read_bytes()[:40])
+    assert not is_head(tmp_path / "half")
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return print, ("code was run",)
+
+
+def test_no_code_is_run_to_tell_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = put(tmp_path / "head", OFFICIAL, BIASED, pickled=True)
+    torch.save({**BIASED, "trap": Trap()}, folder / "pytorch_model.bin")
+    assert not is_head(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Trap()}))
+    assert not is_head(folder) and "code was run" not in capsys.readouterr().out
+
+
+def test_a_raw_pickle_is_refused_without_a_warning_before_it(tmp_path: Path) -> None:
+    folder = put(tmp_path / "head", {**OFFICIAL, "bias": True}, BIASED, pickled=True)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": [1.0]}, protocol=4))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is damaged"):
+            load_head(folder)
+    assert not said
+
+
+def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+    own = layout_a(heads(2, dtype=torch.float32))
+    half = {name: value for name, value in own.items() if name not in ("1.0.linear.weight", "1.1.weight")}
+    write_plain(tmp_path / "half", CONFIG, half)
+    with pytest.raises(CheckpointError, match=r"is not complete: 1\.1\.weight is missing"):
+        load_head(tmp_path / "half")
+    only = {name: value for name, value in own.items() if name.startswith("0.") or name == "1.1.weight"}
+    write_plain(tmp_path / "rows", CONFIG, only)
+    with pytest.raises(CheckpointError, match=r"is not complete: 1\.0\.linear\.weight is missing"):
+        load_head(tmp_path / "rows")
+    write_plain(tmp_path / "empty", CONFIG, {})
+    (tmp_path / "empty" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"medusa_lm_head\.safetensors, pytorch_model\.bin or medusa_lm_head\.pt"):
+        load_head(tmp_path / "empty")
+    config = {**SIZES, **FLAT, "mask_token_id": None}
+    with pytest.raises(CheckpointError, match=r"mask_embed is missing, and its .* names no mask_token_id"):
+        load_head(folder_of(tmp_path / "block", config, named("markov")[1]))
