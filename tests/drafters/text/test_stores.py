@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
 from polydraft.drafters.text.occurrences import SENTINEL, as_tokens
 from polydraft.drafters.text.stores import folder as folders
 from polydraft.drafters.text.stores import segment as segments
@@ -161,6 +161,16 @@ def test_what_is_not_written_is_written_at_the_end(tmp_path: Path) -> None:
     code = f"from polydraft.drafters import SuffixStore; SuffixStore({str(tmp_path / 'store')!r}).add([1, 2, 3])"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert texts_of(TextStore(tmp_path / "store")) == [[1, 2, 3]]
+
+
+def test_all_open_stores_are_written_at_once(tmp_path: Path) -> None:
+    stores = [SuffixStore(tmp_path / name) for name in "ab"]
+    for number, store in enumerate(stores):
+        store.add([number, 2, 3])
+    flush_stores()
+    assert [texts_of(TextStore(tmp_path / name)) for name in "ab"] == [[[0, 2, 3]], [[1, 2, 3]]]
+    flush_stores()
+    assert [len(store.segments) for store in stores] == [1, 1], "there is nothing left to write"
 
 
 def test_texts_are_written_when_there_are_enough_or_after_a_minute(

@@ -123,7 +123,7 @@ def run(settings: Settings, pipe: Connection) -> None:
         if said:
             send(said)
             said.clear()
-        if seconds is None:  # there is nothing to be done
+        if seconds != 0:  # there is nothing to be done
             begun[0] = 0.0
         told = pipe.recv() if pipe.poll(seconds) else None
         begun[0] = time.monotonic()

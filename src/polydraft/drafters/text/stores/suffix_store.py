@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
 
 import numpy as np
@@ -77,11 +77,11 @@ class SuffixStore:
     """Texts of the past in a folder, to find what followed wherever a text ended as another one ends now.
 
     Texts are added when they are over. They are searchable at once, and written as a segment when `FLUSHED` tokens have
-    come together, with the next text after a minute, when the store is closed, and at the end of the process. Segments
-    are never changed: small neighbours are merged into larger ones, and the oldest are dropped when the store outgrows
-    its bound. Other processes may read and write the same folder; what they wrote is seen within seconds. A process
-    that is killed loses the texts that it had not written, and damages nothing. If nothing can be written, as on a full
-    disk, a warning says so once, and the texts are dropped.
+    come together, with the next text after a minute, when the store is closed, by `flush_stores`, and at the end of the
+    process. Segments are never changed: small neighbours are merged into larger ones, and the oldest are dropped when
+    the store outgrows its bound. Other processes may read and write the same folder; what they wrote is seen within
+    seconds. A process that is killed loses the texts that it had not written, and damages nothing. If nothing can be
+    written, as on a full disk, a warning says so once, and the texts are dropped.
 
     Threads may share it. The texts lie on disk as they are, for everyone who may read the folder.
 
@@ -110,6 +110,8 @@ class SuffixStore:
         self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
         self._look(strict=True)
         self._at_exit = weakref.finalize(self, self._buffer.write)
+        with _OPENING:
+            _OPEN.add(self)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -236,6 +238,20 @@ class SuffixStore:
 
 
 _SHARED: dict[str, SuffixStore] = {}
+_OPEN: weakref.WeakSet[SuffixStore] = weakref.WeakSet()
+_OPENING = Lock()
+
+
+def flush_stores() -> None:
+    """Write what was added to any store that this process has open, whoever holds it.
+
+    For whoever ends a process without Python's exit, or knows that nothing will be added for a while. What cannot be
+    written is warned of by the store.
+    """
+    with _OPENING:
+        there = tuple(_OPEN)
+    for store in there:
+        store.flush()
 
 
 def shared_store(folder: str | Path) -> SuffixStore:
