@@ -1,7 +1,12 @@
 """A server with a store that grows: its clients' texts are on disk when it has stopped, or has nothing to do."""
 
+import logging
+import multiprocessing
+import queue
 import signal
+import warnings
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +16,11 @@ from test_process import running
 from polydraft.drafters import TextStore
 from polydraft.drafters.text.occurrences import SENTINEL
 from polydraft.models import Pair
-from polydraft.server.worker import working
+from polydraft.server import Settings
+from polydraft.server.front import logs
+from polydraft.server.front.desk import Desk
+from polydraft.server.front.metrics import Metrics
+from polydraft.server.worker import Event, processes, working
 
 
 def texts_of(folder: Path, pair: Pair) -> list[str]:
@@ -41,6 +50,28 @@ def test_a_server_without_work_writes_what_it_has(tmp_path: Path, pair: Pair, mo
             ask(found, prompt=f"def fib{number}(n):\n")
             until(lambda many=number + 1: len([*tmp_path.glob("store/*.segment")]) == many)
         assert TextStore(tmp_path / "store").texts == 2
+
+
+def warning(settings: Settings, hear: Any, say: Any) -> None:
+    """Be a worker that warns."""
+    warnings.warn("The disk is full.", RuntimeWarning, stacklevel=1)
+
+
+def test_what_a_worker_warns_of_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "work", warning)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        processes.ProcessWorker(Settings(), heard.put)
+    event = heard.get(timeout=10)
+    assert (event.kind, event.said) == (processes.WARNED, {"message": "The disk is full."})
+    with caplog.at_level(logging.WARNING, logger="polydraft.server"):
+        monkeypatch.setattr(logs.LOG, "propagate", True)
+        Desk(Settings(), Metrics("m"))._say(event)
+    assert [(one.getMessage(), one.told) for one in caplog.records] == [("warning", event.said)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

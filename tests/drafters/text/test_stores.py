@@ -1,6 +1,7 @@
 """Stores on disk: one format, what is refused, growth within a bound, several writers, and writers that are killed."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -306,6 +307,65 @@ def test_a_full_disk_is_told_once_and_costs_only_texts(tmp_path: Path, monkeypat
     store.add([8, 9, 10])
     store.flush()
     assert occurs(store, [9, 10]) == 1, "it goes on when there is room again"
+
+
+def raising(number: int) -> Callable[..., Any]:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return full
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_without_room_for_the_folder_costs_only_texts(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", raising(number))
+        with pytest.warns(RuntimeWarning, match=rf"written \({os.strerror(number)}\); texts are not kept") as said:
+            store = SuffixStore(tmp_path / "far" / "store")
+            store.add([1, 2, 3])
+            assert occurs(store, [1, 2]) == 1
+            store.flush()
+        assert len(said) == 1 and store.texts == 0
+    store.add([4, 5, 6])
+    store.flush()
+    assert texts_of(store) == [[4, 5, 6]], "it goes on when there is room"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_folder_that_cannot_be_made_is_an_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "mkdir", raising(number))
+    with pytest.raises(StoreError, match=r"cannot be used|is a file"):
+        SuffixStore(tmp_path / "store")
+
+
+def test_a_disk_without_room_for_a_folder_that_is_filled_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "mkdir", raising(errno.ENOSPC))
+    with pytest.raises(StoreError, match="cannot be used: No space left on device"):
+        StoreWriter(tmp_path / "store", OURS)
+
+
+def test_a_merge_without_room_costs_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, writer = SuffixStore(tmp_path / "store"), StoreWriter(tmp_path / "other", OURS, merges=True)
+    monkeypatch.setattr(folders, "place_segment", raising(errno.ENOSPC))
+    says = r"cannot be merged \(No space left on device\); its texts are kept\.$"
+    with pytest.warns(RuntimeWarning, match=says) as said:
+        for number in range(6):
+            store.add([number, 2, 3])
+            store.flush()
+    assert len(said) == 1 and store.texts == len(store.segments) == 6
+    with pytest.warns(RuntimeWarning, match=says):
+        for number in range(4):
+            writer.add([number, 2, 3])
+            writer.flush()
+    assert TextStore(tmp_path / "other").texts == 4
+    monkeypatch.undo()
+    store.add([6, 2, 3])
+    store.flush()
+    assert store.texts == 7 and len(store.segments) == 1
 
 
 def test_a_damaged_neighbour_stops_merging_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

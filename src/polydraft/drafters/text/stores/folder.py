@@ -1,5 +1,6 @@
 """A folder of segments that several processes write to: numbered by age, merged, and bounded in bytes."""
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ PARTS = 8
 """A merged segment has at most this part of a bounded folder, so that to drop the oldest drops little."""
 MERGED = 1 << 23
 """The most tokens of a merged segment: whoever adds a text waits for a merge."""
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""What the system says where there is no room, or none for this user."""
 NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
 
 
@@ -91,6 +94,11 @@ def path_of(given: object, name: str) -> Path:
     return found
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether an error says that there is no room."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
 def check_folder(folder: Path, *, make: bool = False) -> None:
     """Check that a folder is there, or make it.
 
@@ -143,7 +151,7 @@ def check_same(where: Path, theirs: Vocabulary, ours: Vocabulary) -> None:
 
 def append(
     folder: Path, tokens: Tokens, texts: int, vocabulary: Vocabulary, most_bytes: int | None, *, merges: bool = True
-) -> None:
+) -> OSError | None:
     """Write a segment behind all others; then merge small ones, and drop the oldest that exceed the bound.
 
     The bound is kept in the folder. A store that is filled without merging and without a bound is one that is only
@@ -156,6 +164,9 @@ def append(
         vocabulary: whose tokens these are.
         most_bytes: the bound on all segments that somebody named; None for the folder's own.
         merges: whether small neighbours are merged, as in stores that grow.
+
+    Returns:
+        why small segments could not be merged though the new one was written, if that is so.
 
     Raises:
         StoreError: a store that is only read is to be merged or bounded, or what the folder says of its bound is
@@ -172,7 +183,16 @@ def append(
             keep_bound(folder, bound)
         number = 1 + max((one.last for one in there), default=0)
         write_segment(folder / f"{number:010d}-{number:010d}.segment", tokens, texts, vocabulary)
-        tidy(folder, None if bound is None else bound.most_bytes, merges=merges)
+        try:
+            tidy(folder, None if bound is None else bound.most_bytes, merges=merges)
+        except OSError as error:
+            return error
+    return None
+
+
+def unmerged(folder: Path, error: OSError) -> str:
+    """Return what is said where texts were written and segments could not be merged."""
+    return f"The segments of the store {folder} cannot be merged ({error.strerror or error}); its texts are kept."
 
 
 def _bound(folder: Path, there: Sequence[Place], asked: int | None, *, merges: bool) -> Bound | None:
@@ -206,6 +226,12 @@ def tidy(folder: Path, most_bytes: int | None, *, merges: bool = True) -> None:
             continue
     except StoreError:  # a damaged neighbour, or one of a later version: whoever opens the store is told
         pass
+    finally:
+        _clean(folder)
+
+
+def _clean(folder: Path) -> None:
+    """Drop what killed writers left, and what a merged segment holds."""
     kept = {one.path for one in places(folder)}
     for path in folder.iterdir():
         if path not in kept and (path.name.endswith(HALF) or NAME.fullmatch(path.name)):

@@ -1,5 +1,6 @@
 """A store of texts that is built once and then read: a folder of segments, or one of them."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from polydraft.drafters.text.stores.folder import (
     opened,
     path_of,
     places,
+    unmerged,
 )
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
@@ -178,10 +180,12 @@ class StoreWriter:
             return
         whole = joined(self._waiting)
         try:
-            append(self.folder, whole, len(self._waiting), self.vocabulary, self.most_bytes, merges=self.merges)
+            left = append(self.folder, whole, len(self._waiting), self.vocabulary, self.most_bytes, merges=self.merges)
         except OSError as error:
             raise StoreError(f"The store {self.folder} cannot be written: {error.strerror or error}.") from error
         self._waiting, self._size = [], 1
+        if left is not None:
+            warnings.warn(unmerged(self.folder, left), RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> "StoreWriter":
         return self

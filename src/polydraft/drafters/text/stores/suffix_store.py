@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
-from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, path_of, places
+from polydraft.drafters.text.stores.folder import (
+    Place,
+    append,
+    check_folder,
+    check_same,
+    is_full,
+    opened,
+    path_of,
+    places,
+    unmerged,
+)
 from polydraft.drafters.text.stores.segment import Segment, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
@@ -60,16 +70,23 @@ class _Buffer:
         own, texts = np.array(self.tokens[: self.used]), self.texts
         self.used, self.texts = 1, 0
         try:
-            append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
+            left = append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
         except (OSError, PolydraftError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removesuffix(".")
-            self.warn("lost", f"The store {self.folder} cannot be written ({why}); texts are not kept in it.")
+            self.lost(error)
+        else:
+            if left is not None:
+                self.warn("merge", unmerged(self.folder, left))
+
+    def lost(self, error: BaseException) -> None:
+        """Warn that nothing can be written."""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removesuffix(".")
+        self.warn("lost", f"The store {self.folder} cannot be written ({why}); texts are not kept in it.")
 
     def warn(self, what: str, sentence: str) -> None:
         """Warn of something for the first time."""
         if what not in self.told:
             self.told.add(what)
-            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
 
 
 class SuffixStore:
@@ -80,7 +97,8 @@ class SuffixStore:
     process. Segments are never changed: small neighbours are merged into larger ones, and the oldest are dropped when
     the store outgrows its bound. Other processes may read and write the same folder; what they wrote is seen within
     seconds. A process that is killed loses the texts that it had not written, and damages nothing. If nothing can be
-    written, as on a full disk, a warning says so once, and the texts are dropped.
+    written, as on a full disk, a warning says so once, and the texts are dropped; a disk without room for the folder is
+    no error either.
 
     Threads may share it. The texts lie on disk as they are, for everyone who may read the folder.
 
@@ -94,6 +112,7 @@ class SuffixStore:
     Attributes:
         most_bytes: the bound when it was opened; None for a store that was built to be only read (`polydraft store
             build --kind rest`). To such a one nothing is added, which a warning says once.
+        made: whether there was room for its folder when it was opened; else it is made as soon as there is.
 
     Raises:
         StoreError: the folder cannot be used, a file in it is no segment or damaged, or a bound is named for a store
@@ -108,9 +127,8 @@ class SuffixStore:
         if most_bytes is not None and (not is_whole(most_bytes) or most_bytes < 1_000_000):
             raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
         self.folder = path_of(folder, "folder")
-        check_folder(self.folder, make=True)
-        room = np.full(FLUSHED + 1, SENTINEL, np.uint32)
-        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, room)
+        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, np.full(FLUSHED + 1, SENTINEL, np.uint32))
+        self.made = self._make()
         self._segments: dict[Place, Segment | None] = {}
         self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
         self._look(strict=True)
@@ -216,6 +234,21 @@ class SuffixStore:
                 found.append(Scanned.of(own, buffer.used, context, longest))
             return found
 
+    def _make(self) -> bool:
+        """Make the folder and return True; where there is no room for it, texts are found in memory alone until then.
+
+        Raises:
+            StoreError: it cannot be made for another reason, or is no store.
+        """
+        try:
+            check_folder(self.folder, make=True)
+        except StoreError as error:
+            if error.__cause__ is None or not is_full(error.__cause__):
+                raise
+            self._buffer.lost(error.__cause__)
+            return False
+        return True
+
     def _look(self, *, strict: bool = False) -> None:
         """Open what is new in the folder and forget what is gone.
 
@@ -276,6 +309,6 @@ def shared_store(folder: str | Path) -> SuffixStore:
     """
     name = os.path.abspath(path_of(folder, "store"))
     store = _SHARED.get(name)
-    if store is None or not os.path.isdir(name):
+    if store is None or (store.made and not os.path.isdir(name)):
         store = _SHARED[name] = SuffixStore(name)
     return store
