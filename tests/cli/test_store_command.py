@@ -67,7 +67,9 @@ def test_files_become_a_store_that_drafts(files: Path, kind: str, tmp_path: Path
     facts = json.loads(call("show", out, "--json")[1])
     assert facts["texts"] == 5 and facts["bytes"] == sum(one["bytes"] for one in facts["segments"])
     assert facts["tokenizer"] == "the embedded pair" and 8 < facts["bytes_per_token"] < 20
+    assert facts["most_bytes"] == (None if kind == "rest" else 1 << 28)
     code, said, _ = call("show", out)
+    assert ("It is only read." in said) == (kind == "rest") and ("It may grow to 268 MB." in said) == (kind != "rest")
     assert code == 0 and "holds 5 texts" in said and "0000000001-0000000001.segment" in said
     given = ["generate", "def add(", "--drafter", f"{kind}:{out}", "--max-new-tokens", "12", "--json"]
     ended = CliRunner().invoke(app, given, catch_exceptions=False, standalone_mode=False)
@@ -85,6 +87,8 @@ def test_a_store_that_grows_takes_more_and_one_that_is_read_does_not(files: Path
     assert code == 0 and (told["added_texts"], told["texts"], told["finish"]) == (1, 6, "done")
     with pytest.raises(InvalidParameter, match="holds a store already; name a new folder"):
         call("build", files, "--out", tmp_path / "rest", "--kind", "rest")
+    with pytest.raises(StoreError, match="was built to be only read, and takes no texts: name another folder"):
+        call("build", files, "--out", tmp_path / "rest")
 
 
 def test_conversations_go_through_the_template(chat_folder: Path, tmp_path: Path) -> None:
@@ -156,6 +160,8 @@ def test_stores_have_their_sizes(files: Path, tmp_path: Path) -> None:
         code, _, errors = call("build", files, "--out", tmp_path / kind, "--kind", kind, "--most-mb", 2)
         assert code == 0 and TextStore(tmp_path / kind).size <= 2_000_000
         assert ("The store has its 2 MB; the rest is left out." in errors) == (kind == "rest")
+    assert call("build", files, "--out", tmp_path / "suffix")[0] == 0
+    assert TextStore(tmp_path / "suffix").size <= 2_000_000, "the folder keeps its bound"
 
 
 def test_an_interrupt_leaves_a_whole_store(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

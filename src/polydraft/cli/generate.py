@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from polydraft.bench.prompts import Prompt, as_asked
 from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import on_one_line, progress_bar, visible
+from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
 from polydraft.cli.process import INTERRUPTED
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
@@ -272,15 +271,6 @@ def planned_options(
     if not chosen["drafter"].proposes:
         notes.print("By the plan plain decoding is fastest at this temperature.")
     return chosen
-
-
-@contextmanager
-def warnings_as_sentences() -> Iterator[None]:
-    """Write warnings to standard error as they come, one sentence each, without the place in the source."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", RuntimeWarning)
-        warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"polydraft: {on_one_line(str(message))}\n")
-        yield
 
 
 def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:

@@ -16,7 +16,14 @@ from typing import cast
 
 import typer
 
-from polydraft.cli.printing import keep_streams_usable, loss_of_output, on_one_line, turn_to_nowhere
+from polydraft.cli.printing import (
+    keep_streams_usable,
+    loss_of_output,
+    on_one_line,
+    turn_to_nowhere,
+    warnings_as_sentences,
+)
+from polydraft.drafters import flush_stores
 from polydraft.errors import InvalidParameter, PolydraftError
 
 FAILED, BAD_CALL, OURS, INTERRUPTED, UNREAD = 1, 2, 70, 130, 141
@@ -35,7 +42,8 @@ def exit_code_of(command: Callable[[], object]) -> int:
             if not keep_streams_usable():
                 return _failed("Standard output is closed: send it to a file, or to /dev/null.")
             check_encoding(sys.argv[1:])
-            code = int(str(command() or 0))
+            with warnings_as_sentences(always=False), _stores_written():
+                code = int(str(command() or 0))
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -47,6 +55,15 @@ def exit_code_of(command: Callable[[], object]) -> int:
     except Exception as error:  # noqa: BLE001  the last resort: what comes here is an error of ours
         code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
     return _flushed(code)
+
+
+@contextmanager
+def _stores_written() -> Iterator[None]:
+    """Write at the end what drafters keep of texts: when Python itself ends, a warning has no place to go."""
+    try:
+        yield
+    finally:
+        flush_stores()
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from polydraft.drafters.text import (
     TextDrafter,
     TextStore,
     Vocabulary,
+    flush_stores,
     given_chain,
 )
 
@@ -74,6 +75,7 @@ __all__ = [
     "TextDrafter",
     "TextStore",
     "Vocabulary",
+    "flush_stores",
     "given_chain",
     "is_head",
     "is_sound",

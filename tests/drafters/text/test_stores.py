@@ -1,6 +1,8 @@
 """Stores on disk: one format, what is refused, growth within a bound, several writers, and writers that are killed."""
 
 import errno
+import os
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
 from polydraft.drafters.text.occurrences import SENTINEL, as_tokens
 from polydraft.drafters.text.stores import folder as folders
 from polydraft.drafters.text.stores import segment as segments
@@ -129,17 +131,63 @@ def test_places_that_are_no_stores_are_refused(tmp_path: Path) -> None:
 
 def test_another_tokenizer_is_refused_by_both_names(tmp_path: Path) -> None:
     written(tmp_path / "store", some_texts(1))
-    theirs = Vocabulary(1000, b"t" * 32, "theirs")
     for attempt in (
-        lambda: TextStore(tmp_path / "store").check(theirs),
-        lambda: SuffixStore(tmp_path / "store").check(theirs),
-        lambda: SuffixStore(tmp_path / "store", vocabulary=theirs),
-        lambda: StoreWriter(tmp_path / "store", theirs),
+        lambda: TextStore(tmp_path / "store").check(THEIRS),
+        lambda: SuffixStore(tmp_path / "store").check(THEIRS),
+        lambda: SuffixStore(tmp_path / "store", vocabulary=THEIRS),
+        lambda: StoreWriter(tmp_path / "store", THEIRS),
     ):
         with pytest.raises(VocabularyMismatch, match=r"holds tokens of ours \(1000 tokens\), and .* theirs \(1000"):
             attempt()
     assert OURS.agrees(Vocabulary(1128)) and not OURS.agrees(Vocabulary(5000)), "by size where nothing else is known"
     assert Vocabulary(0).agrees(OURS) and Vocabulary(0).with_known(OURS) == OURS
+
+
+THEIRS = Vocabulary(1000, b"t" * 32, "theirs")
+
+
+def test_two_writers_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
+    ours, theirs = SuffixStore(tmp_path / "store"), SuffixStore(tmp_path / "store")
+    writer = StoreWriter(tmp_path / "store", THEIRS)
+    ours.check(OURS)
+    theirs.check(THEIRS)  # both found an empty folder
+    ours.add([1, 2, 3])
+    ours.flush()
+    theirs.add([4, 5, 6])
+    says = r"store holds tokens of ours \(1000 tokens\), and the target's are those of theirs \(1000 tokens\)"
+    with pytest.warns(RuntimeWarning) as said:
+        theirs.flush()
+        theirs.add([4, 5, 6])
+        theirs.flush()
+    assert len(said) == 2 and re.search(f"cannot be written .*{says}.*texts are not kept", str(said[0].message))
+    assert "It is left out" in str(said[1].message)
+    writer.add([7, 8, 9])
+    with pytest.raises(VocabularyMismatch, match=says):
+        writer.flush()
+    assert texts_of(TextStore(tmp_path / "store")) == [[1, 2, 3]]
+    with pytest.raises(VocabularyMismatch, match=says):
+        SuffixStore(tmp_path / "store").check(THEIRS)
+
+
+def test_a_store_that_was_empty_sees_another_ones_tokens_when_it_begins(tmp_path: Path) -> None:
+    ours, theirs = SuffixStore(tmp_path / "store"), SuffixStore(tmp_path / "store")
+    ours.check(OURS)
+    ours.add([1, 2, 3])
+    ours.flush()
+    with pytest.raises(VocabularyMismatch, match="holds tokens of ours"):
+        theirs.check(THEIRS)
+
+
+def test_segments_of_different_tokenizers_are_not_merged(tmp_path: Path) -> None:
+    """As a folder has them that was filled before writers compared."""
+    whose = [OURS, OURS, Vocabulary(1000), THEIRS, THEIRS, THEIRS, OURS, OURS]
+    for number, vocabulary in enumerate(whose, start=1):
+        own = joined([np.array([number, 2, 3])])
+        write_segment(tmp_path / f"{number:010d}-{number:010d}.segment", own, 1, vocabulary)
+    folders.tidy(tmp_path, None)
+    found = [Segment.open(path) for path in sorted(tmp_path.glob("*.segment"))]
+    assert [one.texts for one in found] == [3, 3, 2]
+    assert [one.vocabulary for one in found] == [OURS, THEIRS, OURS]
 
 
 def test_a_suffix_store_survives_and_is_searched_before_it_is_written(tmp_path: Path) -> None:
@@ -161,6 +209,16 @@ def test_what_is_not_written_is_written_at_the_end(tmp_path: Path) -> None:
     code = f"from polydraft.drafters import SuffixStore; SuffixStore({str(tmp_path / 'store')!r}).add([1, 2, 3])"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert texts_of(TextStore(tmp_path / "store")) == [[1, 2, 3]]
+
+
+def test_all_open_stores_are_written_at_once(tmp_path: Path) -> None:
+    stores = [SuffixStore(tmp_path / name) for name in "ab"]
+    for number, store in enumerate(stores):
+        store.add([number, 2, 3])
+    flush_stores()
+    assert [texts_of(TextStore(tmp_path / name)) for name in "ab"] == [[[0, 2, 3]], [[1, 2, 3]]]
+    flush_stores()
+    assert [len(store.segments) for store in stores] == [1, 1], "there is nothing left to write"
 
 
 def test_texts_are_written_when_there_are_enough_or_after_a_minute(
@@ -188,7 +246,7 @@ def test_small_segments_are_merged_and_their_number_stays_small(tmp_path: Path) 
     assert most <= 3 * 5 and len(store.segments) <= 3 * 5
     assert all(occurs(store, text[:20]) == 1 for text in texts[::10])
     names = {path.name for path in (tmp_path / "store").iterdir()}
-    assert names == {".lock", *(one.path.name for one in store.segments)}
+    assert names == {".lock", "bound.json", *(one.path.name for one in store.segments)}
 
 
 def test_the_oldest_are_dropped_within_the_bound(tmp_path: Path) -> None:
@@ -245,10 +303,69 @@ def test_a_full_disk_is_told_once_and_costs_only_texts(tmp_path: Path, monkeypat
         store.add([8, 9, 10])
         store.flush()  # warnings are errors: a second one would be seen
     assert occurs(store, [2, 3]) == 1 and store.texts == 1
-    assert {path.suffix for path in (tmp_path / "store").iterdir()} == {".segment", ""}, "nothing half written"
+    assert {path.suffix for path in (tmp_path / "store").iterdir()} == {".segment", ".json", ""}, "nothing half written"
     store.add([8, 9, 10])
     store.flush()
     assert occurs(store, [9, 10]) == 1, "it goes on when there is room again"
+
+
+def raising(number: int) -> Callable[..., Any]:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return full
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_without_room_for_the_folder_costs_only_texts(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", raising(number))
+        with pytest.warns(RuntimeWarning, match=rf"written \({os.strerror(number)}\); texts are not kept") as said:
+            store = SuffixStore(tmp_path / "far" / "store")
+            store.add([1, 2, 3])
+            assert occurs(store, [1, 2]) == 1
+            store.flush()
+        assert len(said) == 1 and store.texts == 0
+    store.add([4, 5, 6])
+    store.flush()
+    assert texts_of(store) == [[4, 5, 6]], "it goes on when there is room"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_folder_that_cannot_be_made_is_an_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "mkdir", raising(number))
+    with pytest.raises(StoreError, match=r"cannot be used|is a file"):
+        SuffixStore(tmp_path / "store")
+
+
+def test_a_disk_without_room_for_a_folder_that_is_filled_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "mkdir", raising(errno.ENOSPC))
+    with pytest.raises(StoreError, match="cannot be used: No space left on device"):
+        StoreWriter(tmp_path / "store", OURS)
+
+
+def test_a_merge_without_room_costs_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, writer = SuffixStore(tmp_path / "store"), StoreWriter(tmp_path / "other", OURS, merges=True)
+    monkeypatch.setattr(folders, "place_segment", raising(errno.ENOSPC))
+    says = r"cannot be merged \(No space left on device\); its texts are kept\.$"
+    with pytest.warns(RuntimeWarning, match=says) as said:
+        for number in range(6):
+            store.add([number, 2, 3])
+            store.flush()
+    assert len(said) == 1 and store.texts == len(store.segments) == 6
+    with pytest.warns(RuntimeWarning, match=says):
+        for number in range(4):
+            writer.add([number, 2, 3])
+            writer.flush()
+    assert TextStore(tmp_path / "other").texts == 4
+    monkeypatch.undo()
+    store.add([6, 2, 3])
+    store.flush()
+    assert store.texts == 7 and len(store.segments) == 1
 
 
 def test_a_damaged_neighbour_stops_merging_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +398,8 @@ def test_what_a_merge_replaced_is_ignored_and_cleaned(tmp_path: Path) -> None:
     store.add([5, 6])
     store.flush()
     assert texts_of(store) == [[1, 2], [3, 4], [5, 6]]
-    assert len([*folder.iterdir()]) == 3, "two segments and the lock"
+    assert {path.name for path in folder.iterdir() if path.suffix != ".segment"} == {".lock", "bound.json"}
+    assert len(store.segments) == len([*folder.glob("*.segment")]) == 2
 
 
 def test_a_lock_that_is_held_costs_texts_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 import polydraft
 from polydraft import Chain, Fixed, NaiveMatch, RetrievalDrafter, SuffixDrafter, SuffixStore, TextStore, TopDown
 from polydraft.conformance import check
-from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session, StoreWriter, Vocabulary
+from polydraft.drafters import (
+    Drafter,
+    LookupFirst,
+    MergedDrafter,
+    ModelDrafter,
+    RoutedDrafter,
+    Session,
+    StoreWriter,
+    Vocabulary,
+    flush_stores,
+)
 from polydraft.drafters.text import Guess
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
@@ -279,10 +289,13 @@ def test_a_conversation_that_goes_on_adds_what_is_new(tmp_path: Path) -> None:
     assert store._buffer.tokens[: store._buffer.used].tolist() == [mark, *range(1, 10), mark, *range(5, 15), mark]
 
 
-def test_lookups_first_hand_the_end_on(tmp_path: Path) -> None:
-    store = SuffixStore(tmp_path)
-    generated(drafter=LookupFirst(SuffixDrafter(store=store)))
-    assert store.texts == 3
+@pytest.mark.parametrize(
+    "around", [LookupFirst, lambda one: MergedDrafter((one,)), lambda one: RoutedDrafter((one,))], ids=range(3)
+)
+def test_drafters_around_it_hand_the_end_on(around: Callable[[SuffixDrafter], Drafter], tmp_path: Path) -> None:
+    generated(drafter=around(SuffixDrafter(store=tmp_path / "store")))
+    flush_stores()
+    assert TextStore(tmp_path / "store").texts == 3
 
 
 def test_words_name_drafters_and_their_stores(tmp_path: Path) -> None:

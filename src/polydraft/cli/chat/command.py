@@ -20,10 +20,9 @@ from polydraft.cli.generate import (
     drafter_name,
     drafter_of,
     load_models,
-    warnings_as_sentences,
 )
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import on_one_line
+from polydraft.cli.printing import on_one_line, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED
 
 TARGET = "smollm2"

@@ -25,13 +25,12 @@ from polydraft.cli.generate import (
     load_models,
     planned_options,
     text_options,
-    warnings_as_sentences,
 )
 from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.generation.job import FileJob
 from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
-from polydraft.cli.printing import console, progress_bar
+from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan

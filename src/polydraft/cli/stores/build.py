@@ -23,7 +23,6 @@ TOGETHER = 1 << 20
 """Characters that are tokenized together."""
 QUIET = 2.0
 """Seconds before a bar is shown."""
-USUAL_MB = 268
 BYTES = 8
 """Of a store for each token."""
 SMALL_CHUNK = 1 << 20
@@ -41,7 +40,7 @@ class BuildRequest:
         out: the store's folder.
         kind: "suffix" or "rest".
         target: folder or name of the target whose tokens are stored; None for the embedded one.
-        most_mb: the store's largest size in millions of bytes; None for the usual one.
+        most_mb: the store's largest size in millions of bytes; None for the one that it has, or the usual one.
     """
 
     files: tuple[Path, ...]
@@ -52,9 +51,8 @@ class BuildRequest:
 
     @property
     def most_bytes(self) -> int | None:
-        """The store's largest size; None for none."""
-        usual = USUAL_MB if self.kind == "suffix" else None
-        return None if usual is self.most_mb is None else 1_000_000 * (self.most_mb or USUAL_MB)
+        """The store's largest size, if it was given."""
+        return None if self.most_mb is None else 1_000_000 * self.most_mb
 
 
 def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
@@ -63,13 +61,16 @@ def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
     Raises:
         InvalidParameter: a store that is only read is there already.
         PromptFileError: a file is not there.
-        StoreError: the folder holds something else, or cannot be written; nothing was to be stored.
+        StoreError: the folder holds something else or a store that is only read, or cannot be written; nothing was to
+            be stored.
         VocabularyMismatch: the folder holds tokens of another tokenizer.
     """
     notes = console(errors=True, quiet=as_json)
     files = files_in(request.files)
     if request.kind == "rest" and request.out.is_dir() and any(request.out.glob("*.segment")):
-        raise InvalidParameter(f"--out {request.out} holds a store already; name a new folder, or take --kind suffix.")
+        raise InvalidParameter(
+            f"--out {request.out} holds a store already; name a new folder, or add to a growing one by --kind suffix."
+        )
     tokenizer = load_tokenizer(request.target)
     vocabulary = Vocabulary.of(tokenizer, request.target or "the embedded pair")
     begin, bad, interrupted = time.perf_counter(), list[str](), False
@@ -91,8 +92,7 @@ def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
 def _writer(request: BuildRequest, vocabulary: Vocabulary) -> StoreWriter:
     if request.kind == "rest":
         return StoreWriter(request.out, vocabulary)
-    chunk = min(SMALL_CHUNK, (request.most_bytes or 0) // BYTES // 8)  # so that to drop the oldest drops little
-    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=chunk, merges=True)
+    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=SMALL_CHUNK, merges=True)
 
 
 def _fill(

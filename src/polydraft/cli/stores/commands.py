@@ -48,7 +48,7 @@ def build(
             "--most-mb",
             min=1,
             callback=count,
-            help="The store's largest size. suffix drops its oldest texts (default: 268), rest takes no more.",
+            help="The largest size. suffix drops its oldest texts (default: its own, 268 if new), rest takes no more.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,

@@ -39,6 +39,7 @@ def facts_of(store: TextStore) -> dict[str, object]:
         "texts": store.texts,
         "tokens": store.tokens,
         "bytes": store.size,
+        "most_bytes": store.most_bytes,
         "bytes_per_token": round(store.size / max(store.tokens, 1), 3),
         "tokenizer": store.vocabulary.name,
         "vocabulary": store.vocabulary.size,
@@ -52,7 +53,8 @@ def facts_of(store: TextStore) -> dict[str, object]:
 
 def in_words(store: TextStore) -> str:
     """Return what is known of a store, for people."""
+    grows = "is only read" if store.most_bytes is None else f"may grow to {store.most_bytes / 1e6:,.0f} MB"
     return (
         f"{store.path} holds {store.texts} texts, {store.tokens} tokens of {store.vocabulary.title}, in "
-        f"{store.size / 1e6:,.2f} MB ({store.size / max(store.tokens, 1):.2f} bytes per token)."
+        f"{store.size / 1e6:,.2f} MB ({store.size / max(store.tokens, 1):.2f} bytes per token). It {grows}."
     )

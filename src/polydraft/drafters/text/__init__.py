@@ -10,7 +10,7 @@ from polydraft.drafters.text.pool import NgramPool
 from polydraft.drafters.text.predicted import PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
 from polydraft.drafters.text.retrieval import RetrievalDrafter
-from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
 from polydraft.drafters.text.suffix import SuffixDrafter
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "TextDrafter",
     "TextStore",
     "Vocabulary",
+    "flush_stores",
     "given",
     "given_chain",
     "merged",

@@ -14,7 +14,7 @@ from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
 from polydraft.server.settings import Settings
 from polydraft.server.wire.errors import STATUSES, Refused, of_event, ours
-from polydraft.server.worker import Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
+from polydraft.server.worker import WARNED, Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
 
 SOON = 2
 """After so many seconds a client may ask again whether the model is there."""
@@ -194,6 +194,9 @@ class Desk:
 
     def _say(self, event: Event) -> None:
         """Hear the worker, on its thread."""
+        if event.kind == WARNED:
+            log("warning", level=logging.WARNING, message=event.said["message"])
+            return
         if event.kind in ("ready", "broken"):
             self.ready, self.broken = event.kind == "ready", str(event.said.get("message", ""))
             self.told = event.said if self.ready else self.told

@@ -1,11 +1,12 @@
 """The worker: the process that owns the model."""
 
 from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Speculation, Spell
-from polydraft.server.worker.processes import ProcessWorker
+from polydraft.server.worker.processes import WARNED, ProcessWorker
 from polydraft.server.worker.telling import by_depth
 from polydraft.server.worker.threads import ThreadWorker
 
 __all__ = [
+    "WARNED",
     "Ask",
     "Cancel",
     "Event",

@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,6 +17,8 @@ from polydraft.server.worker.asks import Event, Stop
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say
 
+WARNED = "warned"
+"""An event that is for the log alone."""
 ALIVE = "alive"
 """An event that is for the watch alone: how long the step in progress takes."""
 BEAT = 1.0
@@ -123,11 +126,15 @@ def run(settings: Settings, pipe: Connection) -> None:
         if said:
             send(said)
             said.clear()
-        if seconds is None:  # there is nothing to be done
+        if seconds != 0:  # there is nothing to be done
             begun[0] = 0.0
         told = pipe.recv() if pipe.poll(seconds) else None
         begun[0] = time.monotonic()
         return told
+
+    def warn(message: object, *_: object, **__: object) -> None:
+        with contextlib.suppress(OSError):
+            send([Event(WARNED, said={"message": str(message)})])
 
     def live() -> None:
         with contextlib.suppress(OSError):
@@ -137,6 +144,7 @@ def run(settings: Settings, pipe: Connection) -> None:
                 send([Event(ALIVE, said={"busy": busy})])
 
     threading.Thread(target=live, daemon=True).start()
+    warnings.showwarning = warn
     try:
         work(settings, hear, say)
         if said:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Ask, Cancel, Event, Stop
@@ -15,12 +16,16 @@ HEARING = 0.05
 """After so many seconds of hearing what it is told, a worker goes on with the texts in progress."""
 SOON = 0.005
 """A worker without texts waits for prompts in preparation for so many seconds, and hears what else there is."""
+WARM_UP = 8
+"""Steps of a text before the first request."""
+QUIET = 5.0
+"""A worker that was told nothing for so many seconds writes down the texts that its drafters keep."""
 Hear = Callable[[float | None], Any]
 """Return the next thing that the worker is told: waits for at most so many seconds, None for ever; None for nothing."""
 
 
 def work(settings: Settings, hear: Hear, say: Say) -> None:
-    """Load the models and serve them until told to stop.
+    """Load the models and serve them until told to stop; what drafters keep of texts is written then.
 
     Args:
         settings: the server's.
@@ -42,14 +47,19 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
                 writing.step()
     finally:
         preparing.end()
+        flush_stores()  # a child process ends without Python's exit
 
 
 def _warm(writing: Writing) -> None:
-    """Write a few tokens greedily and sampled, so that no client waits for what is made or compiled only once."""
+    """Write a few tokens greedily and sampled, so that no client waits for what is made or compiled only once.
+
+    The texts are given up before they end, so that no drafter keeps them.
+    """
     for heat in (0.0, 1.0):
-        writing.take(Ask("", ((0,),), seed=0, max_tokens=8, ignore_eos=True, options={"temperature": heat, "top_k": 0}))
-    while not writing.idle:
-        writing.step()
+        writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options={"temperature": heat, "top_k": 0}))
+        for _ in range(WARM_UP):
+            writing.step()
+        writing.cancel("")
 
 
 def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
@@ -59,7 +69,7 @@ def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
     """
     if writing.idle and preparing.busy:
         preparing.wait(SOON)
-    told, end = hear(None if writing.idle and not preparing.busy else 0.0), time.monotonic() + HEARING
+    told, end = _first(hear, waits=writing.idle and not preparing.busy), time.monotonic() + HEARING
     while told is not None:
         if isinstance(told, Stop):
             return False
@@ -72,6 +82,15 @@ def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
     for one in preparing.done():
         _go_on(writing, one)
     return True
+
+
+def _first(hear: Hear, *, waits: bool) -> Any:
+    """Return what the worker is told next, or None for nothing; one that waits writes what drafters keep meanwhile."""
+    told = hear(QUIET if waits else 0.0)
+    if told is None and waits:
+        flush_stores()
+        told = hear(None)
+    return told
 
 
 def _go_on(writing: Writing, one: Prepared) -> None:

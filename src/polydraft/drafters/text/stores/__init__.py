@@ -8,7 +8,7 @@ changed.
 
 from polydraft.drafters.text.stores.segment import Segment, write_segment
 from polydraft.drafters.text.stores.store import StoreWriter, TextStore
-from polydraft.drafters.text.stores.suffix_store import SuffixStore, shared_store
+from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores, shared_store
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SuffixStore",
     "TextStore",
     "Vocabulary",
+    "flush_stores",
     "shared_store",
     "write_segment",
 ]

@@ -1,5 +1,6 @@
 """A folder of segments that several processes write to: numbered by age, merged, and bounded in bytes."""
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ import numpy as np
 from filelock import FileLock
 
 from polydraft.drafters.text.occurrences import Tokens, as_tokens
+from polydraft.drafters.text.stores.bound import BOUND, Bound, bound_for, check_grows, keep_bound, read_bound
 from polydraft.drafters.text.stores.order import joined_orders
-from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, write_segment
+from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, vocabulary_of, write_segment
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch, lowered, shown
 
@@ -24,6 +26,8 @@ PARTS = 8
 """A merged segment has at most this part of a bounded folder, so that to drop the oldest drops little."""
 MERGED = 1 << 23
 """The most tokens of a merged segment: whoever adds a text waits for a merge."""
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""What the system says where there is no room, or none for this user."""
 NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
 
 
@@ -90,6 +94,11 @@ def path_of(given: object, name: str) -> Path:
     return found
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether an error says that there is no room."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
 def check_folder(folder: Path, *, make: bool = False) -> None:
     """Check that a folder is there, or make it.
 
@@ -106,8 +115,9 @@ def check_folder(folder: Path, *, make: bool = False) -> None:
         raise StoreError(f"{folder} is a file; a store of texts is a folder.") from None
     except OSError as error:
         raise StoreError(f"The store {folder} cannot be used: {error.strerror or error}.") from error
-    foreign = [name for name in names if not (name == LOCK or NAME.fullmatch(name) or name.endswith(HALF))]
-    if foreign and len(foreign) == len([name for name in names if name != LOCK]):
+    told = [name for name in names if name not in (LOCK, BOUND)]
+    foreign = [name for name in told if not (NAME.fullmatch(name) or name.endswith(HALF))]
+    if foreign and len(foreign) == len(told):
         raise StoreError(f"{folder} is no store of texts: it holds {sorted(foreign)[0]} and no segment.")
 
 
@@ -141,25 +151,71 @@ def check_same(where: Path, theirs: Vocabulary, ours: Vocabulary) -> None:
 
 def append(
     folder: Path, tokens: Tokens, texts: int, vocabulary: Vocabulary, most_bytes: int | None, *, merges: bool = True
-) -> None:
+) -> OSError | None:
     """Write a segment behind all others; then merge small ones, and drop the oldest that exceed the bound.
+
+    The bound is kept in the folder. A store that is filled without merging and without a bound is one that is only
+    read; so says its folder then, and nothing is dropped.
 
     Args:
         folder: the store.
         tokens: texts with sentinels around them.
         texts: how many.
         vocabulary: whose tokens these are.
-        most_bytes: the bound on all segments; None for none.
-        merges: whether small neighbours are merged.
+        most_bytes: the bound on all segments that somebody named; None for the folder's own.
+        merges: whether small neighbours are merged, as in stores that grow.
+
+    Returns:
+        why small segments could not be merged though the new one was written, if that is so.
 
     Raises:
+        StoreError: a store that is only read is to be merged or bounded, or what the folder says of its bound is
+            damaged.
+        VocabularyMismatch: the folder holds tokens of another tokenizer.
         OSError: it cannot be written, or another process holds the lock for too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK, timeout=PATIENCE):
-        number = 1 + max((one.last for one in places(folder)), default=0)
+        there = places(folder)
+        bound = _bound(folder, there, most_bytes, merges=merges)
+        _check_all(folder, there, vocabulary)
+        if bound is not None and bound != read_bound(folder):
+            keep_bound(folder, bound)
+        number = 1 + max((one.last for one in there), default=0)
         write_segment(folder / f"{number:010d}-{number:010d}.segment", tokens, texts, vocabulary)
-        tidy(folder, most_bytes, merges=merges)
+        try:
+            tidy(folder, None if bound is None else bound.most_bytes, merges=merges)
+        except OSError as error:
+            return error
+    return None
+
+
+def unmerged(folder: Path, error: OSError) -> str:
+    """Return what is said where texts were written and segments could not be merged."""
+    return f"The segments of the store {folder} cannot be merged ({error.strerror or error}); its texts are kept."
+
+
+def _bound(folder: Path, there: Sequence[Place], asked: int | None, *, merges: bool) -> Bound | None:
+    """Return the bound that holds from now on; None where none was ever said."""
+    if not merges and asked is None:
+        return read_bound(folder) or (None if there else Bound(None))
+    found = bound_for(folder, asked, sum(one.size for one in there))
+    check_grows(folder, found)
+    return found
+
+
+def _check_all(folder: Path, there: Sequence[Place], vocabulary: Vocabulary) -> None:
+    """Check that all segments hold a tokenizer's tokens: another process may have written since the store was opened.
+
+    Raises:
+        VocabularyMismatch: one does not.
+    """
+    for one in there:
+        try:
+            theirs = vocabulary_of(one.path)
+        except StoreError:  # whoever opens the store is told
+            continue
+        check_same(folder, theirs, vocabulary)
 
 
 def tidy(folder: Path, most_bytes: int | None, *, merges: bool = True) -> None:
@@ -170,6 +226,12 @@ def tidy(folder: Path, most_bytes: int | None, *, merges: bool = True) -> None:
             continue
     except StoreError:  # a damaged neighbour, or one of a later version: whoever opens the store is told
         pass
+    finally:
+        _clean(folder)
+
+
+def _clean(folder: Path) -> None:
+    """Drop what killed writers left, and what a merged segment holds."""
     kept = {one.path for one in places(folder)}
     for path in folder.iterdir():
         if path not in kept and (path.name.endswith(HALF) or NAME.fullmatch(path.name)):
@@ -194,17 +256,24 @@ def _merge(folder: Path, most_bytes: int | None) -> bool:
         largest = min(largest, most_bytes // PARTS)
     there = places(folder)
     for run in _runs([one.size for one in there]):
-        chosen, size = list[Place](), 0
-        for one in there[run:]:
-            if chosen and size + one.size > largest:
-                if len(chosen) > 1:
-                    break
-                chosen, size = [], 0
-            chosen, size = [*chosen, one], size + one.size
-        if len(chosen) > 1 and size <= largest:
+        chosen = _together(there[run:], largest)
+        if chosen:
             _merge_into_one(folder, chosen)
             return True
     return False
+
+
+def _together(there: Sequence[Place], largest: int) -> list[Place]:
+    """Return the first neighbours that become one segment: of one tokenizer, and no larger than that; none if alone."""
+    chosen, size, known = list[Place](), 0, Vocabulary(0)
+    for one in there:
+        theirs = vocabulary_of(one.path)
+        if chosen and (size + one.size > largest or not known.agrees(theirs)):
+            if len(chosen) > 1:
+                break
+            chosen, size, known = [], 0, Vocabulary(0)
+        chosen, size, known = [*chosen, one], size + one.size, known.with_known(theirs)
+    return chosen if len(chosen) > 1 and size <= largest else []
 
 
 def _runs(sizes: Sequence[int]) -> list[int]:

@@ -57,14 +57,13 @@ class Segment:
         with open(path, "rb") as file:
             head, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
             told = _header(path, head)
-            _, _, width, count, texts, checksum, mark, name, _ = told
+            count, texts, checksum = told[3:6]
             whole = HEADER.size + 8 * count
             if size != whole:
                 raise StoreError(f"{path} is cut short or damaged: it has {size} bytes instead of {whole}.")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         every = np.frombuffer(mapped, np.uint32, offset=HEADER.size)
-        vocabulary = Vocabulary(width, mark.rstrip(b"\0"), name.rstrip(b"\0").decode(errors="replace"))
-        found = cls(path, vocabulary, texts, every[:count], every[count:], checksum)
+        found = cls(path, _vocabulary(told), texts, every[:count], every[count:], checksum)
         if size <= CHECKED:
             found.check()
         return found
@@ -91,6 +90,17 @@ class Segment:
     def found(self, context: Tokens, longest: int) -> Ranged:
         """Find a context's last tokens."""
         return Ranged.of(self.tokens, self.order, context, longest)
+
+
+def vocabulary_of(path: Path) -> Vocabulary:
+    """Return whose tokens a segment holds, of which the header alone is read.
+
+    Raises:
+        StoreError: it is no segment, one of another version, or its header is cut short or damaged.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return _vocabulary(_header(path, file.read(HEADER.size)))
 
 
 def stored(tokens: object) -> NDArray[np.uint32]:
@@ -175,6 +185,12 @@ def _header(path: Path, head: bytes) -> tuple:
     if told[-1] != crc32(head[:-4]):
         raise StoreError(f"{path} is damaged: its header does not agree with its checksum.")
     return told
+
+
+def _vocabulary(told: tuple) -> Vocabulary:
+    """Return the vocabulary of a header's fields."""
+    width, mark, name = told[2], *told[6:8]
+    return Vocabulary(width, mark.rstrip(b"\0"), name.rstrip(b"\0").decode(errors="replace"))
 
 
 def _checksum(*parts: NDArray[np.uint32]) -> int:

@@ -1,5 +1,6 @@
 """A store of texts that is built once and then read: a folder of segments, or one of them."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -8,13 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
-from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, path_of, places
+from polydraft.drafters.text.stores.bound import bound_for, check_grows
+from polydraft.drafters.text.stores.folder import (
+    PARTS,
+    Place,
+    append,
+    check_folder,
+    check_same,
+    opened,
+    path_of,
+    places,
+    unmerged,
+)
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25
 """Tokens of a segment that is built: to order them takes a gigabyte of memory."""
+BYTES = 8
+"""Of a segment for each token."""
 
 
 class TextStore:
@@ -64,6 +78,15 @@ class TextStore:
         """The bytes of the files."""
         return sum(one.size for one in self.segments)
 
+    @property
+    def most_bytes(self) -> int | None:
+        """The bytes to which a suffix drafter lets it grow; None for a file, and for a store that is only read.
+
+        Raises:
+            StoreError: what the folder says of it is damaged.
+        """
+        return bound_for(self.path, None, self.size).most_bytes if self.path.is_dir() else None
+
     def check(self, vocabulary: Vocabulary) -> None:
         """Check that the texts are of a target's tokens.
 
@@ -88,13 +111,15 @@ class StoreWriter:
     Args:
         folder: the store's folder; what is in it stays.
         vocabulary: whose tokens the texts are.
-        most_bytes: the bound on the store, beyond which the oldest segments are dropped; None for none.
-        chunk: tokens of a segment.
+        most_bytes: the bound on the store, beyond which the oldest segments are dropped, and which the folder keeps;
+            None for the one that it has. A new folder gets the usual one with `merges`, and else becomes a store that
+            is only read, of which nothing is dropped.
+        chunk: tokens of a segment, fewer where that would be more than a small part of a bounded store.
         merges: whether small segments are merged, as in stores that grow.
 
     Raises:
         InvalidParameter: an argument is of another type, or a number is below one.
-        StoreError: the folder cannot be used.
+        StoreError: the folder cannot be used, or holds a store that is only read and is to be bounded or merged.
         VocabularyMismatch: it holds texts of another tokenizer.
     """
 
@@ -117,8 +142,13 @@ class StoreWriter:
             raise InvalidParameter(f"merges must be True or False, but is {shown(merges)}.")
         self.most_bytes, self.chunk, self.merges = most_bytes, chunk, merges
         check_folder(self.folder, make=True)
-        for place in places(self.folder)[:1]:
+        there = places(self.folder)
+        for place in there[:1]:
             opened(place, vocabulary)
+        if merges or most_bytes is not None:
+            bound = bound_for(self.folder, most_bytes, sum(one.size for one in there))
+            check_grows(self.folder, bound)
+            self.chunk = min(chunk, max(1, (bound.most_bytes or 0) // (BYTES * PARTS)))
         self.texts = self.tokens = 0
         self._waiting: list[NDArray[np.uint32]] = []
         self._size = 1
@@ -144,15 +174,18 @@ class StoreWriter:
 
         Raises:
             StoreError: it cannot be written.
+            VocabularyMismatch: somebody has written texts of another tokenizer meanwhile.
         """
         if not self._waiting:
             return
         whole = joined(self._waiting)
         try:
-            append(self.folder, whole, len(self._waiting), self.vocabulary, self.most_bytes, merges=self.merges)
+            left = append(self.folder, whole, len(self._waiting), self.vocabulary, self.most_bytes, merges=self.merges)
         except OSError as error:
             raise StoreError(f"The store {self.folder} cannot be written: {error.strerror or error}.") from error
         self._waiting, self._size = [], 1
+        if left is not None:
+            warnings.warn(unmerged(self.folder, left), RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> "StoreWriter":
         return self

@@ -7,20 +7,29 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
-from polydraft.drafters.text.stores.folder import Place, append, check_folder, check_same, opened, path_of, places
+from polydraft.drafters.text.stores.bound import bound_for, check_grows
+from polydraft.drafters.text.stores.folder import (
+    Place,
+    append,
+    check_folder,
+    check_same,
+    is_full,
+    opened,
+    path_of,
+    places,
+    unmerged,
+)
 from polydraft.drafters.text.stores.segment import Segment, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
-MOST_BYTES = 1 << 28
-"""The usual bound on a store."""
 FLUSHED = 1 << 15
 """Tokens that are kept in memory before they are written."""
 LATEST = 60.0
@@ -34,14 +43,14 @@ class _Buffer:
     """Texts that are not written yet, in an array with room."""
 
     folder: Path
-    most_bytes: int
+    most_bytes: int | None
     vocabulary: Vocabulary | None
     tokens: NDArray[np.uint32]
     used: int = 1
     texts: int = 0
     since: float = 0.0
     process: int = field(default_factory=os.getpid)
-    warned: bool = False
+    told: set[str] = field(default_factory=set[str])
 
     def add(self, tokens: NDArray[np.uint32]) -> None:
         if self.used + len(tokens) + 1 > len(self.tokens):
@@ -61,55 +70,75 @@ class _Buffer:
         own, texts = np.array(self.tokens[: self.used]), self.texts
         self.used, self.texts = 1, 0
         try:
-            append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
+            left = append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
         except (OSError, PolydraftError) as error:
-            if not self.warned:
-                self.warned = True
-                why = error.strerror if isinstance(error, OSError) and error.strerror else error
-                warnings.warn(
-                    f"The store {self.folder} cannot be written ({why}); texts are not kept in it.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            self.lost(error)
+        else:
+            if left is not None:
+                self.warn("merge", unmerged(self.folder, left))
+
+    def lost(self, error: BaseException) -> None:
+        """Warn that nothing can be written."""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removesuffix(".")
+        self.warn("lost", f"The store {self.folder} cannot be written ({why}); texts are not kept in it.")
+
+    def warn(self, what: str, sentence: str) -> None:
+        """Warn of something for the first time."""
+        if what not in self.told:
+            self.told.add(what)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
 
 
 class SuffixStore:
     """Texts of the past in a folder, to find what followed wherever a text ended as another one ends now.
 
     Texts are added when they are over. They are searchable at once, and written as a segment when `FLUSHED` tokens have
-    come together, with the next text after a minute, when the store is closed, and at the end of the process. Segments
-    are never changed: small neighbours are merged into larger ones, and the oldest are dropped when the store outgrows
-    its bound. Other processes may read and write the same folder; what they wrote is seen within seconds. A process
-    that is killed loses the texts that it had not written, and damages nothing. If nothing can be written, as on a full
-    disk, a warning says so once, and the texts are dropped.
+    come together, with the next text after a minute, when the store is closed, by `flush_stores`, and at the end of the
+    process. Segments are never changed: small neighbours are merged into larger ones, and the oldest are dropped when
+    the store outgrows its bound. Other processes may read and write the same folder; what they wrote is seen within
+    seconds. A process that is killed loses the texts that it had not written, and damages nothing. If nothing can be
+    written, as on a full disk, a warning says so once, and the texts are dropped; a disk without room for the folder is
+    no error either.
 
     Threads may share it. The texts lie on disk as they are, for everyone who may read the folder.
 
     Args:
         folder: the store's folder; it is made if it is not there.
-        most_bytes: the bound on its files. While segments are merged an eighth of it is needed in addition.
+        most_bytes: the bound on its files, which the folder keeps; None for the one that it has, and 256 MiB for a new
+            store. While segments are merged an eighth of it is needed in addition. A folder from before bounds were
+            kept may become twice as large as it is, if that is more.
         vocabulary: whose tokens its texts are; None for that of the first target.
 
+    Attributes:
+        most_bytes: the bound when it was opened; None for a store that was built to be only read (`polydraft store
+            build --kind rest`). To such a one nothing is added, which a warning says once.
+        made: whether there was room for its folder when it was opened; else it is made as soon as there is.
+
     Raises:
-        StoreError: the folder cannot be used, or a file in it is no segment or damaged.
+        StoreError: the folder cannot be used, a file in it is no segment or damaged, or a bound is named for a store
+            that is only read.
         VocabularyMismatch: the texts in it are of another tokenizer.
         InvalidParameter: the bound is no whole number, or below a million.
     """
 
     def __init__(
-        self, folder: str | Path, *, most_bytes: int = MOST_BYTES, vocabulary: Vocabulary | None = None
+        self, folder: str | Path, *, most_bytes: int | None = None, vocabulary: Vocabulary | None = None
     ) -> None:
-        if not is_whole(most_bytes) or most_bytes < 1_000_000:
+        if most_bytes is not None and (not is_whole(most_bytes) or most_bytes < 1_000_000):
             raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
         self.folder = path_of(folder, "folder")
-        self.most_bytes = most_bytes
-        check_folder(self.folder, make=True)
-        room = np.full(FLUSHED + 1, SENTINEL, np.uint32)
-        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, room)
+        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, np.full(FLUSHED + 1, SENTINEL, np.uint32))
+        self.made = self._make()
         self._segments: dict[Place, Segment | None] = {}
         self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
         self._look(strict=True)
+        bound = bound_for(self.folder, most_bytes, self.size)
+        if most_bytes is not None:
+            check_grows(self.folder, bound)
+        self.most_bytes = bound.most_bytes
         self._at_exit = weakref.finalize(self, self._buffer.write)
+        with _OPENING:
+            _OPEN.add(self)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -138,6 +167,7 @@ class SuffixStore:
             VocabularyMismatch: they are not.
         """
         with self._lock:
+            self._look()
             ours = self._buffer.vocabulary
             if ours is None:
                 self._buffer.vocabulary = vocabulary
@@ -159,6 +189,9 @@ class SuffixStore:
             return
         with self._lock:
             buffer = self._buffer
+            if self.most_bytes is None:
+                buffer.warn("read", f"The store {self.folder} was built to be only read; no texts are added to it.")
+                return
             if buffer.process != os.getpid():
                 buffer.used, buffer.texts, buffer.process = 1, 0, os.getpid()
             buffer.add(text)
@@ -201,6 +234,21 @@ class SuffixStore:
                 found.append(Scanned.of(own, buffer.used, context, longest))
             return found
 
+    def _make(self) -> bool:
+        """Make the folder and return True; where there is no room for it, texts are found in memory alone until then.
+
+        Raises:
+            StoreError: it cannot be made for another reason, or is no store.
+        """
+        try:
+            check_folder(self.folder, make=True)
+        except StoreError as error:
+            if error.__cause__ is None or not is_full(error.__cause__):
+                raise
+            self._buffer.lost(error.__cause__)
+            return False
+        return True
+
     def _look(self, *, strict: bool = False) -> None:
         """Open what is new in the folder and forget what is gone.
 
@@ -228,7 +276,8 @@ class SuffixStore:
                 return None
             if strict:
                 raise
-            warnings.warn(f"{error} It is left out.", RuntimeWarning, stacklevel=2)
+            strange = "strange" if isinstance(error, VocabularyMismatch) else place.path.name
+            self._buffer.warn(strange, f"{error} It is left out.")
             return None
         ours = self._buffer.vocabulary
         self._buffer.vocabulary = found.vocabulary if ours is None else ours.with_known(found.vocabulary)
@@ -236,6 +285,20 @@ class SuffixStore:
 
 
 _SHARED: dict[str, SuffixStore] = {}
+_OPEN: weakref.WeakSet[SuffixStore] = weakref.WeakSet()
+_OPENING = Lock()
+
+
+def flush_stores() -> None:
+    """Write what was added to any store that this process has open, whoever holds it.
+
+    For whoever ends a process without Python's exit, or knows that nothing will be added for a while. What cannot be
+    written is warned of by the store.
+    """
+    with _OPENING:
+        there = tuple(_OPEN)
+    for store in there:
+        store.flush()
 
 
 def shared_store(folder: str | Path) -> SuffixStore:
@@ -246,6 +309,6 @@ def shared_store(folder: str | Path) -> SuffixStore:
     """
     name = os.path.abspath(path_of(folder, "store"))
     store = _SHARED.get(name)
-    if store is None or not os.path.isdir(name):
+    if store is None or (store.made and not os.path.isdir(name)):
         store = _SHARED[name] = SuffixStore(name)
     return store
