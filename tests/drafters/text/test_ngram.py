@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydraft.drafters import NgramDrafter, Session, given_chain
+from polydraft.drafters.text.index import Followed
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
@@ -18,24 +19,34 @@ from polydraft.trees import Chain, Verdict
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=25)
 
 
-def slow_continuation(text: list[int], longest: int, shortest: int, most: int) -> list[int]:
+def slow_continuations(text: list[int], longest: int, shortest: int, most: int, matches: int) -> list[list[int]]:
     """Try every suffix from the longest down and every place from the latest back."""
-    for size in range(longest, shortest - 1, -1):
+    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
         suffix = text[len(text) - size :]
-        for start in range(len(text) - size - 1, -1, -1):
-            if size <= len(text) and text[start : start + size] == suffix:
-                return text[start + size : start + size + most]
+        starts = [start for start in range(len(text) - size - 1, -1, -1) if text[start : start + size] == suffix]
+        if starts:
+            return [text[start + size : start + size + most] for start in starts[:matches]]
     return []
 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
-    _, chains = continuations(np.array(text, dtype=np.int64), longest, shortest, most)
+    row = np.array(text, dtype=np.int64)
+    _, chains = continuations(row, Followed.begun().to(row), longest, shortest, most)
     return chains[0].tolist() if chains else []
 
 
-@given(text=texts, longest=st.integers(1, 5), shortest=st.integers(1, 5), most=st.integers(1, 6))
-def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int) -> None:
-    assert found(text, longest, shortest, most) == slow_continuation(text, longest, shortest, most)
+@given(
+    text=texts,
+    longest=st.integers(1, 5),
+    shortest=st.integers(1, 5),
+    most=st.integers(1, 6),
+    matches=st.integers(1, 4),
+)
+def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int, matches: int) -> None:
+    row = np.array(text, dtype=np.int64)
+    size, chains = continuations(row, Followed.begun().to(row), longest, shortest, most, matches)
+    assert [chain.tolist() for chain in chains] == slow_continuations(text, longest, shortest, most, matches)
+    assert bool(size) == bool(chains) and (not size or shortest <= size <= longest)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +89,7 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
     assert torch.equal(own, atoms)
     nothing = torch.full((len(rows), 0), -1)
     verdict = Verdict(nothing, torch.zeros_like(lengths), tokens[:, 0])
-    assert drafter.commit(state, step_of(text, draft, verdict)) == state
+    assert drafter.commit(state, step_of(text, draft, verdict)) is state
     return [row[1:][valid[1:]].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
 
 

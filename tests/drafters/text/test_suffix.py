@@ -21,6 +21,7 @@ from polydraft import Chain, Fixed, NaiveMatch, RetrievalDrafter, SuffixDrafter,
 from polydraft.conformance import check
 from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session, StoreWriter, Vocabulary
 from polydraft.drafters.text import Guess
+from polydraft.drafters.text.index import Followed
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
@@ -354,5 +355,5 @@ def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> N
 
 
 def test_guesses_are_those_of_both_places() -> None:
-    guess = SuffixDrafter()._of(np.array([1, 2, 1, 2, 1, 2]), _bounds())
+    guess = SuffixDrafter()._of(Followed.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
     assert isinstance(guess, Guess) and guess.tokens.tolist() == [1, 2, 1, 2][: len(guess)]
