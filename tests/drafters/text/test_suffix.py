@@ -302,7 +302,7 @@ def test_words_name_drafters_and_their_stores(tmp_path: Path) -> None:
             generated(drafter=word)
     with pytest.raises(StoreError, match="There is no store of texts at"):
         generated(drafter=f"rest:{tmp_path / 'nowhere'}")
-    with pytest.raises(InvalidParameter, match=r"one of ngram, suffix\[:FOLDER\], rest:FOLDER, .*none, but is 3"):
+    with pytest.raises(InvalidParameter, match=r"one of ngram\[:N\], suffix\[:FOLDER\], rest:FOLDER, .*none, but is 3"):
         generated(drafter=3)
 
 

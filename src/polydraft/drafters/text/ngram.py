@@ -5,12 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Session
+from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.index import Followed, FollowedRows
 from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.probs import SamplingParams
 from polydraft.reading import Text
+from polydraft.schemes import Given
+from polydraft.trees import BestFirst
+
+DRAFTS = 8
+"""The usual number of drafts of a tree, as of a chain."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,9 @@ class NgramDrafter(TextDrafter):
     """Drafts the continuations of the most recent earlier occurrences of the text's longest matching suffix.
 
     One occurrence gives a chain as long as the policy's tree is deep, or shorter where the text ends. Several give
-    branches, the most recent first, where the policy's trees may branch. No match, no drafts.
+    branches, the most recent first, where the policy's trees may branch: each is half as likely as the one after it in
+    the text, and each further token goes on as it did with the chance 1 - 2^-m, where m tokens agree. No match, no
+    drafts.
 
     Args:
         longest: tokens of the longest suffix to look for.
@@ -44,6 +52,12 @@ class NgramDrafter(TextDrafter):
                 "longest, shortest and matches must be whole numbers of at least 1, and longest no less than shortest, "
                 f"but are {shown(self.longest)}, {shown(self.shortest)} and {shown(self.matches)}."
             )
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give chains of eight; for several matches trees of eight drafts, which may branch at any node."""
+        if self.matches == 1:
+            return super().defaults(params)
+        return Defaults(Given(), BestFirst(DRAFTS, depth=DRAFTS, children=min(self.matches, DRAFTS)))
 
     def start(self, text: Text, session: Session) -> FollowedRows:
         """Begin with texts that were not looked at."""
@@ -75,10 +89,8 @@ class NgramDrafter(TextDrafter):
         most = min(self.matches, bounds.children)
         size, found = continuations(row, own, self.longest, self.shortest, bounds.depth, most)
         sure = 1 - 0.5**size  # that a token goes on as it did: the more, the longer the suffix
-        if len(found) == 1:
-            return Guess.chain(found[0], sure)
         weights = 0.5 ** np.arange(len(found))  # the more recent, the likelier
-        return Guess.paths(found, (sure * weights / max(1.0, weights.sum())).tolist())
+        return Guess.paths(found, (weights / max(1.0, weights.sum())).tolist(), sure)
 
 
 def continuations(
