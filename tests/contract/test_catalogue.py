@@ -174,13 +174,13 @@ class Brief(NgramDrafter):
 def test_a_new_drafter_is_known_by_its_word(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
     monkeypatch.setattr(tables, "DRAFTERS", (DrafterLine("brief", Brief), *tables.DRAFTERS))
     assert "brief" in drafter_words(0) and drafters_in_help() == (
-        "brief, model, ngram, suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route, route-first, merge, "
+        "brief, model, ngram[:N], suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route, route-first, merge, "
         "merge-beside, jacobi, lookahead, ouroboros or none"
     )
     found = generated(command, "--drafter", "brief", "--verifier", "naive", "--scheme", "given")
     assert found["settings"]["drafter"] == "brief lookup"
     assert spell_arm("drafter=brief").settings == {"drafter": "brief"}
-    told = "is one of brief, model, ngram, suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route"
+    told = "is one of brief, model, ngram[:N], suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route"
     with pytest.raises(InvalidParameter, match=re.escape(told)):
         spell_arm("drafter=none")
 

@@ -60,6 +60,7 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content"),
     ({"speculative": {"drafter": "nobody"}}, "speculative.drafter"),
     ({"speculative": {"drafter": "suffix:/etc"}}, "speculative.drafter"),
+    ({"speculative": {"drafter": "ngram:0"}}, "speculative.drafter"),
     ({"speculative": {"drafter": "ensemble"}}, "speculative.drafter"),
     ({"speculative": {"verifier": "nothing"}}, "speculative.verifier"),
     ({"speculative": {"drafter": "ngram", "verifier": "spec-hub"}}, "speculative"),

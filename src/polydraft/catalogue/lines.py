@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from polydraft.drafters import Drafter
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, shown
 from polydraft.schemes import Scheme
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import NodeVerifier, TreeVerifier
@@ -122,6 +122,7 @@ class DrafterLine:
         wraps: whether it has another drafter inside; a drafter that does not is whatever a draft, be it a model or a
             head, drafts by itself.
         store: whether its word may name a folder of texts behind a colon, as `store` of its class: "no", "may", "must".
+        number: the argument of its class that a whole number behind a colon gives; empty for none.
     """
 
     word: str
@@ -131,28 +132,52 @@ class DrafterLine:
     proposes: bool = True
     wraps: bool = False
     store: Literal["no", "may", "must"] = "no"
+    number: str = ""
 
     @property
     def spelling(self) -> str:
         """How it is named in help."""
+        if self.number:
+            return f"{self.word}[:N]"
         return {"no": self.word, "may": f"{self.word}[:FOLDER]", "must": f"{self.word}:FOLDER"}[self.store]
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether something may stand behind its word and a colon."""
+        return self.store != "no" or bool(self.number)
+
     def named(self, text: str) -> Drafter:
-        """Return the drafter that a text names, which begins with its word and may name a store.
+        """Return the drafter that a text names, which begins with its word and may have more behind a colon.
 
         Raises:
-            InvalidParameter: it names none and must.
+            InvalidParameter: what is behind the colon is not what the drafter takes, or is missing and must be there.
             StoreError: the store cannot be used.
         """
-        folder = self.folder_in(text)
-        return self.make(store=folder) if folder else self.make()
+        return self.make(**self.arguments_in(text))
 
-    def folder_in(self, text: str) -> str:
-        """Return the store that a text names behind its word; empty for none.
+    def arguments_in(self, text: str) -> dict[str, Any]:
+        """Return the arguments of the class that a text has behind its word.
 
         Raises:
-            InvalidParameter: it names none and must.
+            InvalidParameter: what is behind the colon is not what the drafter takes, or is missing and must be there.
         """
+        if self.number:
+            return self._number_in(text)
+        folder = self._folder_in(text)
+        return {"store": folder} if folder else {}
+
+    def _number_in(self, text: str) -> dict[str, int]:
+        _, colon, digits = text.partition(":")
+        if not colon:
+            return {}
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 6 and int(digits)):
+            raise InvalidParameter(
+                f"The drafter {self.word!r} takes a whole number of {self.number} behind its colon, from 1 to 999999, "
+                f"not {shown(digits)}: write {self.word}:3, or {self.word} alone."
+            )
+        return {self.number: int(digits)}
+
+    def _folder_in(self, text: str) -> str:
         _, colon, folder = text.partition(":")
         if not folder.strip() and (colon or self.store == "must"):
             told = "needs a store" if self.store == "must" else "has no folder behind its colon"

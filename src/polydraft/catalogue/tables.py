@@ -180,7 +180,7 @@ POLICIES: tuple[PolicyLine, ...] = (
 
 DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
-    DrafterLine("ngram", NgramDrafter, scheme=Given()),
+    DrafterLine("ngram", NgramDrafter, scheme=Given(), number="matches"),
     DrafterLine("suffix", SuffixDrafter, scheme=Given(), store="may"),
     DrafterLine("rest", RetrievalDrafter, scheme=Given(), store="must"),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),

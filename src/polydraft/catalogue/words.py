@@ -34,14 +34,14 @@ def drafter_words(most_models: int, *, proposing: bool = False) -> list[str]:
 
 
 def drafter_spellings(most_models: int, *, proposing: bool = False) -> list[str]:
-    """Return the same for people to read, with the places of stores, and with drafters that must have one."""
+    """Return the same for people to read, with what may stand behind a colon, and with drafters that must have it."""
     return [line.spelling for line in _drafters(most_models, proposing)]
 
 
 def is_drafter_word(text: str, most_models: int, *, proposing: bool = False) -> bool:
-    """Tell whether a text names a drafter of the catalogue by its word, and maybe a store behind a colon."""
+    """Tell whether a text names a drafter of the catalogue by its word, maybe with more behind a colon."""
     word, colon, _ = text.partition(":")
-    return any(line.word == word and (not colon or line.store != "no") for line in _drafters(most_models, proposing))
+    return any(line.word == word and (not colon or line.takes_more) for line in _drafters(most_models, proposing))
 
 
 def _drafters(most_models: int, proposing: bool) -> list[DrafterLine]:
@@ -55,14 +55,14 @@ def example_trees(*, growing: bool) -> list[str]:
 
 
 def drafter_line(word: str) -> DrafterLine:
-    """Return the line of the drafter with a word, behind which a store may be named.
+    """Return the line of the drafter with a word, behind which a store or number may stand.
 
     Raises:
         InvalidParameter: there is none.
     """
     own, colon, _ = word.partition(":")
     for line in tables.DRAFTERS:
-        if line.word == own and (not colon or line.store != "no"):
+        if line.word == own and (not colon or line.takes_more):
             return line
     words = ", ".join(line.spelling for line in tables.DRAFTERS)
     raise InvalidParameter(f"There is no drafter {word!r}; choose from {words}.")

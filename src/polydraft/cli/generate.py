@@ -139,7 +139,7 @@ def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
     """
     check_sampling(request.sampling)
     refuse_clashes(*_clashes(request, drafter))
-    if drafter_line(drafter).folder_in(drafter):
+    if drafter_line(drafter).arguments_in(drafter):
         drafter_line(drafter).named(drafter)
     options: dict[str, Any] = {
         **request.sampling,

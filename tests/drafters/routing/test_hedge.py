@@ -1,11 +1,22 @@
 """Hedge for experts that sleep: the bound on the regret in simulation, and what weights do."""
 
 import random
-from math import log, sqrt
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from doubles import step_of
 
+from polydraft.drafters import RoutedDrafter, Session
 from polydraft.drafters.routing import choice_law, hedged
+from polydraft.drafters.text import Bounds, Guess, TextDrafter
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text
+from polydraft.schemes import Given
+from polydraft.trees import Chain, Verdict
 
 
 def regrets(rounds: int, rate: float, seed: int, awake: float) -> dict[int, tuple[float, int]]:
@@ -61,3 +72,81 @@ def test_a_fast_rate_is_no_error() -> None:
     weights = {"a": 0.0, "b": -2e4, "c": 1.0}
     after = hedged(weights, {"a": 0.0, "b": 1.0}, 1e4)
     assert after["a"] == pytest.approx(0.0) and after["b"] == pytest.approx(-1e4) and after["c"] == 1.0
+
+
+LONG, SPELL = 1200, 100
+"""Tokens of the doctored text, and of the spells after which members change places."""
+
+
+@dataclass(frozen=True)
+class Knowing(TextDrafter):
+    """Guesses four tokens of a doctored text, or nothing where its stream says so.
+
+    The first member is right in three spells of four, and the others are in the fourth.
+    """
+
+    truth: tuple[int, ...]
+    number: int
+    name = "knowing"
+    sound = True
+
+    def guesses(self, state: Any, text: Text, bounds: Bounds) -> tuple[list[Guess], Any]:
+        (at,) = text.counts
+        stream = random.Random(31 * at + self.number)
+        if stream.random() < 0.2:
+            return [Guess.nothing()], state
+        right = stream.randrange(3, 5) if (at // SPELL % 4 == 3) == (self.number > 0) else stream.randrange(2)
+        tokens = [token if place < right else 9 for place, token in enumerate(self.truth[at : at + 4])]
+        return [Guess.chain(np.array(tokens, np.int64), 0.2 + 0.3 * self.number)], state
+
+
+def followed(guess: Guess, path: tuple[int, ...]) -> int:
+    """Return how many tokens of a path a chain follows, counted the plain way."""
+    tokens = guess.tokens.tolist()
+    return next((place for place, one in enumerate(path) if place == len(tokens) or tokens[place] != one), len(path))
+
+
+def judged(drafter: RoutedDrafter, seed: int) -> tuple[dict[Any, list[float]], dict[Any, float], int]:
+    """Let a route write the doctored text; return what each expert's judged gains were above the choice's mean.
+
+    Also what the experts' weights were when they were first awake, and how many steps it took.
+    """
+    truth = drafter.members[0].truth  # type: ignore[attr-defined]
+    tokens, at, rounds = torch.tensor([truth]), 1, 0
+    state = drafter.start(Text(tokens, torch.tensor([1])), Session(SamplingParams(temperature=0.0), LONG, 10))
+    above, first = dict[Any, list[float]](), dict[Any, float]()
+    while at < LONG - 8:
+        text = Text(tokens, torch.tensor([at]))
+        draft, state = drafter.draft(state, text, Given(), Chain(4), Noise.from_seed(seed * LONG + at, 1))
+        (one,) = state.rounds
+        for expert in one.offers:
+            first.setdefault(expert, one.standing.weights[expert])
+        kept = followed(one.offers[one.choice], truth[at : at + 9])
+        path = truth[at : at + kept + 1]
+        verdict = Verdict(torch.arange(1, kept + 1).unsqueeze(0), torch.tensor([kept]), torch.tensor([path[-1]]))
+        gains = {
+            expert: (1 + followed(guess, path)) / (1 + (0.15 + 0.03 * len(guess) if len(guess) else 0)) / 9
+            for expert, guess in one.offers.items()
+        }
+        mean = sum(one.law[expert] * gain for expert, gain in gains.items())
+        for expert, gain in gains.items():
+            above.setdefault(expert, []).append(gain - mean)
+        state = drafter.commit(state, step_of(text, draft, verdict))
+        at, rounds = at + kept + 1, rounds + 1
+    return above, first, rounds
+
+
+@pytest.mark.parametrize("rate", [0.3, 2.0, 32.0])
+def test_a_route_between_text_drafters_keeps_the_bound(rate: float) -> None:
+    """What the route itself does, not the rule alone: its experts sleep and come late, its gains are what it judges."""
+    truth = tuple(np.random.default_rng(5).integers(0, 9, LONG).tolist())
+    drafter = RoutedDrafter(tuple(Knowing(truth, number) for number in range(3)), rate=rate)
+    for seed in range(2):
+        above, first, rounds = judged(drafter, seed)
+        assert len(above) >= 4 and rounds > 300
+        total = log(sum(map(exp, first.values())))
+        for expert, regrets_of in above.items():
+            bound = (total - first[expert]) / rate + rate * len(regrets_of) / 8
+            assert sum(regrets_of) <= bound
+            assert (total - first[expert]) / rate <= log(len(first)) / rate + drafter.sure, "what promises cost at most"
+        assert any(sum(one) > 0 for one in above.values())

@@ -1,13 +1,20 @@
 """Prompt lookup against a search written the slow and plain way."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from doubles import step_of
+from doubles import step_of, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+import polydraft
+from polydraft.catalogue import drafter_line
+from polydraft.cli.benchmark.arms import spell_arm
 from polydraft.drafters import NgramDrafter, Session, given_chain
+from polydraft.drafters.text import Bounds
+from polydraft.drafters.text.index import Followed
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
@@ -18,24 +25,34 @@ from polydraft.trees import Chain, Verdict
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=25)
 
 
-def slow_continuation(text: list[int], longest: int, shortest: int, most: int) -> list[int]:
+def slow_continuations(text: list[int], longest: int, shortest: int, most: int, matches: int) -> list[list[int]]:
     """Try every suffix from the longest down and every place from the latest back."""
-    for size in range(longest, shortest - 1, -1):
+    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
         suffix = text[len(text) - size :]
-        for start in range(len(text) - size - 1, -1, -1):
-            if size <= len(text) and text[start : start + size] == suffix:
-                return text[start + size : start + size + most]
+        starts = [start for start in range(len(text) - size - 1, -1, -1) if text[start : start + size] == suffix]
+        if starts:
+            return [text[start + size : start + size + most] for start in starts[:matches]]
     return []
 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
-    _, chains = continuations(np.array(text, dtype=np.int64), longest, shortest, most)
+    row = np.array(text, dtype=np.int64)
+    _, chains = continuations(row, Followed.begun().to(row), longest, shortest, most)
     return chains[0].tolist() if chains else []
 
 
-@given(text=texts, longest=st.integers(1, 5), shortest=st.integers(1, 5), most=st.integers(1, 6))
-def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int) -> None:
-    assert found(text, longest, shortest, most) == slow_continuation(text, longest, shortest, most)
+@given(
+    text=texts,
+    longest=st.integers(1, 5),
+    shortest=st.integers(1, 5),
+    most=st.integers(1, 6),
+    matches=st.integers(1, 4),
+)
+def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int, matches: int) -> None:
+    row = np.array(text, dtype=np.int64)
+    size, chains = continuations(row, Followed.begun().to(row), longest, shortest, most, matches)
+    assert [chain.tolist() for chain in chains] == slow_continuations(text, longest, shortest, most, matches)
+    assert bool(size) == bool(chains) and (not size or shortest <= size <= longest)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +95,7 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
     assert torch.equal(own, atoms)
     nothing = torch.full((len(rows), 0), -1)
     verdict = Verdict(nothing, torch.zeros_like(lengths), tokens[:, 0])
-    assert drafter.commit(state, step_of(text, draft, verdict)) == state
+    assert drafter.commit(state, step_of(text, draft, verdict)) is state
     return [row[1:][valid[1:]].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)]
 
 
@@ -97,6 +114,80 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted() -> None:
 def test_a_given_chain_of_nothing_is_the_root_alone() -> None:
     text = Text(torch.tensor([[1, 2]]), torch.tensor([2]))
     assert given_chain(text, [np.array([], dtype=np.int64)]).tree.tokens.tolist() == [[2]]
+
+
+def guessed(text: list[int], matches: int, bounds: Bounds) -> list[tuple[tuple[int, ...], float]]:
+    """Return the paths that are drafted, in order, with their chances."""
+    row = Text(torch.tensor([text]), torch.tensor([len(text)]))
+    drafter = NgramDrafter(matches=matches)
+    (guess,), _ = drafter.guesses(drafter.start(row, Session(SamplingParams(), 64, 10)), row, bounds)
+    kept, paths = guess.within(bounds), list[tuple[int, ...]]()
+    for token, above in zip(kept.tokens.tolist(), kept.parents.tolist(), strict=True):
+        paths.append((*(paths[above] if above >= 0 else ()), token))
+    return list(zip(paths, kept.chances.tolist(), strict=True))
+
+
+BRANCHING = [1, 2, 5, 3, 1, 2, 6, 3, 1, 2, 5, 4, 1, 2]
+"""After 1 2, from the latest back: 5 4, 6 3, 5 3."""
+
+
+def test_several_matches_are_branches_the_latest_first() -> None:
+    """Two tokens agree, so each token is kept with 3/4; the matches weigh 4/7, 2/7 and 1/7."""
+    assert guessed(BRANCHING, 3, Bounds(9, 2, 3)) == [
+        ((5,), pytest.approx(3 / 4 * 5 / 7)),
+        ((5, 4), pytest.approx(9 / 16 * 4 / 7)),
+        ((6,), pytest.approx(3 / 4 * 2 / 7)),
+        ((6, 3), pytest.approx(9 / 16 * 2 / 7)),
+        ((5, 3), pytest.approx(9 / 16 * 1 / 7)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("matches", "bounds", "paths"),
+    [
+        (1, Bounds(9, 2, 3), [(5,), (5, 4)]),
+        (2, Bounds(9, 2, 3), [(5,), (5, 4), (6,), (6, 3)]),
+        (3, Bounds(9, 2, 1), [(5,), (5, 4)]),  # no branches: the latest alone
+        (3, Bounds(3, 2, 3), [(5,), (5, 4), (6,)]),  # the likeliest three
+        (9, Bounds(9, 1, 3), [(5,), (6,)]),  # more matches than there are
+    ],
+)
+def test_numbers_and_bounds_choose_the_branches(matches: int, bounds: Bounds, paths: list[tuple[int, ...]]) -> None:
+    assert [path for path, _ in guessed(BRANCHING, matches, bounds)] == paths
+
+
+def test_one_match_has_the_chances_of_a_chain() -> None:
+    assert [chance for _, chance in guessed(BRANCHING, 1, Bounds(9, 3, 1))] == pytest.approx([3 / 4, 9 / 16, 27 / 64])
+
+
+def test_a_word_asks_for_several_matches() -> None:
+    target = tiny_model("llama", 10)
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 30}
+    ids = torch.tensor([BRANCHING])
+    plain = polydraft.generate(target, ids, drafter="none", **options)
+    drafted_trees = dict[str, int]()
+    for word in ("ngram", "ngram:1", "ngram:3"):
+        found = polydraft.generate(target, ids, drafter=word, **options)
+        assert torch.equal(found.sequences, plain.sequences) and not found.statistics.fallback
+        drafted_trees[word] = found.statistics.drafted
+    assert drafted_trees["ngram"] == drafted_trees["ngram:1"]
+    assert drafter_line("ngram:3").named("ngram:3") == NgramDrafter(matches=3)
+    params = SamplingParams()
+    assert NgramDrafter().defaults(params).policy == Chain(8)
+    assert Bounds.of(NgramDrafter(matches=3).defaults(params).policy) == Bounds(8, 8, 3)
+    assert Bounds.of(NgramDrafter(matches=99).defaults(params).policy).children == 8
+
+
+@pytest.mark.parametrize("wrong", ["0", "x", "", " 3", "-1", "2.5", "\u0663", "1" * 5000])
+def test_words_with_no_number_of_matches_are_refused(wrong: str) -> None:
+    with pytest.raises(InvalidParameter, match="'ngram' takes a whole number of matches behind its colon, from 1 to"):
+        polydraft.generate(tiny_model("llama", 10), torch.tensor([[1, 2]]), drafter=f"ngram:{wrong}", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wrong", ["0", "x"])
+def test_arms_refuse_them_too(wrong: str) -> None:
+    with pytest.raises(InvalidParameter, match="write ngram:3, or ngram alone"):
+        spell_arm(f"drafter=ngram:{wrong}")
 
 
 @pytest.mark.parametrize("wrong", [(0,), (-1,), (2.5,), ("3",), (True,), (1, 2), (3, 1, 0), (3, 1, None)])

@@ -31,6 +31,7 @@ from polydraft.drafters import (
     flush_stores,
 )
 from polydraft.drafters.text import Guess
+from polydraft.drafters.text.index import Followed
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
@@ -314,7 +315,7 @@ def test_words_name_drafters_and_their_stores(tmp_path: Path) -> None:
             generated(drafter=word)
     with pytest.raises(StoreError, match="There is no store of texts at"):
         generated(drafter=f"rest:{tmp_path / 'nowhere'}")
-    with pytest.raises(InvalidParameter, match=r"one of ngram, suffix\[:FOLDER\], rest:FOLDER, .*none, but is 3"):
+    with pytest.raises(InvalidParameter, match=r"one of ngram\[:N\], suffix\[:FOLDER\], rest:FOLDER, .*none, but is 3"):
         generated(drafter=3)
 
 
@@ -367,5 +368,5 @@ def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> N
 
 
 def test_guesses_are_those_of_both_places() -> None:
-    guess = SuffixDrafter()._of(np.array([1, 2, 1, 2, 1, 2]), _bounds())
+    guess = SuffixDrafter()._of(Followed.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
     assert isinstance(guess, Guess) and guess.tokens.tolist() == [1, 2, 1, 2][: len(guess)]

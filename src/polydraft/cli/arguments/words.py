@@ -26,7 +26,7 @@ def scheme_word(word: str | None) -> str | None:
 
 
 def drafter_word(word: str | None) -> str | None:
-    """Return the word of a drafter that needs one draft model or none, behind which a store may be named.
+    """Return the word of a drafter that needs one draft model or none, behind which a store or number may stand.
 
     Raises:
         BadParameter: it is none.

@@ -101,7 +101,7 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
         if not is_drafter_word(drafter, 1, proposing=True):
             words = ", ".join(drafter_spellings(1, proposing=True))
             raise InvalidParameter(f"The arm {text!r}: the drafter is one of {words}.")
-        drafter_line(drafter).folder_in(drafter)
+        drafter_line(drafter).arguments_in(drafter)
         _configuration(settings, drafter)
 
 

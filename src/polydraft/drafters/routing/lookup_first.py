@@ -19,10 +19,10 @@ LEAST = 2
 
 @dataclass(frozen=True, eq=False)
 class LookupState:
-    """The other drafter's state, the target's number of tokens, and in which rows the other drafter drafts now."""
+    """The other drafter's state, the state of lookups, and in which rows the other drafter drafts now."""
 
     inner: Any
-    vocab_size: int
+    lookups: Any
     asked: tuple[int, ...] = ()
 
 
@@ -91,8 +91,8 @@ class LookupFirst(Drafter):
         self.drafter.check(scheme)
 
     def start(self, text: Text, session: Session) -> LookupState:
-        """Start the other drafter."""
-        return LookupState(self.drafter.start(text, session), session.vocab_size)
+        """Start lookups and the other drafter."""
+        return LookupState(self.drafter.start(text, session), self._lookups.start(text, session))
 
     def read(self, state: LookupState, text: Text, features: Features | None) -> LookupState:
         """Let the other drafter read the prompts."""
@@ -106,7 +106,8 @@ class LookupFirst(Drafter):
         self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, LookupState]:
         """Look up the rows that can be, and ask the other drafter for the others."""
-        found = self._found(text, policy, state.vocab_size)
+        found, lookups = self._found(text, policy, state.lookups)
+        state = replace(state, lookups=lookups)
         looked = rows_taken(policy, [*map(len, found)], LEAST, [LOOKUP] * len(found))
         others = tuple(row for row in range(len(found)) if row not in looked)
         if not others:
@@ -129,35 +130,46 @@ class LookupFirst(Drafter):
 
     def join(self, state: LookupState, row: int, other: object) -> LookupState:
         """Let the other drafter take over the newcomer, also from a state of its own (`continues`)."""
-        return replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
+        own = replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
+        if not isinstance(other, LookupState):
+            return replace(own, lookups=self._lookups.rewind(own.lookups, row, 0))
+        return replace(own, lookups=self._lookups.join(own.lookups, row, other.lookups))
 
     def rewind(self, state: Any, row: int, length: int) -> Any:
         """Let the other drafter forget, also in a state of its own (`continues`)."""
         inner = self.drafter.rewind(_inner(state), row, length)
-        return replace(state, inner=inner) if isinstance(state, LookupState) else inner
+        if not isinstance(state, LookupState):
+            return inner
+        return replace(state, inner=inner, lookups=self._lookups.rewind(state.lookups, row, length))
 
     def leave(self, state: LookupState, row: int) -> LookupState:
-        """Tell the other drafter."""
-        return replace(state, inner=self.drafter.leave(state.inner, row))
+        """Tell lookups and the other drafter."""
+        lookups = self._lookups.leave(state.lookups, row)
+        return replace(state, inner=self.drafter.leave(state.inner, row), lookups=lookups)
 
     def finish(self, state: LookupState, text: Text, row: int) -> LookupState:
         """Tell the other drafter."""
         return replace(state, inner=self.drafter.finish(state.inner, text, row))
 
     def of_row(self, state: LookupState, row: int) -> LookupState:
-        """Return the other drafter's state of the row."""
-        return replace(state, inner=self.drafter.of_row(state.inner, row))
+        """Return both states of the row."""
+        lookups = self._lookups.of_row(state.lookups, row)
+        return replace(state, inner=self.drafter.of_row(state.inner, row), lookups=lookups)
 
     def continues(self, state: object) -> bool:
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))
 
-    def _found(self, text: Text, policy: TreePolicy, vocab_size: int) -> list[Guess]:
+    @property
+    def _lookups(self) -> NgramDrafter:
+        return NgramDrafter(self.trusted, self.trusted)
+
+    def _found(self, text: Text, policy: TreePolicy, lookups: Any) -> tuple[list[Guess], Any]:
         """Return every row's chain: there is room for as many nodes as the policy's trees have."""
         length = min(self.most, Bounds.of(policy).nodes)
         bounds = Bounds(length, length, 1)
-        found, _ = NgramDrafter(self.trusted, self.trusted).guesses(vocab_size, text, bounds)
-        return [one.within(bounds, vocab_size) for one in found]
+        found, after = self._lookups.guesses(lookups, text, bounds)
+        return [one.within(bounds, self._lookups.vocab_size(after)) for one in found], after
 
 
 def _looked_up(text: Text, found: Sequence[Guess], scheme: Scheme) -> Draft:

@@ -118,8 +118,19 @@ class RoutedDrafter(Together):
     A member counts as another expert where its guesses promise more, and sleeps where it guesses nothing. Hedge
     (`hedged`) keeps the weights, which begin with what is promised.
 
-    `other`, such as a draft model's drafter, drafts where it is chosen; the cost of its passes counts in its value.
-    Where it was not asked it is judged by its mean so far, so that the bound of `hedged` is not for it.
+    **What is judged by what happened, and what is not.** A member is judged in every step in which it guessed, whoever
+    was chosen, by the tokens that the step wrote: what a guess would have brought beyond these nobody knows, and it
+    counts as nothing. Drafting nothing is known to have the value 1. `other`, such as a draft model's drafter, drafts
+    only where it is chosen, and the cost of its passes counts in its value; where it was not asked nobody knows what it
+    would have drafted, and it is judged by the mean of the steps in which it was, so that the bound of `hedged` is not
+    for it.
+
+    **What the bound says.** A gain is a value over `MOST`, and an expert's first weight is at most rate * sure. So over
+    the T steps in which a member guessed with its promise, its judged gains are above the mean of the choice's by at
+    most log(n) / rate + sure + rate T / 8 in sum, where n experts were ever awake. No sum of T gains exceeds T, so that
+    this says nothing for rates of 8 and more; values that differ by a token are a ninth of a gain apart, so it says
+    that the member is found only for rates well below 1. The usual rate, 32, is far beyond both: it nearly follows who
+    did best so far, which was measured to be better, and no bound is claimed for it.
 
     Exactness: the choice follows from finished steps, the committed text and random numbers that nothing else reads.
     Guesses are fixed tokens, drawn from one-hot rows; under a scheme whose siblings are drawn together they are cut to

@@ -64,12 +64,15 @@ class Guess:
         return cls(np.asarray(tokens, np.int64), np.arange(count) - 1, chance ** np.arange(1.0, count + 1))
 
     @classmethod
-    def paths(cls, paths: Sequence[NDArray[np.int64]], chances: Sequence[float] | None = None) -> "Guess":
+    def paths(
+        cls, paths: Sequence[NDArray[np.int64]], chances: Sequence[float] | None = None, kept: float = 1.0
+    ) -> "Guess":
         """Return several paths from the root as one tree; what they share is there once, and its chances add up.
 
         Args:
             paths: the paths, each of some tokens.
-            chances: of each path as a whole; None for equal ones.
+            chances: of each path; None for equal ones.
+            kept: that each of its tokens, the first one too, is as in the path, where those before it are.
         """
         known, tokens, parents, likely = dict[tuple[int, int], int](), list[int](), list[int](), list[float]()
         for path, chance in zip(paths, chances or [1 / max(1, len(paths))] * len(paths), strict=True):
@@ -80,6 +83,7 @@ class Guess:
                     tokens.append(token)
                     parents.append(above)
                     likely.append(0.0)
+                chance *= kept
                 likely[place] += chance
                 above = place
         return cls(np.array(tokens, np.int64), np.array(parents, np.int64), np.minimum(np.array(likely), 1.0))

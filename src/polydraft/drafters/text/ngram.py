@@ -5,10 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.index import Followed, FollowedRows
 from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.probs import SamplingParams
 from polydraft.reading import Text
+from polydraft.schemes import Given
+from polydraft.trees import BestFirst
+
+DRAFTS = 8
+"""The usual number of drafts of a tree, as of a chain."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,9 @@ class NgramDrafter(TextDrafter):
     """Drafts the continuations of the most recent earlier occurrences of the text's longest matching suffix.
 
     One occurrence gives a chain as long as the policy's tree is deep, or shorter where the text ends. Several give
-    branches, the most recent first, where the policy's trees may branch. No match, no drafts.
+    branches, the most recent first, where the policy's trees may branch: each is half as likely as the one after it in
+    the text, and each further token goes on as it did with the chance 1 - 2^-m, where m tokens agree. No match, no
+    drafts.
 
     Args:
         longest: tokens of the longest suffix to look for.
@@ -43,22 +53,48 @@ class NgramDrafter(TextDrafter):
                 f"but are {shown(self.longest)}, {shown(self.shortest)} and {shown(self.matches)}."
             )
 
-    def guesses(self, state: int, text: Text, bounds: Bounds) -> tuple[list[Guess], int]:
-        """Look up every row's continuations."""
-        return [self._of(row, bounds) for row in rows_of(text)], state
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give chains of eight; for several matches trees of eight drafts, which may branch at any node."""
+        if self.matches == 1:
+            return super().defaults(params)
+        return Defaults(Given(), BestFirst(DRAFTS, depth=DRAFTS, children=min(self.matches, DRAFTS)))
 
-    def _of(self, row: NDArray[np.int64], bounds: Bounds) -> Guess:
+    def start(self, text: Text, session: Session) -> FollowedRows:
+        """Begin with texts that were not looked at."""
+        return FollowedRows.begun(session.vocab_size, len(text.counts))
+
+    def guesses(self, state: FollowedRows, text: Text, bounds: Bounds) -> tuple[list[Guess], FollowedRows]:
+        """Look up every row's continuations."""
+        rows = rows_of(text)
+        state = state.to(rows)
+        return [self._of(row, own, bounds) for row, own in zip(rows, state.rows, strict=True)], state
+
+    def join(self, state: FollowedRows, row: int, other: FollowedRows) -> FollowedRows:
+        """Take over the newcomer's index."""
+        return state.put(row, other.rows[0])
+
+    def rewind(self, state: FollowedRows, row: int, length: int) -> FollowedRows:
+        """Keep what is known of a part of the text."""
+        return state.rewind(row, length)
+
+    def of_row(self, state: FollowedRows, row: int) -> FollowedRows:
+        """Return the row's index."""
+        return state.of_row(row)
+
+    def continues(self, state: object) -> bool:
+        """Tell whether a state has indices to go on from."""
+        return isinstance(state, FollowedRows)
+
+    def _of(self, row: NDArray[np.int64], own: Followed, bounds: Bounds) -> Guess:
         most = min(self.matches, bounds.children)
-        size, found = continuations(row, self.longest, self.shortest, bounds.depth, most)
+        size, found = continuations(row, own, self.longest, self.shortest, bounds.depth, most)
         sure = 1 - 0.5**size  # that a token goes on as it did: the more, the longer the suffix
-        if len(found) == 1:
-            return Guess.chain(found[0], sure)
         weights = 0.5 ** np.arange(len(found))  # the more recent, the likelier
-        return Guess.paths(found, (sure * weights / max(1.0, weights.sum())).tolist())
+        return Guess.paths(found, (weights / max(1.0, weights.sum())).tolist(), sure)
 
 
 def continuations(
-    text: NDArray[np.int64], longest: int, shortest: int, most: int, matches: int = 1
+    text: NDArray[np.int64], known: Followed, longest: int, shortest: int, most: int, matches: int = 1
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the length of the longest repeated suffix, and what followed its latest earlier occurrences.
 
@@ -66,14 +102,15 @@ def continuations(
 
     Args:
         text: the tokens.
+        known: their index.
         longest: tokens of the longest suffix.
         shortest: tokens of the shortest suffix.
         most: tokens of each continuation.
         matches: the most occurrences.
     """
-    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], size)
-        ends = np.flatnonzero((windows == text[-size:]).all(axis=1)) + size
-        if len(ends):
-            return size, [text[end : end + most] for end in ends[: -matches - 1 : -1]]
-    return 0, []
+    found = known.occurrences(longest)
+    size = len(found.counts) - 1
+    if size < shortest:
+        return 0, []
+    ends = found.ends[found.lengths == size][:matches] + 1
+    return size, [text[end : end + most] for end in ends.tolist()]

@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.continuing import Continuing
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Scanned, as_tokens
+from polydraft.drafters.text.index import Followed, FollowedRows
+from polydraft.drafters.text.occurrences import LONGEST, Occurrences
 from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 from polydraft.probs import SamplingParams
@@ -64,10 +62,11 @@ class Told:
 
 @dataclass(frozen=True, eq=False)
 class SuffixState:
-    """The target's number of tokens, and what the store was given of each row."""
+    """The target's number of tokens, what the store was given of each row, and the rows' indices."""
 
     vocab_size: int
     rows: tuple[Told, ...]
+    texts: FollowedRows
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,15 @@ class SuffixDrafter(TextDrafter):
         """
         if self._kept is not None:
             self._kept.check(Vocabulary.of_target(session))
-        return SuffixState(session.vocab_size, tuple(Told.begun() for _ in text.counts))
+        told = tuple(Told.begun() for _ in text.counts)
+        return SuffixState(session.vocab_size, told, FollowedRows.begun(session.vocab_size, len(told)))
 
     def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
         """Look every row's end up, but for those that are over."""
-        pairs = zip(rows_of(text), state.rows, strict=True)
-        return [Guess.nothing() if told.over else self._of(row, bounds) for row, told in pairs], state
+        texts = state.texts.to(rows_of(text))
+        pairs = zip(texts.rows, state.rows, strict=True)
+        found = [Guess.nothing() if told.over else self._of(own, bounds) for own, told in pairs]
+        return found, replace(state, texts=texts)
 
     def finish(self, state: SuffixState, text: Text, row: int) -> SuffixState:
         """Add a text that is over to the store, once, but for what was added before."""
@@ -151,26 +153,27 @@ class SuffixDrafter(TextDrafter):
         return _with(state, row, Told(length, True, told.once))
 
     def join(self, state: SuffixState, row: int, other: SuffixState) -> SuffixState:
-        """Take the newcomer's place in the store along."""
-        return _with(state, row, other.rows[0])
+        """Take the newcomer's place in the store along, and its index."""
+        return replace(_with(state, row, other.rows[0]), texts=state.texts.put(row, other.texts.rows[0]))
 
     def rewind(self, state: SuffixState, row: int, length: int) -> SuffixState:
         """Go on behind a part of the text, of which the store may know something."""
-        return _with(state, row, Told.begun(min(length, state.rows[row].known)))
+        after = _with(state, row, Told.begun(min(length, state.rows[row].known)))
+        return replace(after, texts=state.texts.rewind(row, length))
 
     def of_row(self, state: SuffixState, row: int) -> SuffixState:
-        """Return the row's place in the store."""
-        return replace(state, rows=(state.rows[row],))
+        """Return the row's place in the store, and its index."""
+        return replace(state, rows=(state.rows[row],), texts=state.texts.of_row(row))
 
     def continues(self, state: object) -> bool:
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
         return isinstance(state, SuffixState)
 
-    def _of(self, row: NDArray[np.int64], bounds: Bounds) -> Guess:
-        own = as_tokens(row)
-        sources: list[Sequence[Occurrences]] = [[Scanned.of(own, len(own) - 1, own, self.longest)]]
+    def _of(self, own: Followed, bounds: Bounds) -> Guess:
+        found = own.occurrences(self.longest)
+        sources: list[Sequence[Occurrences]] = [[found]]
         if self._kept is not None:
-            sources.append(self._kept.found(own, self.longest))
+            sources.append(self._kept.found(found.tokens, self.longest))
         return Continuing(self.factor, self.offset, self.least, self.occurrences).best(sources, bounds)[0]
 
 

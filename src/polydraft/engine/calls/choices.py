@@ -153,7 +153,7 @@ def _check_no_other_word(given: str | Path) -> None:
     word, colon, _ = str(given).partition(":")
     if Path(given).exists() or not is_drafter_word(word, sys.maxsize):
         return
-    if colon and drafter_line(word).store == "no":
+    if colon and not drafter_line(word).takes_more:
         raise InvalidParameter(f"The drafter {word} takes nothing behind a colon; write drafter={word!r}.")
     raise InvalidParameter(
         f"The drafter {word} needs a draft model: pass the drafter itself, with its model in it, or name both to the "

@@ -226,7 +226,7 @@ class PartsShelf:
             return draft and default_drafter(draft, params, self.served.target.device, fixed=fixed)
         named = word or str(self.served.settings.drafter)
         line = drafter_line(named)
-        if ":" in named and named != self.served.settings.drafter:
+        if line.store != "no" and ":" in named and named != self.served.settings.drafter:
             raise InvalidParameter("drafter names a folder, which only the server's operator may do; leave it out.")
         if not line.models:
             return line.named(named) if ":" in named else named
