@@ -97,8 +97,8 @@ class Metrics:
 class _Values(CollectorRegistry):
     """A registry's metrics without the times at which counters began.
 
-    `vllm bench serve` takes every line that begins like a counter for one, and would add these times to it. vLLM leaves them
-    out for all registries of a process, which belong to others too.
+    `vllm bench serve` takes every line that begins like a counter for one, and would add these times to it. vLLM leaves
+    them out for all registries of a process, which belong to others too.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

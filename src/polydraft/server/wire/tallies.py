@@ -52,7 +52,8 @@ class Counts:
     def told(self) -> dict[str, Any]:
         """Return the numbers in vLLM's shape, with ours behind them.
 
-        `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number up to it.
+        `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number
+        up to it.
         """
         steps = self.drafts
         return {
