@@ -8,6 +8,8 @@ import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, alone, ask, chunks, client, streamed
 
+import polydraft
+from polydraft.drafters import Followed
 from polydraft.engine import as_drafter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.server.settings import Settings
@@ -229,11 +231,36 @@ def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:
 
 
 def test_a_prediction_is_drafted_and_counted(app: TestClient, pair: Pair) -> None:
-    text = alone(pair, PROMPT, temperature=0, max_new_tokens=16)
-    answer = ask(app, temperature=0, max_tokens=16, prediction={"type": "content", "content": text})
-    assert answer["choices"][0]["text"] == text
-    usage = answer["usage"]["completion_tokens_details"]
-    assert usage["accepted_prediction_tokens"] > 5 and usage["rejected_prediction_tokens"] >= 0
+    text = alone(pair, PROMPT, temperature=0, max_new_tokens=24)
+    other = text.replace("function.", "function/")
+    for predicted, accepted, rejected, drafts in (
+        (text, 24, 0, 23),  # the last token was the target's own
+        (other, 23, 1, 20),
+        ("zzzz qqqq wwww", 0, 7, 0),
+    ):
+        for n in (1, 2):
+            body = {"temperature": 0, "max_tokens": 24, "n": n}
+            body["prediction"] = {"type": "content", "content": predicted}
+            answer, parts = ask(app, **body), chunks(app, **body, stream_options={"include_usage": True})
+            assert [one["text"] for one in answer["choices"]] == [text] * n
+            usage = answer["usage"]["completion_tokens_details"]
+            assert usage == {"accepted_prediction_tokens": n * accepted, "rejected_prediction_tokens": n * rejected}
+            assert parts[-1]["usage"]["completion_tokens_details"] == usage
+            told = answer["metrics"]["speculative_decoding"]["sources"]["prediction"]
+            assert told["accepted"] == n * drafts <= n * accepted
+            ids = pair.tokenizer(PROMPT, return_tensors="pt").input_ids
+            run = polydraft.generate(
+                pair.target,
+                ids,
+                drafter=pair.draft,
+                temperature=0,
+                max_new_tokens=24,
+                prediction=predicted,
+                tokenizer=pair.tokenizer,
+            )
+            found = Followed(pair.tokenizer(predicted, add_special_tokens=False)["input_ids"])
+            assert found.on(run.sequences[0, ids.shape[1] :].tolist()).accepted == accepted
+            assert run.statistics.sources["prediction"][1] == drafts
 
 
 def test_harmless_fields_are_dropped_and_nulls_are_nothing(app: TestClient) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 from polydraft.server.worker import by_depth
 
-PREDICTION = "prediction"
-"""Who drafts what a request predicted."""
 FINISHES = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -73,11 +71,12 @@ class Counts:
 
 @dataclass
 class Choice:
-    """A text in progress."""
+    """A text in progress; `predicted` are the tokens of the prediction that it has."""
 
     number: int
     text: str = ""
     tokens: int = 0
+    predicted: int = 0
     finish: str = ""
     stopped_by: Any = None
     cached: int = 0
@@ -88,6 +87,7 @@ class Choice:
         """Take what a step brought."""
         self.text += said["text"]
         self.tokens += len(said["tokens"])
+        self.predicted = said["predicted"]
         self.finish, self.stopped_by = said["finish"], said["stopped_by"]
         self.logprobs += said.get("logprobs", ())
         self.counts.add(said)
@@ -149,11 +149,14 @@ class Tally:
         return total
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage in OpenAI's shape."""
-        predicted, accepted = int(self.begun["prediction_tokens"]), 0
-        for choice in self.choices:
-            accepted += choice.counts.sources.get(PREDICTION, [0, 0])[1]
-        rejected = max(0, predicted * len(self.choices) - accepted)
+        """Return the usage in OpenAI's shape.
+
+        Tokens of a prediction are accepted if the text has them, whoever brought them, and rejected otherwise; with
+        several texts each has the whole prediction. `Counts.sources` counts drafts, which the target's own tokens are
+        not.
+        """
+        accepted = sum(choice.predicted for choice in self.choices)
+        rejected = int(self.begun["prediction_tokens"]) * len(self.choices) - accepted
         cached = sum(self.choices[first].cached for first in range(0, len(self.choices), self.n))
         new = self.completion_tokens
         return {
