@@ -39,6 +39,11 @@ class Telling:
         self._offered_at: list[int] = []
         self._kept_at: list[int] = []
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was told yet."""
+        return not self._steps
+
     def gained(self, gain: Emission, block: Block, row: int) -> dict[str, Any]:
         """Return what is told of a step; with a "finish" where the text ends."""
         pieces: list[str] = []
