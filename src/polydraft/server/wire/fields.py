@@ -28,7 +28,8 @@ LARGE = 2**31 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
-Token = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
+TOKEN = "A token of the model"
+Token = Annotated[int, Field(strict=True, ge=0, le=LARGE, title=TOKEN)]
 Parts = Annotated[list[dict[str, JsonValue]], Field(max_length=1000, fail_fast=True)]
 """Long lists stop at their first error: a million of them would cost seconds and gigabytes."""
 
@@ -162,7 +163,7 @@ class Common(Body):
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
-    best_of: JsonValue = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
@@ -173,7 +174,7 @@ class Common(Body):
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
     add_special_tokens: Annotated[bool, Field(strict=True)] | None = None
-    detokenize: Annotated[bool, Field(strict=True)] = True
+    detokenize: Literal[True] = True
     include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
     skip_special_tokens: Annotated[bool, Field(strict=True)] = True
     stream: Annotated[bool, Field(strict=True)] | None = False
@@ -209,10 +210,10 @@ class Common(Body):
                 raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
         return bias
 
-    @field_validator("detokenize")
+    @field_validator("detokenize", mode="before")
     @classmethod
-    def _check_detokenize(cls, wanted: bool) -> bool:
-        if not wanted:
+    def _check_detokenize(cls, wanted: Any) -> Any:
+        if wanted is not True:
             raise ValueError("detokenize must be true here: answers are texts; leave it out")
         return wanted
 
