@@ -71,6 +71,21 @@ def test_the_command_ends_with_a_sentence_where_the_extra_is_missing(
     assert f" {package}, " in said and "pip install 'polydraft[serve]'" in said
 
 
+@pytest.mark.parametrize("word", ["none", "detailed", "all"])
+def test_how_much_is_told_of_drafts_is_an_option(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[Settings]()
+    monkeypatch.setattr(running_room, "run_serve", lambda settings, *_: seen.append(settings) or 0)
+    monkeypatch.setattr("sys.argv", ["polydraft", "serve", "--per-request-spec-decode-metrics", word])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == (2 if word == "all" else 0)
+    assert [one.draft_metrics for one in seen] == ([] if word == "all" else [word])
+    assert (word == "all") == ("none, summary, detailed" in said or "all" in said)
+
+
 @contextmanager
 def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a server at a free port."""

@@ -30,7 +30,7 @@ from polydraft.server.wire.described import (
 MODES: list[dict[str, Any]] = [
     {},
     {"logprobs": 2, "n": 2},
-    {"speculative": {"trace": True}},
+    {"speculative": {"trace": True, "detailed": True}},
     {"stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stop_token_ids": [*range(50)]},
     {"prediction": {"type": "content", "content": "return n"}, "stop": ["e"]},

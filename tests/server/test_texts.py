@@ -11,6 +11,7 @@ from serving import PROMPT, alone, ask, chunks, client, streamed
 import polydraft
 from polydraft.drafters import Followed
 from polydraft.engine import as_drafter
+from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Ask
@@ -215,6 +216,38 @@ def test_counts_of_drafts_have_the_shape_that_benchmarks_read(app: TestClient) -
                 1 + told["num_accepted_draft_tokens"] / max(1, steps), abs=1e-4
             )
             assert told["num_spec_tokens"] == {"3,2": 2, "chain:4": 4}.get(asked.get("tree"), 0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_drafts_of_every_step_are_told_where_that_is_asked_for(app: TestClient, n: int) -> None:
+    fields = {"seed": 2, "max_tokens": 16, "n": n}
+    plain = ask(app, **fields)["metrics"]["speculative_decoding"]
+    found = ask(app, **fields, speculative={"detailed": True})["metrics"]["speculative_decoding"]
+    for told in (found, *found.get("choices", ())):
+        accepted, drafted = told.pop("per_step_accepted"), told.pop("per_step_drafted")
+        assert len(accepted) == len(drafted) == told["num_spec_steps"] > 0 and min(drafted) > 0
+        assert (sum(accepted), sum(drafted)) == (told["num_accepted_draft_tokens"], told["num_draft_tokens"])
+        assert [accepted.count(size) for size in range(told["num_spec_tokens"] + 1)] == told["acceptance_histogram"]
+    assert found == plain
+    if n == 1:
+        parts = chunks(app, **fields, speculative={"detailed": True, "trace": True})
+        steps = [part["polydraft"] for part in parts if any(part["polydraft"]["tree"]["valid"][1:])]
+        accepted = [sum(token["origin"] != "target" for token in one["tokens"]) for one in steps]
+        assert parts[-1]["metrics"]["speculative_decoding"]["per_step_accepted"] == accepted
+
+
+def test_an_operator_says_how_much_is_told_of_drafts() -> None:
+    def keys(level: str, **speculative: bool) -> list[bool | None]:
+        with client(draft_metrics=level) as found:
+            body = {"seed": 1, "max_tokens": 3, "speculative": speculative}
+            whole, last = ask(found, **body)["metrics"], chunks(found, **body)[-1]["metrics"]
+        return [one and "per_step_drafted" in one["speculative_decoding"] for one in (whole, last)]
+
+    assert keys("none") == keys("none", detailed=False) == [None, None]
+    assert keys("none", detailed=True) == keys("detailed") == [True, True]
+    assert keys("detailed", detailed=False) == keys("summary") == [False, False]
+    with pytest.raises(InvalidParameter, match="draft_metrics must be one of none, summary, detailed"):
+        Settings(draft_metrics="all")
 
 
 def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:

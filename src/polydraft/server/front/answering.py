@@ -51,7 +51,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
         Refused: it cannot be answered.
     """
     ticket, event = await attended(desk, request, ask)
-    tally = Tally.of(event.said, ask.n)
+    tally = Tally.of(event.said, ask.n, body.level(desk.settings.draft_metrics))
     if body.stream:
         return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:

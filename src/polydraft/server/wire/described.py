@@ -60,7 +60,7 @@ class SourceCounts(Told):
 
 
 class DraftCounts(Told):
-    """How drafts fared."""
+    """How drafts fared; with details also in each step with drafts."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -73,6 +73,8 @@ class DraftCounts(Told):
     tokens_per_call: float | None
     acceptance_by_depth: list[float]
     sources: dict[str, SourceCounts]
+    per_step_accepted: list[int] = []
+    per_step_drafted: list[int] = []
 
 
 class AllDraftCounts(DraftCounts):
@@ -215,7 +217,7 @@ class Whole(Head):
     """What whole answers end with."""
 
     usage: Usage
-    metrics: Measures
+    metrics: Measures | None
     polydraft: Seeds
 
 

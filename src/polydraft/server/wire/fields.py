@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from polydraft.server.settings import DETAILED, LEVELS, SUMMARY
 from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
@@ -72,10 +73,11 @@ class SpeculativeFields(Fields):
     tree: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     max_draft_tokens: Annotated[int, Field(strict=True, ge=0, le=127)] | None = None
     trace: Annotated[bool, Field(strict=True)] = False
+    detailed: Annotated[bool, Field(strict=True)] | None = None
 
     def as_speculation(self) -> Speculation:
         """Return what the worker is told."""
-        return Speculation(**self.model_dump())
+        return Speculation(**self.model_dump(exclude={"detailed"}))
 
 
 class StreamFields(Fields):
@@ -239,6 +241,13 @@ class Common(Body):
                 "response_format is not the only field that says what the answer must match; leave the others out"
             )
         return self
+
+    def level(self, usual: str) -> str:
+        """Return how much is told of the drafts, where the server usually tells so much."""
+        wanted = self.speculative and self.speculative.detailed
+        if wanted is None:
+            return usual
+        return DETAILED if wanted else min(usual, SUMMARY, key=LEVELS.index)
 
     @property
     def stops(self) -> tuple[str, ...]:
