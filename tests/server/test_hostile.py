@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from polydraft.errors import ContextOverflow
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import SamplingParams
 from polydraft.server import Settings
-from polydraft.server.front import answering
+from polydraft.server.front import answering, door
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.wire.errors import Refused
@@ -118,6 +119,29 @@ def test_a_stream_that_nobody_reads_is_let_go(
     assert guarded.portal is not None
     guarded.portal.call(served_to)
     assert not desk.tickets
+
+
+def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 1.0)
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 2, "seed": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with served_at() as address, httpx.Client(base_url=address, timeout=30) as found:
+
+        def answered(parts: list[bytes], pause: float) -> bytes:
+            with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 20) as line:
+                for part in (head, *parts):
+                    line.sendall(part)
+                    time.sleep(pause)
+                return b"".join(iter(lambda: line.recv(4096), b""))
+
+        begun = time.monotonic()
+        late = answered([body[:9], body[9:20]], 0.1)  # the rest never comes
+        assert late.startswith(b"HTTP/1.1 408 ") and 1 <= time.monotonic() - begun < 15
+        told = json.loads(late.partition(b"\r\n\r\n")[2])["error"]
+        assert told["message"] == "The body did not come within 1 seconds." and told["type"] == "invalid_request_error"
+        assert answered([body[:9], body[9:20], body[20:]], 0.05).startswith(b"HTTP/1.1 200 ")
+        assert 'request_refused_total{model_name="polydraft-embedded",status="408"} 1.0' in found.get("/metrics").text
 
 
 FLOODS: list[tuple[type[BaseModel], dict[str, Any]]] = [

@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from polydraft.cli import main
 from polydraft.cli.serve import running as running_room
-from polydraft.cli.serve.running import bound, run_serve, settings_class
+from polydraft.cli.serve.running import PACKAGES, bound, run_serve, settings_class
 from polydraft.errors import InvalidParameter, MissingExtra
 from polydraft.server import Settings
 from polydraft.server.front import logs
@@ -40,12 +41,49 @@ def test_a_port_that_is_taken_is_said() -> None:
     bound("127.0.0.1", 0).close()
 
 
-def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("polydraft.server") or name == "fastapi"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtra, match=r"polydraft\[serve\]"):
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package be missing, and everything that may have imported it be imported anew."""
+    for name in [*sys.modules]:
+        if name.startswith("polydraft.server") or name.split(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_extra_is_said(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(package, monkeypatch)
+    with pytest.raises(MissingExtra, match=f" {package}, .*pip install 'polydraft\\[serve\\]'"):
         settings_class()
+
+
+@pytest.mark.parametrize(
+    "package", [name for name in PACKAGES if name != "pydantic"]
+)  # which the command line needs too
+def test_the_command_ends_with_a_sentence_where_the_extra_is_missing(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(package, monkeypatch)
+    monkeypatch.setattr("sys.argv", ["polydraft", "serve", "--host", "no.such.host.invalid"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert f" {package}, " in said and "pip install 'polydraft[serve]'" in said
+
+
+@pytest.mark.parametrize("word", ["none", "detailed", "all"])
+def test_how_much_is_told_of_drafts_is_an_option(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[Settings]()
+    monkeypatch.setattr(running_room, "run_serve", lambda settings, *_: seen.append(settings) or 0)
+    monkeypatch.setattr("sys.argv", ["polydraft", "serve", "--per-request-spec-decode-metrics", word])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == (2 if word == "all" else 0)
+    assert [one.draft_metrics for one in seen] == ([] if word == "all" else [word])
+    assert (word == "all") == ("none, summary, detailed" in said or "all" in said)
 
 
 @contextmanager

@@ -1,11 +1,61 @@
-"""The server's own description of itself, by which it is sent thousands of bodies."""
+"""The server's own description of itself: what it says of answers is so, and thousands of bodies are sent by it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from chatml import save_chat_model
 from fastapi.testclient import TestClient
-from serving import served
+from hypothesis import HealthCheck, given, settings
+from pydantic import BaseModel
+from serving import PROMPT, ask, chunks, client, served
 
-CASES = 60
+from polydraft.server.wire.described import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Detokenized,
+    ErrorBody,
+    Health,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+)
+
+MODES: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 2, "n": 2},
+    {"speculative": {"trace": True, "detailed": True}},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stop_token_ids": [*range(50)]},
+    {"prediction": {"type": "content", "content": "return n"}, "stop": ["e"]},
+    {"speculative": {"enabled": False}},
+]
+CASES = 2000
+"""Bodies that are sent."""
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("models") / "chat")
+
+
+@pytest.fixture(scope="module")
+def chats(folder: Path) -> Iterator[TestClient]:
+    with client(target=str(folder), model_name="chat") as found:
+        yield found
 
 
 def test_every_address_is_described(app: TestClient) -> None:
@@ -14,27 +64,93 @@ def test_every_address_is_described(app: TestClient) -> None:
     fields = told["components"]["schemas"]["CompletionBody"]
     assert fields["additionalProperties"] is False and "speculative" in fields["properties"]
     assert "422" not in str(told["paths"]["/v1/completions"]["post"]["responses"].keys())
+    for path, operations in told["paths"].items():
+        for operation in operations.values():
+            answers = operation["responses"]
+            assert "400" in answers and all(
+                one.get("schema", one.get("itemSchema")) for one in answers["200"]["content"].values()
+            ), path
+    assert [*told["paths"]["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
+    events = told["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]
+    done, said = events["properties"]["data"]["anyOf"]
+    names = [one["$ref"].split("/")[-1] for one in said["contentSchema"]["anyOf"]]
+    assert names == ["CompletionChunk", "ErrorBody"] and {*names} <= told["components"]["schemas"].keys()
+    assert done == {"const": "[DONE]"}
+
+
+def test_only_what_is_taken_is_described(app: TestClient) -> None:
+    schemas = app.get("/openapi.json").json()["components"]["schemas"]
+
+    def words(kind: str, name: str) -> list[Any]:
+        one = schemas[kind]["properties"][name]
+        parts = one.get("anyOf", [one])
+        return [word for part in parts for word in part.get("enum", [part["const"]] if "const" in part else [])]
+
+    assert words("CompletionBody", "suffix") == [""] and words("CompletionBody", "detokenize") == [True]
+    assert words("ChatBody", "tool_choice") == ["auto", "none"] and words("ChatBody", "add_special_tokens") == [False]
+    assert schemas["DetokenizeBody"]["properties"]["tokens"]["items"]["maximum"] == 8191
+    assert "$ref" not in str(schemas["CompletionBody"]["properties"]["best_of"])
+    assert [one["required"] for one in schemas["TokenizeBody"]["oneOf"]] == [["prompt"], ["messages"]]
+
+
+def fits(kind: type[BaseModel], told: Any) -> None:
+    """Check that an answer has what is said of it, and nothing else."""
+    kind.model_validate(told, strict=True)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_answers_are_as_they_are_described(app: TestClient, chats: TestClient, mode: dict[str, Any]) -> None:
+    plain = {name: value for name, value in mode.items() if name != "stream_options"}
+    fits(Completion, ask(app, seed=1, **plain))
+    fits(Completion, ask(app, seed=1, echo=True, **plain))
+    for part in [*chunks(app, seed=1, **mode), *chunks(app, seed=1, echo=True, **mode)]:
+        fits(CompletionChunk, part)
+    if "logprobs" in mode:
+        mode, plain = ({**one, "logprobs": True, "top_logprobs": 2} for one in (mode, plain))
+    said = [{"role": "user", "content": "How many?"}]
+    fits(ChatCompletion, ask(chats, seed=1, messages=said, **plain))
+    for part in chunks(chats, seed=1, messages=said, **mode):
+        fits(ChatCompletionChunk, part)
+
+
+def test_other_answers_are_as_they_are_described(app: TestClient) -> None:
+    kinds = {"/v1/models": ModelList, "/v1/models/polydraft-embedded": ModelCard, "/health": Health}
+    for path, kind in {**kinds, "/version": Version, "/v1/models/other": ErrorBody, "/nothing": ErrorBody}.items():
+        fits(kind, app.get(path).json())
+    for texts in (True, False):
+        fits(Tokenized, app.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": texts}).json())
+    fits(Detokenized, app.post("/detokenize", json={"tokens": [5, 6]}).json())
+    fits(ErrorBody, app.post("/detokenize", json={"tokens": [8192]}).json())
+
+
+def sent(operation: Any, address: str, most: int) -> Counter[int]:
+    """Send bodies that the description allows to an address, check the answers, and count them by their number."""
+    schemathesis = pytest.importorskip("schemathesis")
+    checks = [one for one in schemathesis.checks.CHECKS.get_all() if one.__name__ in CHECKS]
+    assert len(checks) == len(CHECKS)
+    counted: Counter[int] = Counter()
+
+    @given(case=operation.as_strategy())
+    @settings(max_examples=most, deadline=None, suppress_health_check=[*HealthCheck], database=None, derandomize=True)
+    def send(case: Any) -> None:
+        answer = case.call(base_url=address, timeout=240)
+        counted[answer.status_code] += 1
+        case.validate_response(answer, checks=checks)
+        assert answer.status_code == 200 or answer.json()["error"]["message"].endswith(".")
+
+    send()
+    return counted
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_no_body_is_an_error_of_ours() -> None:
+def test_every_answer_is_as_it_is_described_whatever_is_sent(folder: Path) -> None:
     schemathesis = pytest.importorskip("schemathesis")
-    from hypothesis import HealthCheck, given, settings
-
-    with served(batch_size=16, max_length=24) as address:
+    with served(target=str(folder), batch_size=16, max_length=96) as address:
         schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
-        for found in schema.get_all_operations():
-            operation = found.ok()
-            if operation.method.upper() != "POST":
-                continue
-
-            @given(case=operation.as_strategy())
-            @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-            def send(case: object) -> None:
-                answer = case.call(base_url=address, timeout=240)  # pyright: ignore
-                assert answer.status_code < 500, answer.text
-                assert answer.status_code < 300 or answer.json()["error"]["message"].endswith(".")
-
-            send()
+        operations = [found.ok() for found in schema.get_all_operations()]
+        bodies = sum(one.method.upper() == "POST" for one in operations)
+        counted = {one.path: sent(one, address, CASES // bodies) for one in operations}
         assert httpx.get(f"{address}/health").status_code == 200
+    assert sum(map(Counter.total, counted.values())) >= CASES, counted
+    assert all(one[200] for path, one in counted.items() if "{" not in path), counted

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -79,6 +80,58 @@ def test_metrics_add_up(app: TestClient) -> None:
     )
     assert grown("polydraft:time_to_first_token_seconds_count") == 2
     until(lambda: numbers(app)["polydraft:num_requests_running"] == 0)
+
+
+def told_to_benchmarks(text: str) -> dict[str, Any]:
+    """Read counts of drafts as `vllm bench serve` does: it adds up lines by what stands somewhere in them."""
+    counts: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted": 0, "by_place": Counter()}
+    for line in map(str.strip, text.split("\n")):
+        if not line.startswith("vllm:spec_decode"):
+            continue
+        value = int(float(line.split()[-1]))
+        if "num_drafts" in line:
+            counts["drafts"] += value
+        elif "num_draft_tokens" in line:
+            counts["draft_tokens"] += value
+        elif "num_accepted_tokens_per_pos" in line:
+            place = line.index('position="') + len('position="')
+            counts["by_place"][int(line[place : line.index('"', place)])] += value
+        elif "num_accepted_tokens" in line:
+            counts["accepted"] += value
+    return counts
+
+
+def test_benchmarks_read_what_answers_say() -> None:
+    with client(vllm_metrics=True) as found:
+        asked = ({"temperature": 0}, {"speculative": {"drafter": "model", "tree": "3,2"}, "n": 2})
+        for fields in asked:
+            before = told_to_benchmarks(found.get("/metrics").text)
+            told = ask(found, seed=1, max_tokens=20, **fields)["metrics"]["speculative_decoding"]
+            after = told_to_benchmarks(found.get("/metrics").text)
+            assert after["drafts"] - before["drafts"] == told["num_spec_steps"] > 0
+            assert after["draft_tokens"] - before["draft_tokens"] == told["num_draft_tokens"] > 0
+            places, counts = after["by_place"] - before["by_place"], told["acceptance_histogram"]
+            assert places == Counter({place: sum(counts[place + 1 :]) for place in range(len(counts) - 1)}) + Counter()
+            assert after["accepted"] - before["accepted"] == places.total() == told["num_accepted_draft_tokens"] > 0
+
+
+def test_slots_and_steps_are_measured() -> None:
+    with client(batch_size=2, max_length=200, vllm_metrics=True) as found:
+        answer = ask(found, seed=1, max_tokens=20, n=2)
+        own = numbers(found)
+        steps, tokens = (own[f"polydraft:iteration_tokens_total_{kind}"] for kind in ("count", "sum"))
+        assert tokens == 40 + 2 * answer["usage"]["prompt_tokens"]
+        calls = answer["metrics"]["speculative_decoding"]["choices"]
+        assert max(one["target_calls"] for one in calls) <= steps <= sum(one["target_calls"] for one in calls)
+        assert own["polydraft:kv_cache_usage_perc"] == 0
+        assert numbers(found, "vllm:")["vllm:kv_cache_usage_perc"] == 0
+        seen = list[float]()
+        desk: Any = found.app.state.desk  # pyright: ignore
+        put = desk.metrics.put
+        desk.metrics.put = lambda name, value: (put(name, value), name.startswith("kv_") and seen.append(value))
+        asked = ask(found, seed=1, max_tokens=20)["usage"]
+        assert seen[-1] == 0 and seen.count(asked["prompt_tokens"] / 400) == 1
+        assert (asked["total_tokens"] - 20) / 400 <= max(seen) < asked["total_tokens"] / 400
 
 
 def test_a_request_has_an_id(app: TestClient) -> None:

@@ -8,7 +8,10 @@ import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, alone, ask, chunks, client, streamed
 
+import polydraft
+from polydraft.drafters import Followed
 from polydraft.engine import as_drafter
+from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Ask
@@ -215,6 +218,38 @@ def test_counts_of_drafts_have_the_shape_that_benchmarks_read(app: TestClient) -
             assert told["num_spec_tokens"] == {"3,2": 2, "chain:4": 4}.get(asked.get("tree"), 0)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_drafts_of_every_step_are_told_where_that_is_asked_for(app: TestClient, n: int) -> None:
+    fields = {"seed": 2, "max_tokens": 16, "n": n}
+    plain = ask(app, **fields)["metrics"]["speculative_decoding"]
+    found = ask(app, **fields, speculative={"detailed": True})["metrics"]["speculative_decoding"]
+    for told in (found, *found.get("choices", ())):
+        accepted, drafted = told.pop("per_step_accepted"), told.pop("per_step_drafted")
+        assert len(accepted) == len(drafted) == told["num_spec_steps"] > 0 and min(drafted) > 0
+        assert (sum(accepted), sum(drafted)) == (told["num_accepted_draft_tokens"], told["num_draft_tokens"])
+        assert [accepted.count(size) for size in range(told["num_spec_tokens"] + 1)] == told["acceptance_histogram"]
+    assert found == plain
+    if n == 1:
+        parts = chunks(app, **fields, speculative={"detailed": True, "trace": True})
+        steps = [part["polydraft"] for part in parts if any(part["polydraft"]["tree"]["valid"][1:])]
+        accepted = [sum(token["origin"] != "target" for token in one["tokens"]) for one in steps]
+        assert parts[-1]["metrics"]["speculative_decoding"]["per_step_accepted"] == accepted
+
+
+def test_an_operator_says_how_much_is_told_of_drafts() -> None:
+    def keys(level: str, **speculative: bool) -> list[bool | None]:
+        with client(draft_metrics=level) as found:
+            body = {"seed": 1, "max_tokens": 3, "speculative": speculative}
+            whole, last = ask(found, **body)["metrics"], chunks(found, **body)[-1]["metrics"]
+        return [one and "per_step_drafted" in one["speculative_decoding"] for one in (whole, last)]
+
+    assert keys("none") == keys("none", detailed=False) == [None, None]
+    assert keys("none", detailed=True) == keys("detailed") == [True, True]
+    assert keys("detailed", detailed=False) == keys("summary") == [False, False]
+    with pytest.raises(InvalidParameter, match="draft_metrics must be one of none, summary, detailed"):
+        Settings(draft_metrics="all")
+
+
 def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:
     pieces = chunks(app, seed=3, max_tokens=12, speculative={"trace": True, "tree": "2,2"})
     told = [chunk["polydraft"] for chunk in pieces]
@@ -229,11 +264,36 @@ def test_a_trace_shows_the_tree_and_who_wrote_what(app: TestClient) -> None:
 
 
 def test_a_prediction_is_drafted_and_counted(app: TestClient, pair: Pair) -> None:
-    text = alone(pair, PROMPT, temperature=0, max_new_tokens=16)
-    answer = ask(app, temperature=0, max_tokens=16, prediction={"type": "content", "content": text})
-    assert answer["choices"][0]["text"] == text
-    usage = answer["usage"]["completion_tokens_details"]
-    assert usage["accepted_prediction_tokens"] > 5 and usage["rejected_prediction_tokens"] >= 0
+    text = alone(pair, PROMPT, temperature=0, max_new_tokens=24)
+    other = text.replace("function.", "function/")
+    for predicted, accepted, rejected, drafts in (
+        (text, 24, 0, 23),  # the last token was the target's own
+        (other, 23, 1, 20),
+        ("zzzz qqqq wwww", 0, 7, 0),
+    ):
+        for n in (1, 2):
+            body = {"temperature": 0, "max_tokens": 24, "n": n}
+            body["prediction"] = {"type": "content", "content": predicted}
+            answer, parts = ask(app, **body), chunks(app, **body, stream_options={"include_usage": True})
+            assert [one["text"] for one in answer["choices"]] == [text] * n
+            usage = answer["usage"]["completion_tokens_details"]
+            assert usage == {"accepted_prediction_tokens": n * accepted, "rejected_prediction_tokens": n * rejected}
+            assert parts[-1]["usage"]["completion_tokens_details"] == usage
+            told = answer["metrics"]["speculative_decoding"]["sources"]["prediction"]
+            assert told["accepted"] == n * drafts <= n * accepted
+            ids = pair.tokenizer(PROMPT, return_tensors="pt").input_ids
+            run = polydraft.generate(
+                pair.target,
+                ids,
+                drafter=pair.draft,
+                temperature=0,
+                max_new_tokens=24,
+                prediction=predicted,
+                tokenizer=pair.tokenizer,
+            )
+            found = Followed(pair.tokenizer(predicted, add_special_tokens=False)["input_ids"])
+            assert found.on(run.sequences[0, ids.shape[1] :].tolist()).accepted == accepted
+            assert run.statistics.sources["prediction"][1] == drafts
 
 
 def test_harmless_fields_are_dropped_and_nulls_are_nothing(app: TestClient) -> None:

@@ -27,6 +27,7 @@ from polydraft.drafters.routing import (
 )
 from polydraft.drafters.text import (
     LOOKUP,
+    Followed,
     JacobiDrafter,
     LookaheadDrafter,
     NgramDrafter,
@@ -53,6 +54,7 @@ __all__ = [
     "Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
+    "Followed",
     "JacobiDrafter",
     "LookaheadDrafter",
     "LookupFirst",

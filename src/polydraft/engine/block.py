@@ -76,7 +76,8 @@ class Statistics:
             applied; those of the first row or text.
         prompt_read: tokens of the prompts that the target read.
         prompt_known: tokens of the prompts that it knew from a past.
-        sources: by who drafted, the drafts proposed, and those accepted and emitted.
+        sources: by who drafted, the drafts proposed, and those accepted and emitted. The target's own token behind
+            them is no draft, also where it is as predicted: `polydraft.drafters.Followed` counts a prediction's tokens.
     """
 
     new_tokens: int = 0

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,6 +21,7 @@ from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
 from polydraft.server.settings import Settings
+from polydraft.server.wire.described import described
 from polydraft.server.wire.errors import Refused, of_fields, ours
 
 PAGE = Path(__file__).parent / "page"
@@ -66,7 +66,7 @@ def build_app(settings: Settings) -> FastAPI:
             expose_headers=exposed,
         )
     usual = app.openapi
-    app.openapi = lambda: described(usual())  # pyright: ignore[reportAttributeAccessIssue]
+    app.openapi = lambda: described(usual(), desk.told.get("vocab_size"))  # pyright: ignore[reportAttributeAccessIssue]
     return app
 
 
@@ -101,13 +101,3 @@ async def _ours(request: Request, error: Exception) -> Response:
     answer = _answered(request, ours(name))
     answer.headers[ID] = name
     return answer
-
-
-def described(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return an OpenAPI description without the framework's own kind of error, which is never sent."""
-    for path in schema.get("paths", {}).values():
-        for operation in path.values():
-            operation.get("responses", {}).pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema.get("components", {}).get("schemas", {}).pop(name, None)
-    return schema

@@ -3,47 +3,30 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from polydraft import __version__
 from polydraft.server.front.answering import answer, attended
 from polydraft.server.front.desk import Desk
 from polydraft.server.options import page_options
 from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.described import (
+    ASKED,
+    ERRORS,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Detokenized,
+    Health,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+    answers,
+)
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-
-
-class ErrorFields(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """An error in OpenAI's shape."""
-
-    error: ErrorFields
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": said}
-    for status, said in {
-        400: "The request is wrong.",
-        401: "The API key is missing or wrong.",
-        404: "There is no such model.",
-        408: "The body took too long.",
-        413: "The body is too long.",
-        429: "The queue is full.",
-        500: "An error of the server's own.",
-        503: "The model is not there.",
-        504: "The request took too long.",
-    }.items()
-}
 
 
 def add_routes(app: FastAPI) -> None:
@@ -72,7 +55,7 @@ def _check_model(request: Request, name: str | None) -> None:
 
 
 def _add_texts(app: FastAPI) -> None:
-    @app.post("/v1/completions", responses=ERRORS)
+    @app.post("/v1/completions", responses=answers(Completion, CompletionChunk))
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue prompts."""
         _check_model(request, body.model)
@@ -80,7 +63,7 @@ def _add_texts(app: FastAPI) -> None:
         shape = Shape(name, request.app.state.settings.name, False, body.logprobs is not None)
         return await answer(_desk(request), request, body.as_ask(name), body, shape)
 
-    @app.post("/v1/chat/completions", responses=ERRORS)
+    @app.post("/v1/chat/completions", responses=answers(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         _check_model(request, body.model)
@@ -90,7 +73,7 @@ def _add_texts(app: FastAPI) -> None:
 
 
 def _add_tokens(app: FastAPI) -> None:
-    @app.post("/tokenize", responses=ERRORS)
+    @app.post("/tokenize", responses=answers(Tokenized))
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or conversation."""
         _check_model(request, body.model)
@@ -104,7 +87,7 @@ def _add_tokens(app: FastAPI) -> None:
         }
         return JSONResponse({**told, "token_strs": event.said["texts"]})
 
-    @app.post("/detokenize", responses=ERRORS)
+    @app.post("/detokenize", responses=answers(Detokenized))
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens."""
         _check_model(request, body.model)
@@ -126,12 +109,12 @@ def _add_models(app: FastAPI) -> None:
             "max_model_len": desk.told.get("context"),
         }
 
-    @app.get("/v1/models", responses={401: ERRORS[401]})
+    @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})
     async def models() -> Response:
         """List the model."""
         return JSONResponse({"object": "list", "data": [told()]})
 
-    @app.get("/v1/models/{name:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+    @app.get("/v1/models/{name:path}", responses={200: {"model": ModelCard}, **ASKED, 404: ERRORS[404]})
     async def model(request: Request, name: str) -> Response:
         """Tell about the model."""
         _check_model(request, name)
@@ -141,23 +124,23 @@ def _add_models(app: FastAPI) -> None:
 def _add_state(app: FastAPI) -> None:
     desk: Desk = app.state.desk
 
-    @app.get("/health", responses={503: ERRORS[503]})
+    @app.get("/health", responses={200: {"model": Health}, **ASKED, 503: ERRORS[503]})
     async def health() -> Response:
         """Tell whether requests are taken."""
         desk.check_open()
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ASKED)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         return Response(desk.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/version")
+    @app.get("/version", responses={200: {"model": Version}, **ASKED})
     async def version() -> Response:
         """Return the version."""
         return JSONResponse({"version": __version__})
 
-    @app.get("/polydraft/options")
+    @app.get("/polydraft/options", responses={200: {"model": dict[str, Any]}, **ASKED})
     async def options() -> Response:
         """Return what the page can choose from."""
         return JSONResponse(page_options(app.state.settings, desk.told))

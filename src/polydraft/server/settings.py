@@ -7,6 +7,9 @@ from pathlib import Path
 from polydraft.errors import InvalidParameter
 
 MIB = 1 << 20
+NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
+LEVELS = (NONE, SUMMARY, DETAILED)
+"""How much is told of a request's drafts: nothing, counts, or counts and every step."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Settings:
         origins: web pages from elsewhere that may call, such as "https://example.org"; "*" for all.
         prompts_logged: whether logs hold the text of prompts.
         vllm_metrics: whether metrics are told under `vllm:` too.
+        draft_metrics: one of `LEVELS`: what is told of drafts where a request says nothing.
         apart: whether the model has a process of its own, which is started again when it dies.
         threads: CPU threads of the model; None for torch's default.
         kept_texts: how many texts that are over the target remembers, for prompts that begin like them.
@@ -65,6 +69,7 @@ class Settings:
     origins: tuple[str, ...] = ()
     prompts_logged: bool = False
     vllm_metrics: bool = False
+    draft_metrics: str = SUMMARY
     apart: bool = True
     threads: int | None = None
     kept_texts: int = 8
@@ -75,6 +80,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value >= most:
                 raise InvalidParameter(f"{name} must be at least {most}, but is {value}.")
+        if self.draft_metrics not in LEVELS:
+            raise InvalidParameter(f"draft_metrics must be one of {', '.join(LEVELS)}, but is {self.draft_metrics!r}.")
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
 

@@ -1,5 +1,6 @@
 """Predicted outputs: where an answer stands in its prediction, before and behind differences."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from heads import VOCAB, WIDTH, every_head
 
 import polydraft
 from polydraft.drafters import (
+    Followed,
     LookupFirst,
     NgramDrafter,
     PredictedDrafter,
@@ -18,7 +20,7 @@ from polydraft.drafters import (
     SuffixDrafter,
     SuffixStore,
 )
-from polydraft.drafters.text.predicted import Place, moved
+from polydraft.drafters.text.following import Place, moved
 from polydraft.errors import InvalidParameter
 
 PREDICTION = np.array([10, 11, 12, 13, 14, 15, 16, 17])
@@ -51,6 +53,42 @@ def place_after(answer: list[int], prediction: np.ndarray = PREDICTION, trusted:
 )
 def test_where_an_answer_stands(answer: list[int], at: int, lost: int) -> None:
     assert (place_after(answer).at, place_after(answer).lost) == (at, lost)
+
+
+@pytest.mark.parametrize(
+    ("answer", "spots"),
+    [
+        ([], []),
+        (list(PREDICTION), range(8)),
+        ([10, 11, 99, 13, 14], [0, 1, -1, 3, 4]),  # one token replaced
+        ([10, 98, 99, 11, 12], [0, -1, -1, 1, 2]),  # two inserted
+        ([10, 14, 15], [0, 4, 5]),  # three left out
+        ([10, 99, 12, 98], [0, -1, 2, -1]),  # a single token where the place is but guessed
+        ([10, 99, 12, 10, 11], [0, -1, 2, 0, 1]),  # back to where it was
+        ([10, 11, 14, 11, 12], [0, 1, -1, 1, 2]),
+        ([12, 11, 10], [-1, 1, -1]),
+        ([1, 2, 3], [-1, -1, -1]),
+        ([*PREDICTION, 5], [*range(8), -1]),
+    ],
+)
+def test_which_tokens_of_a_prediction_an_answer_has(answer: list[int], spots: Sequence[int]) -> None:
+    own = [int(token) for token in PREDICTION]
+    whole, in_steps = Followed(own).on(answer), Followed(own)
+    for token in answer:
+        in_steps = in_steps.on([token])
+    assert whole.spots == in_steps.spots == tuple(spots) and whole.place == in_steps.place
+    assert whole.accepted == len({*spots} - {-1}) <= len(own)
+
+
+def test_a_token_of_an_answer_is_one_of_the_prediction_at_most() -> None:
+    prediction = [1, 2, 3, 4, 2, 9, 7]
+    assert Followed(prediction).on([1, 2, 9, 7]).spots == (0, 1, 5, 6)  # 2 stays the first one
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        own, answer = (generator.integers(0, 4, size).tolist() for size in generator.integers(1, 12, 2))
+        found = Followed(own).on(answer)
+        assert all(spot < 0 or own[spot] == token for spot, token in zip(found.spots, answer, strict=True))
+        assert found.accepted <= min(len(own), len(answer)) and Followed(own).on(own).accepted == len(own)
 
 
 def test_the_nearest_place_ahead_comes_first() -> None:

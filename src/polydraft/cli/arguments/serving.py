@@ -11,6 +11,7 @@ from polydraft.errors import InvalidParameter
 
 ADDRESS, LIMITS = "Address", "Limits"
 PLANS = ("auto", "goodput")
+METRIC_LEVELS = ("none", "summary", "detailed")
 
 
 def _plan(word: str | None) -> str | None:
@@ -155,6 +156,16 @@ GraceOption = Annotated[
 ]
 LogPromptsOption = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and texts to the log.", rich_help_panel=OUTPUT)
+]
+DraftMetricsOption = Annotated[
+    str,
+    typer.Option(
+        "--per-request-spec-decode-metrics",
+        metavar="LEVEL",
+        callback=lambda word: one_of(word, METRIC_LEVELS),
+        help="What answers tell of drafts where a request does not say: none, summary, or detailed (each step too).",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 VllmOption = Annotated[
     bool, typer.Option("--vllm-metrics", help="Tell metrics under vllm: too.", rich_help_panel=OUTPUT)

@@ -16,6 +16,7 @@ from polydraft.cli.arguments.serving import (
     ChunkOption,
     ConnectionsOption,
     DeadlineOption,
+    DraftMetricsOption,
     GraceOption,
     HostOption,
     KeptOption,
@@ -66,6 +67,7 @@ def serve(
     grace: GraceOption = 30.0,
     log_prompts: LogPromptsOption = False,
     vllm_metrics: VllmOption = False,
+    per_request_spec_decode_metrics: DraftMetricsOption = "summary",
 ) -> None:
     """Serve a model to OpenAI's clients, with a page at / and metrics at /metrics."""
     with importing():
@@ -95,6 +97,7 @@ def serve(
         origins=tuple(cors_origin or ()),
         prompts_logged=log_prompts,
         vllm_metrics=vllm_metrics,
+        draft_metrics=per_request_spec_decode_metrics,
         threads=threads,
         kept_texts=kept_texts,
     )

@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import sys
 from dataclasses import replace
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +15,28 @@ from polydraft.errors import InvalidParameter, MissingExtra
 if TYPE_CHECKING:
     from polydraft.server import Settings
 
+PACKAGES = ("fastapi", "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn")
+"""What the extra `serve` brings, and is asked for before anything else."""
 LOCAL = "localhost"
 PATIENCE = 2
 """Connections that are still open when all requests have ended have so many seconds."""
 
 
 def settings_class() -> "type[Settings]":
-    """Return the class of a server's settings.
+    """Return the class of a server's settings, when everything that a server imports is there.
 
     Raises:
-        MissingExtra: the packages of the extra are not installed.
+        MissingExtra: a package of the extra is not installed.
     """
     try:
+        for name in PACKAGES:
+            import_module(name)
         from polydraft.server import Settings
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "polydraft":
             raise
         raise MissingExtra(
-            f"polydraft serve needs the package {error.name}: pip install 'polydraft[serve]'."
+            f"polydraft serve needs the package {error.name}, which is not installed: pip install 'polydraft[serve]'."
         ) from error
     return Settings
 

@@ -1,5 +1,6 @@
 """Drafters of fixed tokens, which need no model of their own: they know them from text and from earlier steps."""
 
+from polydraft.drafters.text.following import Followed
 from polydraft.drafters.text.given import LOOKUP, GivenDrafter, TextDrafter, given, given_chain, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess, merged
 from polydraft.drafters.text.jacobi import JacobiDrafter
@@ -16,6 +17,7 @@ from polydraft.drafters.text.suffix import SuffixDrafter
 __all__ = [
     "LOOKUP",
     "Bounds",
+    "Followed",
     "GivenDrafter",
     "Guess",
     "JacobiDrafter",

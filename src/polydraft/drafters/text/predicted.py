@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.text.following import TRUSTED, Place, moved
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.errors import InvalidParameter, is_whole, shown
@@ -21,23 +22,6 @@ MOST_TOKEN = 1 << 31
 """No token id is as large."""
 LOST = 0.3
 """The chance that is given to a guess about where a text goes on behind a difference."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a row stands in its prediction.
-
-    Args:
-        begin: where the answer begins.
-        known: how many of the row's tokens have been looked at.
-        at: the next token of the prediction.
-        lost: how many tokens of the answer have not been those of the prediction since they last agreed.
-    """
-
-    begin: int
-    known: int
-    at: int = 0
-    lost: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +53,7 @@ class PredictedDrafter(TextDrafter):
     """
 
     prediction: Sequence[int] | Sequence[Sequence[int]]
-    trusted: int = 2
+    trusted: int = TRUSTED
     name = "prediction"
     sound = True
 
@@ -139,32 +123,6 @@ class PredictedDrafter(TextDrafter):
                 f"There are {len(self.prediction)} predictions for {count} rows; give one for all, or one for each."
             )
         return tuple(np.asarray(one, np.int64) for one in self.prediction)
-
-
-def moved(place: Place, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int) -> Place:
-    """Return a row's place when its text has become longer."""
-    at, lost = place.at, place.lost
-    for end in range(place.known + 1, len(text) + 1):
-        if not lost and at < len(prediction) and prediction[at] == text[end - 1]:
-            at += 1
-            continue
-        lost += 1
-        there = _again(prediction, text[end - trusted : end], at) if end - place.begin >= trusted else None
-        at, lost = (at + 1, lost) if there is None else (there, 0)
-    return Place(place.begin, len(text), min(at, len(prediction)), lost)
-
-
-def _again(prediction: NDArray[np.int64], last: NDArray[np.int64], near: int) -> int | None:
-    """Return the place behind these tokens that is nearest, ahead before back; None if they are not there."""
-    size = len(last)
-    if size > len(prediction):
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(prediction, size)
-    ends = np.flatnonzero((windows == last).all(axis=1)) + size
-    if not len(ends):
-        return None
-    ahead = ends[ends >= near]
-    return int(ahead[0] if len(ahead) else ends[-1])
 
 
 def _are_tokens(given: object) -> bool:

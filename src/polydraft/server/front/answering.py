@@ -12,12 +12,12 @@ from starlette.types import Receive, Scope, Send
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
 from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.described import DONE
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.fields import Common
 from polydraft.server.wire.tallies import Tally
 from polydraft.server.worker import Ask, Event, Spell
 
-DONE = b"data: [DONE]\n\n"
 STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 LATE = 10.0
 """A client may read on for so many seconds after its request's deadline."""
@@ -51,7 +51,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
         Refused: it cannot be answered.
     """
     ticket, event = await attended(desk, request, ask)
-    tally = Tally.of(event.said, ask.n)
+    tally = Tally.of(event.said, ask.n, body.level(desk.settings.draft_metrics))
     if body.stream:
         return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:
@@ -126,7 +126,7 @@ async def _events(
     finally:
         desk.leave(ticket)
         _tell_log(request, tally, desk, ticket.ask)
-    yield DONE
+    yield f"data: {DONE}\n\n".encode()
 
 
 def _line(body: dict[str, Any]) -> bytes:

@@ -35,7 +35,12 @@ class Ticket:
         self.ask, self.timing, self.deadline, self.request = ask, timing, deadline, request or ask.name
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.left = ask.size if isinstance(ask, Ask) else 0
-        self.running = 0
+        self.held: dict[int, int] = {}
+
+    @property
+    def running(self) -> int:
+        """How many of its texts are in progress; `held` has their tokens."""
+        return len(self.held)
 
     async def next(self) -> Event:
         """Return the next event.
@@ -216,6 +221,8 @@ class Desk:
         if event.kind == "gone":
             self._lost(event)
             return
+        if event.kind == "stepped":
+            self.metrics.see("iteration_tokens_total", event.said["tokens"])
         ticket = self.tickets.get(event.name)
         if ticket is None:
             return
@@ -227,13 +234,15 @@ class Desk:
         if event.kind == "begun":
             ticket.timing.begun(event.said)
         elif event.kind == "joined":
-            ticket.running += 1
+            ticket.held[event.said["number"]] = event.said["prompt"]
             ticket.timing.joined(event.said, event.said["prompt"])
         elif event.kind == "gained":
             ticket.timing.gained(event.said)
+            number = event.said["number"]
+            ticket.held[number] = ticket.held.get(number, 0) + len(event.said["tokens"])
             if event.said["finish"]:
                 ticket.left -= 1
-                ticket.running = max(0, ticket.running - 1)
+                del ticket.held[number]
                 self._seconds += (ticket.timing.seconds - self._seconds) / 8
         self._count()
 
@@ -241,6 +250,8 @@ class Desk:
         running = sum(ticket.running for ticket in self.tickets.values())
         self.metrics.put("num_requests_running", running)
         self.metrics.put("num_requests_waiting", self.outstanding - running)
+        slots = self.settings.batch_size * int(self.told.get("context") or 1)
+        self.metrics.put("kv_cache_usage_perc", sum(sum(one.held.values()) for one in self.tickets.values()) / slots)
 
     def _lost(self, event: Event) -> None:
         """Tell everybody that the worker is gone, and start another one."""

@@ -10,6 +10,7 @@ OURS, THEIRS = "polydraft", "vllm"
 WAITS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+STEPS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 LABEL = "model_name"
 COUNTERS = {
@@ -21,7 +22,11 @@ COUNTERS = {
     "prefix_cache_queries": "Tokens of prompts that were looked for among those known.",
     "prefix_cache_hits": "Tokens of prompts that were known.",
 }
-GAUGES = {"num_requests_running": "Texts in progress.", "num_requests_waiting": "Texts that wait."}
+GAUGES = {
+    "num_requests_running": "Texts in progress.",
+    "num_requests_waiting": "Texts that wait.",
+    "kv_cache_usage_perc": "Share (0 to 1) of the key slots for texts that hold tokens of texts in progress.",
+}
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From the request to its first token.", WAITS),
     "inter_token_latency_seconds": ("Between steps that brought a text something, for each token of them.", GAPS),
@@ -29,6 +34,7 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_time_per_output_token_seconds": ("A request's time behind its first token, for each token.", GAPS),
     "e2e_request_latency_seconds": ("From the request to its end.", WHOLE),
     "request_queue_time_seconds": ("In the queue.", WHOLE),
+    "iteration_tokens_total": ("Tokens of a step: new ones, and prompts of texts that have their first.", STEPS),
     "request_prompt_tokens": ("Tokens of a request's prompts.", SIZES),
     "request_generation_tokens": ("Tokens of a text.", SIZES),
 }
@@ -97,8 +103,8 @@ class Metrics:
 class _Values(CollectorRegistry):
     """A registry's metrics without the times at which counters began.
 
-    `vllm bench serve` takes every line that begins like a counter for one, and would add these times to it. vLLM
-    leaves them out for all registries of a process, which belong to others too.
+    `vllm bench serve` takes every line that begins like a counter for one, and would add these times to it. vLLM leaves
+    them out for all registries of a process, which belong to others too.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -78,8 +78,8 @@ class Shape:
     def measures(self, tally: Tally, told: Mapping[str, Any], usage: bool) -> dict[str, Any]:
         """Return what the last chunk of a text has beside, and what it tells of its step already.
 
-        The counts of drafts stand in one chunk alone, since who reads them takes two for two texts: in the one with
-        the `usage`, or here.
+        The counts of drafts stand in one chunk alone, since who reads them takes two for two texts: in the one with the
+        `usage`, or here.
         """
         metrics = {} if usage else {"metrics": tally.metrics()}
         return {**metrics, "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}

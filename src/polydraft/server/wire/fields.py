@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from polydraft.server.settings import DETAILED, LEVELS, SUMMARY
 from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
@@ -28,7 +29,8 @@ LARGE = 2**31 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
-Token = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
+TOKEN = "A token of the model"
+Token = Annotated[int, Field(strict=True, ge=0, le=LARGE, title=TOKEN)]
 Parts = Annotated[list[dict[str, JsonValue]], Field(max_length=1000, fail_fast=True)]
 """Long lists stop at their first error: a million of them would cost seconds and gigabytes."""
 
@@ -71,10 +73,11 @@ class SpeculativeFields(Fields):
     tree: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     max_draft_tokens: Annotated[int, Field(strict=True, ge=0, le=127)] | None = None
     trace: Annotated[bool, Field(strict=True)] = False
+    detailed: Annotated[bool, Field(strict=True)] | None = None
 
     def as_speculation(self) -> Speculation:
         """Return what the worker is told."""
-        return Speculation(**self.model_dump())
+        return Speculation(**self.model_dump(exclude={"detailed"}))
 
 
 class StreamFields(Fields):
@@ -162,7 +165,7 @@ class Common(Body):
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
-    best_of: JsonValue = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
@@ -173,7 +176,7 @@ class Common(Body):
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
     add_special_tokens: Annotated[bool, Field(strict=True)] | None = None
-    detokenize: Annotated[bool, Field(strict=True)] = True
+    detokenize: Literal[True] = True
     include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
     skip_special_tokens: Annotated[bool, Field(strict=True)] = True
     stream: Annotated[bool, Field(strict=True)] | None = False
@@ -209,10 +212,10 @@ class Common(Body):
                 raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
         return bias
 
-    @field_validator("detokenize")
+    @field_validator("detokenize", mode="before")
     @classmethod
-    def _check_detokenize(cls, wanted: bool) -> bool:
-        if not wanted:
+    def _check_detokenize(cls, wanted: Any) -> Any:
+        if wanted is not True:
             raise ValueError("detokenize must be true here: answers are texts; leave it out")
         return wanted
 
@@ -238,6 +241,13 @@ class Common(Body):
                 "response_format is not the only field that says what the answer must match; leave the others out"
             )
         return self
+
+    def level(self, usual: str) -> str:
+        """Return how much is told of the drafts, where the server usually tells so much."""
+        wanted = self.speculative and self.speculative.detailed
+        if wanted is None:
+            return usual
+        return DETAILED if wanted else min(usual, SUMMARY, key=LEVELS.index)
 
     @property
     def stops(self) -> tuple[str, ...]:

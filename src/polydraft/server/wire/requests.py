@@ -1,8 +1,8 @@
 """The bodies of requests."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Parts, Text, Token, joined_parts
 from polydraft.server.wire.sizes import MOST_PROMPTS
@@ -25,9 +25,9 @@ class CompletionBody(Common):
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
     echo: Annotated[bool, Field(strict=True)] = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
-    suffix: JsonValue = None
+    suffix: Literal[""] | None = None
 
-    @field_validator("suffix")
+    @field_validator("suffix", mode="before")
     @classmethod
     def _check_suffix(cls, suffix: Any) -> Any:
         if suffix not in (None, ""):
@@ -106,19 +106,20 @@ class ChatBody(Common):
     logprobs: Annotated[bool, Field(strict=True)] = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
-    tool_choice: JsonValue = None
+    tool_choice: Literal["auto", "none"] | None = None
+    add_special_tokens: Literal[False] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    @field_validator("tool_choice")
+    @field_validator("tool_choice", mode="before")
     @classmethod
     def _check_choice(cls, choice: Any) -> Any:
         if choice not in (None, "auto", "none"):
             raise ValueError("tool_choice must be auto or none here: no tool can be forced")
         return choice
 
-    @field_validator("add_special_tokens")
+    @field_validator("add_special_tokens", mode="before")
     @classmethod
-    def _check_special(cls, added: bool | None) -> bool | None:
-        if added:
+    def _check_special(cls, added: Any) -> Any:
+        if added is not None and added is not False:
             raise ValueError("add_special_tokens must be false for chats: the template writes them; leave it out")
         return added
 
@@ -141,9 +142,15 @@ class ChatBody(Common):
         )
 
 
+def _given(name: str, kind: str) -> JsonValue:
+    """Return the description of a body in which a field is given."""
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
 class TokenizeBody(Body):
     """`POST /tokenize`: a text or a conversation."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("prompt", "string"), _given("messages", "array")]})
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)] | None = None

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polydraft.server.settings import DETAILED, NONE, SUMMARY
 from polydraft.server.worker import by_depth
 
-PREDICTION = "prediction"
-"""Who drafts what a request predicted."""
 FINISHES = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -25,6 +24,7 @@ class Counts:
     offered_at: list[int] = field(default_factory=list[int])
     kept_at: list[int] = field(default_factory=list[int])
     sources: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    steps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def add(self, said: Mapping[str, Any]) -> None:
         """Count a step."""
@@ -34,6 +34,7 @@ class Counts:
         if drafted:
             self.drafts, self.deepest = self.drafts + 1, max(self.deepest, int(said["depth"]))
             _add(self.histogram, [0] * accepted + [1])
+            self.steps.append((drafted, accepted))
         _add(self.offered_at, [1] * int(said["offered"]))
         _add(self.kept_at, [1] * int(said["kept"]))
         if said["source"]:
@@ -46,17 +47,23 @@ class Counts:
         self.deepest = max(self.deepest, other.deepest)
         for name in ("histogram", "offered_at", "kept_at"):
             _add(getattr(self, name), getattr(other, name))
+        self.steps += other.steps
         for source, counts in other.sources.items():
             _add(self.sources.setdefault(source, [0, 0]), counts)
 
-    def told(self) -> dict[str, Any]:
+    def told(self, level: str) -> dict[str, Any]:
         """Return the numbers in vLLM's shape, with ours behind them.
 
         `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number
-        up to it.
+        up to it. In detail there is an entry for each step with drafts, in order, those of one choice behind another's.
         """
         steps = self.drafts
+        detail = {
+            "per_step_accepted": [accepted for _, accepted in self.steps],
+            "per_step_drafted": [drafted for drafted, _ in self.steps],
+        }
         return {
+            **(detail if level == DETAILED else {}),
             "mean_acceptance_length": round(1 + self.accepted / max(1, steps), 4),
             "draft_acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
             "acceptance_histogram": self.histogram + [0] * (self.deepest + 1 - len(self.histogram)),
@@ -73,11 +80,12 @@ class Counts:
 
 @dataclass
 class Choice:
-    """A text in progress."""
+    """A text in progress; `predicted` are the tokens of the prediction that it has."""
 
     number: int
     text: str = ""
     tokens: int = 0
+    predicted: int = 0
     finish: str = ""
     stopped_by: Any = None
     cached: int = 0
@@ -88,6 +96,7 @@ class Choice:
         """Take what a step brought."""
         self.text += said["text"]
         self.tokens += len(said["tokens"])
+        self.predicted = said["predicted"]
         self.finish, self.stopped_by = said["finish"], said["stopped_by"]
         self.logprobs += said.get("logprobs", ())
         self.counts.add(said)
@@ -106,16 +115,18 @@ class Tally:
         begun: what the worker said when it took the request.
         n: choices of each prompt.
         choices: the texts.
+        level: how much is told of drafts.
     """
 
     begun: Mapping[str, Any]
     n: int
     choices: list[Choice]
+    level: str = SUMMARY
 
     @classmethod
-    def of(cls, begun: Mapping[str, Any], n: int) -> "Tally":
+    def of(cls, begun: Mapping[str, Any], n: int, level: str) -> "Tally":
         """Return the tally of a request that was taken."""
-        return cls(begun, n, [Choice(number) for number in range(len(begun["seeds"]))])
+        return cls(begun, n, [Choice(number) for number in range(len(begun["seeds"]))], level)
 
     def add(self, kind: str, said: Mapping[str, Any]) -> Choice:
         """Take an event; return the choice that it is about."""
@@ -149,11 +160,14 @@ class Tally:
         return total
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage in OpenAI's shape."""
-        predicted, accepted = int(self.begun["prediction_tokens"]), 0
-        for choice in self.choices:
-            accepted += choice.counts.sources.get(PREDICTION, [0, 0])[1]
-        rejected = max(0, predicted * len(self.choices) - accepted)
+        """Return the usage in OpenAI's shape.
+
+        Tokens of a prediction are accepted if the text has them, whoever brought them, and rejected otherwise; with
+        several texts each has the whole prediction. `Counts.sources` counts drafts, which the target's own tokens are
+        not.
+        """
+        accepted = sum(choice.predicted for choice in self.choices)
+        rejected = int(self.begun["prediction_tokens"]) * len(self.choices) - accepted
         cached = sum(self.choices[first].cached for first in range(0, len(self.choices), self.n))
         new = self.completion_tokens
         return {
@@ -167,11 +181,13 @@ class Tally:
             },
         }
 
-    def metrics(self) -> dict[str, Any]:
-        """Return how drafts fared: all together, and each choice if there are several."""
-        told = self.counts().told()
+    def metrics(self) -> dict[str, Any] | None:
+        """Return how drafts fared: all together, and each choice if there are several; None if that is not told."""
+        if self.level == NONE:
+            return None
+        told = self.counts().told(self.level)
         if len(self.choices) > 1:
-            told["choices"] = [choice.counts.told() for choice in self.choices]
+            told["choices"] = [choice.counts.told(self.level) for choice in self.choices]
         return {"speculative_decoding": told}
 
 

@@ -147,7 +147,7 @@ class Event:
     Args:
         kind: "ready" (once, with what it serves), "broken" (it cannot be), "begun" (a request was taken),
             "refused" (it was not), "joined" (a text is read and written now), "gained" (what a step brought it),
-            "failed" (a request ended with an error of ours), "spelt".
+            "failed" (a request ended with an error of ours), "spelt", "stepped" (how many tokens a step had in all).
         name: of the request.
         said: the rest.
     """

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from polydraft.drafters import Followed
 from polydraft.engine import Block, Emission
 from polydraft.models import StreamDecoder
 from polydraft.server.worker.asking import Wanted
@@ -33,9 +34,15 @@ class Telling:
             include_stop=wanted.ask.stop_included,
             least=wanted.ask.min_tokens,
         )
+        self._followed = Followed(wanted.prediction) if wanted.prediction else None
         self._steps = self._tokens = self._drafted = self._accepted = 0
         self._offered_at: list[int] = []
         self._kept_at: list[int] = []
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was told yet."""
+        return not self._steps
 
     def gained(self, gain: Emission, block: Block, row: int) -> dict[str, Any]:
         """Return what is told of a step; with a "finish" where the text ends."""
@@ -51,6 +58,8 @@ class Telling:
         finish = "stop" if stopped is not None else gain.finish
         count = len(pieces)
         accepted = min(gain.accepted, count)
+        if self._followed is not None:
+            self._followed = self._followed.on(gain.tokens[:count])
         self._count(gain, count, accepted)
         told: dict[str, Any] = {
             "text": "".join(pieces),
@@ -60,6 +69,7 @@ class Telling:
             "offered": gain.offered,
             "kept": gain.kept,
             "depth": _deepest(block, row) if gain.drafted else 0,
+            "predicted": self._followed.accepted if self._followed else 0,
             "source": gain.source,
             "finish": finish,
             "stopped_by": stopped if stopped is not None else self._stop_token(gain, finish),
@@ -148,5 +158,5 @@ def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, f
 
 def nothing() -> dict[str, Any]:
     """Return what is told of a text that is to have no tokens."""
-    counts = dict.fromkeys(("drafted", "accepted", "offered", "kept", "depth"), 0)
+    counts = dict.fromkeys(("drafted", "accepted", "offered", "kept", "depth", "predicted"), 0)
     return {"text": "", "tokens": [], **counts, "source": "", "finish": "length", "stopped_by": None}

@@ -34,8 +34,9 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
     """
     try:
         served = load_served(settings)
-        writing = Writing(served, say)
+        writing = Writing(served, lambda _: None)  # nobody is told of the first tokens, nor counts them
         _warm(writing)
+        writing.say = say
         say(Event("ready", said=served.told()))
     except PolydraftError as error:
         say(Event("broken", said={"message": str(error)}))

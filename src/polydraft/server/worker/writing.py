@@ -204,19 +204,23 @@ class Writing:
         self._old = left
 
     def _tell(self, step: OpenStep) -> None:
+        tokens = 0
         for row, gain in step.block.rows.items():
             name = step.names[row]
             text = self._texts.get(name)
             if text is None:  # lost with another one of its request
                 continue
+            tokens += len(text.wanted.tokens) if text.telling.fresh else 0
             try:
                 told = text.telling.gained(gain, step.block, row)
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._fail(text.wanted.ask.name, error)
                 continue
             self._say("gained", text.wanted, told)
+            tokens += len(told["tokens"])
             if told["finish"]:
                 self._leave(name)
+        self.say(Event("stepped", said={"tokens": tokens}))
 
     def _leave(self, name: Hashable) -> None:
         self._forget_own(self._texts.pop(name).own)
