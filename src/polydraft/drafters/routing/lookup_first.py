@@ -152,6 +152,10 @@ class LookupFirst(Drafter):
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))
 
+    def untaught(self, state: Any) -> Any:
+        """Ask the other drafter, also of a state of its own."""
+        return self.drafter.untaught(_inner(state))
+
     def _found(self, text: Text, policy: TreePolicy, vocab_size: int) -> list[Guess]:
         """Return every row's chain: there is room for as many nodes as the policy's trees have."""
         length = min(self.most, Bounds.of(policy).nodes)

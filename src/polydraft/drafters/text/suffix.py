@@ -166,6 +166,10 @@ class SuffixDrafter(TextDrafter):
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
         return isinstance(state, SuffixState)
 
+    def untaught(self, state: SuffixState) -> SuffixState:
+        """Return the state, which says what the store has been given."""
+        return state
+
     def _of(self, row: NDArray[np.int64], bounds: Bounds) -> Guess:
         own = as_tokens(row)
         sources: list[Sequence[Occurrences]] = [[Scanned.of(own, len(own) - 1, own, self.longest)]]
