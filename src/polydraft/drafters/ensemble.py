@@ -120,6 +120,10 @@ class EnsembleDrafter(Drafter):
             return False
         return all(same_model(one.model, model) for one, model in zip(state.readers, self.models(), strict=True))
 
+    def untaught(self, state: EnsembleState) -> EnsembleState:
+        """Return the state: keys follow from the text."""
+        return state
+
     def _propose(
         self, state: EnsembleState, text: Text, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f J K"]]:

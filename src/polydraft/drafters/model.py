@@ -129,6 +129,10 @@ class ModelDrafter(Drafter):
         """Tell whether a state is one of this model."""
         return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)
 
+    def untaught(self, state: ModelDraftState) -> ModelDraftState:
+        """Return the state: keys follow from the text."""
+        return state
+
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:

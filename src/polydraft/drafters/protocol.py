@@ -235,6 +235,14 @@ class Drafter(Protocol):
         """Tell whether a state, of a run that is over, is one from which this drafter can go on by `join`."""
         return False
 
+    def untaught(self, state: Any) -> Any:
+        """Return what of a state follows from its text alone, without what was learnt while the text was written.
+
+        What is drafted from it after `rewind` is what would be drafted from a new state; else a seed's text would
+        depend on the texts before it. None if nothing is left.
+        """
+        return None
+
 
 @runtime_checkable
 class SoundDrafter(Drafter, Protocol):

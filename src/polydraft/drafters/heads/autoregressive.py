@@ -173,6 +173,10 @@ class EagleDrafter(Drafter):
         """Tell whether a state is one of this head."""
         return isinstance(state, EagleState) and state.head is self.head
 
+    def untaught(self, state: EagleState) -> EagleState:
+        """Return the state: pairs follow from the target's own states."""
+        return state
+
     def _bound(self, target: LanguageModel) -> BoundEnds:
         """Return the ends, the target's output head being given states of its own precision."""
         ends = self.ends.bound(target, self.head.anatomy.width)

@@ -147,6 +147,10 @@ class BlockDrafter(Drafter):
         """Tell whether a state is one of this head."""
         return isinstance(state, BlockState) and state.head is self.head
 
+    def untaught(self, state: BlockState) -> BlockState:
+        """Return the state: keys follow from the target's own states."""
+        return state
+
     def _check_path(self, vocab_size: int) -> None:
         """Check that the path term knows all tokens of the target, and changes as many rows as are drafted from."""
         path, ends = self.head.path, self.ends

@@ -282,6 +282,10 @@ class MedusaDrafter(Drafter):
         """Tell whether a state is one of these heads."""
         return isinstance(state, MedusaState) and state.heads is self.heads
 
+    def untaught(self, state: MedusaState) -> MedusaState:
+        """Return the state: it is the target's own."""
+        return state
+
 
 def _fed(state: MedusaState, features: Features) -> MedusaState:
     """Return the state with each row's last token among these, where it is not behind the one that is known."""

@@ -160,6 +160,10 @@ class LookupFirst(Drafter):
         """Ask the other drafter, also of a state of its own."""
         return self.drafter.continues(_inner(state))
 
+    def untaught(self, state: Any) -> Any:
+        """Ask the other drafter, also of a state of its own."""
+        return self.drafter.untaught(_inner(state))
+
     @property
     def _lookups(self) -> NgramDrafter:
         return NgramDrafter(self.trusted, self.trusted)

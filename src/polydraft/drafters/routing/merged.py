@@ -174,6 +174,10 @@ class MergedDrafter(Together):
             return False
         return self.other is None or self.other.continues(state.other)
 
+    def untaught(self, state: MergedState) -> MergedState:
+        """Ask everybody."""
+        return self.told(state, lambda one, own: one.untaught(own))
+
     def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
         """Return every row's guesses within their budget, and the members' states."""
         found, states = list[list[Guess]](), list[Any]()

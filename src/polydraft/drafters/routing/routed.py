@@ -292,6 +292,13 @@ class RoutedDrafter(Together):
             return self.other.continues(_inner(state))
         return isinstance(state, RoutedState) or self.members[-1].continues(state)
 
+    def untaught(self, state: Any) -> Any:
+        """Ask everybody, and forget how they did; of a state of another drafter alone ask that one."""
+        if not isinstance(state, RoutedState):
+            return None if self.other is None else self.other.untaught(state)
+        asked = self.told(state, lambda one, own: one.untaught(own))
+        return replace(asked, standings=tuple(Standing() for _ in state.standings), rounds=(), asked=())
+
     def _aligned(self, state: RoutedState) -> RoutedState:
         """Return a state of a route of as many members: the last are the same, and the first have come or gone."""
         more = len(self.members) - len(state.members)

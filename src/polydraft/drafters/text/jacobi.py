@@ -78,6 +78,10 @@ class JacobiDrafter(TextDrafter):
         """Tell whether a state is one of guesses."""
         return isinstance(state, JacobiState)
 
+    def untaught(self, state: Any) -> Any:
+        """Return the state, which forgets its guesses when it is rewound."""
+        return state
+
 
 def filled(text: NDArray[np.int64], known: Sequence[int], length: int) -> NDArray[np.int64]:
     """Return so many guesses behind a text: those that are known, then tokens from as many places before."""

@@ -85,6 +85,10 @@ class NgramDrafter(TextDrafter):
         """Tell whether a state has indices to go on from."""
         return isinstance(state, FollowedRows)
 
+    def untaught(self, state: FollowedRows) -> FollowedRows:
+        """Return the state: indices follow from the text."""
+        return state
+
     def _of(self, row: NDArray[np.int64], own: Followed, bounds: Bounds) -> Guess:
         most = min(self.matches, bounds.children)
         size, found = continuations(row, own, self.longest, self.shortest, bounds.depth, most)

@@ -235,6 +235,10 @@ class OuroborosDrafter(GivenDrafter):
         """Tell whether a state is one of this model and this lookahead."""
         return isinstance(state, OuroborosState) and state.lookahead is self.lookahead
 
+    def untaught(self, state: OuroborosState) -> OuroborosState:
+        """Return the state, which forgets its pools when it is rewound."""
+        return state
+
     def _written(
         self, state: OuroborosState, text: Text, length: int, noise: Noise
     ) -> tuple[list[tuple[int, ...]], OuroborosState]:

@@ -115,9 +115,12 @@ class RecyclingDrafter(TextDrafter):
 
 
 def _followed(row: NDArray[np.int64], table: Table) -> Table:
-    """Return what followed each token of a text, the latest counts, for tokens of which nothing is known."""
+    """Return what followed each token of a text, the latest counts, for tokens of which the target has said nothing.
+
+    What one chunk of a prompt said, the next may say anew: the table is the same however the prompt was cut.
+    """
     tokens = row.tolist()
-    return {before: (after,) for before, after in pairwise(tokens) if before not in table}
+    return {before: (after,) for before, after in pairwise(tokens) if len(table.get(before, ())) < 2}
 
 
 def _grown(table: Table, root: int, bounds: Bounds) -> Guess:

@@ -169,6 +169,10 @@ class SuffixDrafter(TextDrafter):
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
         return isinstance(state, SuffixState)
 
+    def untaught(self, state: SuffixState) -> SuffixState:
+        """Return the state, which says what the store has been given."""
+        return state
+
     def _of(self, own: Followed, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)
         sources: list[Sequence[Occurrences]] = [[found]]

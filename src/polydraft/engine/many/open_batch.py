@@ -7,19 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Emission
-from polydraft.engine.calls.past import Past, committed
 from polydraft.engine.decode import Method, Prompts, Rows, joined, opened, read_on, room_for, step
+from polydraft.engine.many.kept import KeptTexts, copied, known_of
 from polydraft.engine.part import Part
 from polydraft.engine.slots import Request
 from polydraft.errors import ContextOverflow
-from polydraft.models import can_branch
+from polydraft.models import can_branch, does_remember
 from polydraft.probs import Noise
 from polydraft.reading import Reader, Text, reader_of
-
-LEAST = 8
-"""Fewer tokens than these are read sooner than copied."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +36,19 @@ class OpenStep:
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting:
-    """A text whose prompt is being read, its rows, and whether its prompt may be kept."""
+class _Guest:
+    """A text, and whether what is known of it may be used for others."""
 
     request: Request
+    shares: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A text whose prompt is being read, and its rows."""
+
+    guest: _Guest
     alone: Rows
-    shares: bool = True
 
 
 class OpenBatch:
@@ -59,16 +62,18 @@ class OpenBatch:
     Prompts are read in passes of their own, in every step as many tokens as a chunk has, so that no text waits for
     another's long prompt.
 
-    The last prompts are kept with what target and drafter made of them. What a new prompt begins with is then not read
-    again, but copied (`Past`). That is exact, since keys follow from the tokens up to them and their places, which are
-    the same, and nothing is written where a prompt lies; what is left is rounding, by passes of other widths.
+    The last texts are kept with what target and drafter made of them: prompts when they were read, and the whole when
+    a text ends. What a new prompt begins with is then not read again, but copied (`Past`). That is exact, since keys
+    follow from the tokens up to them and their places, which are the same, nothing is written where a kept text lies,
+    and of a drafter's state what follows from the text alone is kept (`Drafter.untaught`); what is left is rounding, by
+    passes of other widths.
 
     Args:
         method: the target, and what is told of every step. Requests name what drafts for them and verifies.
         size: the most texts at a time.
         capacity: key slots for each, for the longest text and one tree.
         chunk: read so many tokens of prompts in a step; None to read them whole.
-        keeps: how many prompts are kept.
+        keeps: how many texts are kept.
     """
 
     def __init__(self, method: Method, size: int, capacity: int, chunk: int | None = None, keeps: int = 0) -> None:
@@ -81,19 +86,19 @@ class OpenBatch:
         device = method.target.device
         self._tokens: Tensor = torch.zeros(size if self._moves else 0, capacity, dtype=torch.int64, device=device)
         self._rows: Rows | None = None
-        self._requests: tuple[Request | None, ...] = ()
+        self._guests: tuple[_Guest | None, ...] = ()
         self._reading: dict[Hashable, _Waiting] = {}
-        self._kept = KeptPrompts(keeps)
+        self._kept = KeptTexts(keeps)
 
     @property
     def running(self) -> tuple[Request, ...]:
         """The texts whose prompts are read."""
-        return tuple(one for one in self._requests if one is not None)
+        return tuple(one.request for one in self._guests if one is not None)
 
     @property
     def reading(self) -> tuple[Request, ...]:
         """The texts whose prompts are being read."""
-        return tuple(one.request for one in self._reading.values())
+        return tuple(one.guest.request for one in self._reading.values())
 
     @property
     def free(self) -> int:
@@ -111,8 +116,8 @@ class OpenBatch:
 
         Args:
             request: the text.
-            shares: whether what is known of other prompts is used, and this one is kept; else nobody learns from the
-                time that a prompt takes whether it begins like this one.
+            shares: whether what is known of other texts is used, and this one is kept; else nobody learns from the time
+                that a prompt takes whether it begins like this one.
 
         Raises:
             ContextOverflow: the prompt is empty, leaves no room for a token, or could outgrow its slots.
@@ -129,15 +134,22 @@ class OpenBatch:
         prompts = Prompts(text, (request.law,), (request.ending,), request.noise)
         past = self._kept.like(text, method.drafter) if shares else None
         alone = opened(method, prompts, self.capacity, past, room=prompt.shape[1] + 1)
-        self._reading[request.name] = _Waiting(request, alone, shares)
+        self._reading[request.name] = _Waiting(_Guest(request, shares), alone)
         return alone.reader.read[0]
 
     @torch.inference_mode()
-    def leave(self, name: Hashable) -> None:
-        """End a text before its time; nothing if it is not there."""
+    def leave(self, name: Hashable, *, keeps: bool = True) -> None:
+        """End a text before its time; nothing if it is not there.
+
+        Args:
+            name: of the text.
+            keeps: whether it is kept as texts are that end; False for one that is lost by an error.
+        """
         self._reading.pop(name, None)
-        for row, request in enumerate(self._requests):
-            if request is not None and request.name == name and self._rows is not None:
+        for row, guest in enumerate(self._guests):
+            if guest is not None and guest.request.name == name and self._rows is not None:
+                shares = guest.shares and keeps
+                self._guests = (*self._guests[:row], replace(guest, shares=shares), *self._guests[row + 1 :])
                 self._rows = replace(self._rows, going=self._rows.going - {row})
                 self._swept()
 
@@ -150,7 +162,7 @@ class OpenBatch:
         self._read_chunk()
         if self._rows is None:
             return None
-        names = tuple(None if one is None else one.name for one in self._requests)
+        names = tuple(None if one is None else one.request.name for one in self._guests)
         self._rows, block = step(self.method, self._rows)
         return OpenStep(block, names)
 
@@ -177,26 +189,29 @@ class OpenBatch:
                 del self._reading[name]
                 self._reading[name] = replace(one, alone=alone)
                 continue
-            part = alone.parts[0]
-            if one.shares:
-                # a row that stays in its place is written over by the next text there, also in the drafter's state
-                drafts = part.state if self._moves else None
-                past = Past(self.method.target, committed(alone.text), alone.reader, drafts, None)
-                self._kept.add(past, part.drafter)
-            self._placed(one.request, alone)
+            if one.guest.shares:
+                self._keep_prompt(alone)
+            self._placed(one.guest, alone)
             del self._reading[name]
 
-    def _placed(self, request: Request, alone: Rows) -> None:
+    def _keep_prompt(self, alone: Rows) -> None:
+        """Keep a prompt that was read, in the memory that it was read into."""
+        past, part = known_of(alone, 0)
+        # a row that stays in its place is written over by the next text there, also in the drafter's state
+        stays = not self._moves or part.drafter.shares
+        self._kept.add(replace(past, drafts=None) if stays else past, part.drafter)
+
+    def _placed(self, guest: _Guest, alone: Rows) -> None:
         """Give a text whose prompt was read a row."""
         rows = self._rows
         if rows is None:
-            self._rows, self._requests = self._first(alone), (request,)
+            self._rows, self._guests = self._first(alone), (guest,)
             return
-        free = next((row for row, one in enumerate(self._requests) if one is None), len(self._requests))
-        if free == len(self._requests) and self._moves:
+        free = next((row for row, one in enumerate(self._guests) if one is None), len(self._guests))
+        if free == len(self._guests) and self._moves:
             rows = self._longer(rows)
         self._rows = joined(rows, free, alone)
-        self._requests = (*self._requests[:free], request, *self._requests[free + 1 :])
+        self._guests = (*self._guests[:free], guest, *self._guests[free + 1 :])
 
     def _first(self, alone: Rows) -> Rows:
         """Return the batch that a text begins."""
@@ -233,15 +248,27 @@ class OpenBatch:
         )
 
     def _swept(self) -> None:
-        rows = self._rows
+        rows, before = self._rows, self._guests
         assert rows is not None
-        self._requests = tuple(one if row in rows.going else None for row, one in enumerate(self._requests))
+        for row, one in enumerate(before):
+            if one is not None and one.shares and row not in rows.going:
+                self._keep(rows, row)
+        self._guests = tuple(one if row in rows.going else None for row, one in enumerate(before))
         if not rows.going:
-            self._rows, self._requests = None, ()
+            self._rows, self._guests = None, ()
         elif self._moves and not any(part.drafter.shares for part in rows.parts):
-            self._rows, self._requests = self._closed_up(rows)
+            self._rows, self._guests = self._closed_up(rows)
 
-    def _closed_up(self, rows: Rows) -> tuple[Rows, tuple[Request | None, ...]]:
+    def _keep(self, rows: Rows, row: int) -> None:
+        """Keep the text of a row that is over, in memory of its own, since the row's is another text's soon.
+
+        Of models that remember in states rows cannot be read apart: only prompts are kept.
+        """
+        if self._kept.size and not does_remember(self.method.target):
+            past, part = known_of(rows, row)
+            self._kept.add(copied(past, part), part.drafter)
+
+    def _closed_up(self, rows: Rows) -> tuple[Rows, tuple[_Guest | None, ...]]:
         """Return the rows that go on, side by side: those behind move into the places of those that are over."""
         count = len(rows.going)
         holes = [row for row in range(count) if row not in rows.going]
@@ -264,44 +291,7 @@ class OpenBatch:
             reader=self._view(count, reader.read[:count], reader),
             parts=_moved(rows.parts, places, count),
         )
-        return closed, _picked(self._requests, order)
-
-
-class KeptPrompts:
-    """The last prompts that were read, with what is known of them, each with the drafter whose state it has.
-
-    Args:
-        size: how many.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._pasts: list[tuple[Past, Drafter]] = []
-
-    def like(self, text: Text, drafter: Drafter) -> Past | None:
-        """Return what is known of the prompt that begins like a text, if that is worth a copy.
-
-        To another drafter the state is not shown: it could take it for its own.
-        """
-        own = [one if whose is drafter else replace(one, drafts=None) for one, whose in self._pasts]
-        known = [past.known(text, drafter) for past in own]
-        best = max(range(len(known)), key=known.__getitem__, default=None)
-        if best is None or known[best] < LEAST:
-            return None
-        self._pasts.append(self._pasts.pop(best))
-        return own[best]
-
-    def add(self, past: Past, drafter: Drafter) -> None:
-        """Keep a prompt, and forget those that it begins with, or the one that was wanted least lately."""
-        if self.size:
-            tokens = past.text.tokens[0]
-            left = [one for one in self._pasts if one[1] is not drafter or not _begins(tokens, one[0].text.tokens[0])]
-            self._pasts = [*left, (past, drafter)][-self.size :]
-
-
-def _begins(text: Tensor, other: Tensor) -> bool:
-    """Tell whether a text begins with another."""
-    return len(text) >= len(other) and torch.equal(text[: len(other)], other)
+        return closed, _picked(self._guests, order)
 
 
 def _picked(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

@@ -167,6 +167,18 @@ class Guarded(Drafter):
         """Ask the drafter, unless it had failed."""
         return not isinstance(state, Failed | Split) and self.drafter.continues(state)
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Return the drafter's state of a row, or that it has failed there."""
+        if not isinstance(state, Failed | Split):
+            return self.drafter.of_row(state, row)
+        groups = state.groups if isinstance(state, Split) else ()
+        own = next((one for one in groups if one.place(row) >= 0), None)
+        return Failed(state.reason) if own is None else self.drafter.of_row(own.state, own.place(row))
+
+    def untaught(self, state: Any) -> Any:
+        """Ask the drafter, unless it had failed."""
+        return None if isinstance(state, Failed | Split) else self.drafter.untaught(state)
+
     def _proposed(self, group: Group, asked: Asked, errors: list[Exception]) -> list[Proposal]:
         """Ask for a group's drafts; after an error row by row, with each row's numbers from their beginning."""
         own = asked.of(group.rows)

@@ -189,6 +189,10 @@ class TimedDrafter(Drafter):
         with self.watch.charge("draft"):
             return self.drafter.finish(state, text, row)
 
+    def of_row(self, state: Any, row: int) -> Any:
+        """Pass it on."""
+        return self.drafter.of_row(state, row)
+
     def ended(self, state: Any) -> bool:
         """Pass the question on."""
         return self.drafter.ended(state)
@@ -196,6 +200,10 @@ class TimedDrafter(Drafter):
     def continues(self, state: Any) -> bool:
         """Pass the question on."""
         return self.drafter.continues(state)
+
+    def untaught(self, state: Any) -> Any:
+        """Pass the question on."""
+        return self.drafter.untaught(state)
 
 
 class TimedVerifier:

@@ -110,10 +110,14 @@ class Writing:
 
     def cancel(self, name: str) -> None:
         """Forget a request."""
+        self._drop(name, keeps=True)
+
+    def _drop(self, name: str, *, keeps: bool) -> None:
+        """Forget a request; what was read of its texts is kept for others unless it failed."""
         self._waiting = deque(one for one in self._waiting if one.ask.name != name)
         self._echoing = deque(one for one in self._echoing if one.ask.name != name)
         for key in [key for key, one in self._texts.items() if one.wanted.ask.name == name]:
-            self._leave(key)
+            self._leave(key, keeps=keeps)
 
     def step(self) -> None:
         """Let texts join, take a step, and say what it brought.
@@ -222,9 +226,9 @@ class Writing:
                 self._leave(name)
         self.say(Event("stepped", said={"tokens": tokens}))
 
-    def _leave(self, name: Hashable) -> None:
+    def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
-        self._batch.leave(name)
+        self._batch.leave(name, keeps=keeps)
 
     def _forget_own(self, own: Parts | None) -> None:
         """Drop the method of parts that one text alone has, or was to have."""
@@ -244,7 +248,7 @@ class Writing:
 
     def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
-        self.cancel(name)
+        self._drop(name, keeps=False)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
         self.say(Event("failed", name, {"message": reason, "code": code}))
 

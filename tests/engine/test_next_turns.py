@@ -1,0 +1,179 @@
+"""What an open batch knows of texts that are over, or of a prompt that several texts have, changes no text."""
+
+from collections.abc import Hashable, Sequence
+from functools import cache
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from families import built
+from heads import every_head
+from transformers import PreTrainedModel
+
+import polydraft
+from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, OuroborosDrafter, SamplingParams
+from polydraft.drafters import Drafter
+from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
+from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.wrappers.watched import Watched
+from polydraft.probs import Noise
+
+VOCAB, NEW, ROOM = 24, 10, 110
+FIRST = ([3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 7, 3], [1, 6, 1, 8, 0, 3, 3, 9, 8, 8, 7])
+QUESTION = [5, 8, 5]
+TEXT = ("none", "ngram", "suffix", "jacobi", "recycling", "route", "merge")
+DRAFTED = ("lookahead", "ouroboros", "model")
+HEADS = ("a block head", "an EAGLE head", "Medusa heads")
+
+
+@cache
+def target(kind: str = "llama") -> PreTrainedModel:
+    return built("lfm2", {"layer_types": ["conv", "full_attention"] * 2}) if kind == "lfm2" else tiny_model(kind, VOCAB)
+
+
+def drafter(name: str, kind: str) -> Drafter | str:
+    if name in HEADS:
+        return every_head()[name]
+    draft = HuggingFaceModel(perturbed(target(kind), 0.05))
+    made = {
+        "lookahead": lambda: LookaheadDrafter(3, 4, 3, pool_from_prompt=True),
+        "ouroboros": lambda: OuroborosDrafter(draft, 3, 2, 3, 4, 3),
+        "model": lambda: ModelDrafter(draft),
+    }
+    return made[name]() if name in made else name
+
+
+def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
+    return chosen_parts(Choices(drafter(name, kind)), HuggingFaceModel(target(kind)), SamplingParams(temperature=heat))
+
+
+class Served:
+    """A batch that writes texts, each with parts of its own; seeds are numbers of texts."""
+
+    def __init__(self, heat: float, kind: str = "llama", size: int = 3, chunk: int | None = 4, keeps: int = 8) -> None:
+        self.model, self.heat, self.kind = HuggingFaceModel(target(kind)), heat, kind
+        plain = chosen_parts(Choices("none"), self.model, SamplingParams())
+        self.watched = Watched(self.model, plain.drafter, plain.verifier, plain.policy)
+        self.batch = OpenBatch(self.watched.method, size, ROOM, chunk, keeps)
+        self.texts: dict[Hashable, list[int]] = {}
+
+    def join(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW, **more: bool) -> int:
+        law, ending, noise = TargetLaw(SamplingParams(self.heat)), Ending(len(prompt) + new), Noise.from_seed(name, 1)
+        method = self.watched.method_of(parts)
+        return self.batch.join(Request(name, torch.tensor(prompt), law, ending, noise, method), **more)
+
+    def step(self) -> set[Hashable]:
+        """Take a step; return whose texts grew."""
+        taken = self.batch.step()
+        gains = taken.gains() if taken else {}
+        for name, gained in gains.items():
+            self.texts.setdefault(name, []).extend(gained.tokens)
+        self.batch.sweep()
+        return {*gains}
+
+    def exhaust(self) -> None:
+        while self.batch.running or self.batch.reading:
+            self.step()
+
+    def alone(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW) -> list[int]:
+        """Return a text as a run by itself writes it."""
+        tokens, ways = torch.tensor([prompt]), {"drafter": parts.drafter, "verifier": parts.verifier}
+        options = {"policy": parts.policy, "max_new_tokens": new, "temperature": self.heat, "top_k": 0, "seed": name}
+        mask = torch.ones_like(tokens)
+        output = polydraft.generate(target(self.kind), tokens, attention_mask=mask, **ways, **options)
+        return output.sequences[0, len(prompt) :].tolist()
+
+
+def turns(served: Served, parts: Sequence[Parts]) -> list[tuple[int, int]]:
+    """Write texts and what follows them, compare all with single runs; return tokens known and tokens there were."""
+    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+        served.join(name, prompt, own, NEW - name)
+    served.exhaust()
+    known = list[tuple[int, int]]()
+    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+        assert served.texts[name] == served.alone(name, prompt, own, NEW - name)
+        before = [*prompt, *served.texts[name]]
+        known.append((served.join(10 + name, [*before, *QUESTION], own), len(before)))
+    served.exhaust()
+    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+        said = [*prompt, *served.texts[name], *QUESTION]
+        assert served.texts[10 + name] == served.alone(10 + name, said, own)
+    return known
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("name", [*TEXT, *DRAFTED, *HEADS])
+def test_the_next_turn_reads_what_is_new_and_is_what_it_is_alone(name: str, heat: float) -> None:
+    known = turns(Served(heat), [parts_of(name, heat)] * 3)
+    assert known == [(count - 1, count) for _, count in known]
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("names", [("model", "route", "merge"), ("lookahead", "a block head", "model")])
+def test_turns_with_parts_of_their_own_stand_beside_each_other(names: Sequence[str], heat: float) -> None:
+    known = turns(Served(heat), [parts_of(name, heat) for name in names])
+    assert known == [(count - 1, count) for _, count in known]
+
+
+@pytest.mark.parametrize("name", ["ngram", "model"])
+def test_turns_of_models_that_cannot_branch_are_known(name: str) -> None:
+    known = turns(Served(0.9, "bloom"), [parts_of(name, 0.9, "bloom")] * 3)
+    assert known == [(count - 1, count) for _, count in known]
+
+
+def test_of_models_with_states_prompts_stay_known() -> None:
+    served, parts = Served(0.9, "lfm2"), parts_of("none", 0.9, "lfm2")
+    prompt, beside = FIRST[2], FIRST[0]
+    served.join(0, prompt, parts)
+    served.join(9, beside, parts)
+    served.exhaust()
+    said = [*prompt, *served.texts[0], *QUESTION]
+    assert served.join(1, said, parts) == len(prompt) - 1
+    served.exhaust()
+    assert served.texts[9] == served.alone(9, beside, parts) and served.texts[1] == served.alone(1, said, parts)
+
+
+def test_only_what_begins_alike_counts_and_a_text_with_a_salt_is_not_kept() -> None:
+    served, parts = Served(0.9), parts_of("model", 0.9)
+    prompt = FIRST[2]
+    served.join(0, prompt, parts)
+    served.exhaust()
+    text = served.texts[0]
+    other = [*prompt, *text[:4], (text[4] + 1) % VOCAB, *QUESTION]
+    assert served.join(1, other, parts, shares=False) == 0
+    assert served.join(2, other, parts) == len(prompt) + 4
+    served.exhaust()
+    assert served.texts[1] == served.alone(1, other, parts) and served.texts[2] == served.alone(2, other, parts)
+    again = [*other, *served.texts[1]]
+    assert served.join(3, [*again, 1], parts) < len(again) - 1
+    assert served.join(4, [*other, *served.texts[2], 1], parts) == len(other) + NEW - 1
+
+
+def test_a_text_that_leaves_is_kept_unless_it_failed_and_no_more_than_there_may_be() -> None:
+    served, parts = Served(0.0, keeps=2), parts_of("none", 0.0)
+    for name, prompt in enumerate(FIRST):
+        served.join(name, prompt, parts, 30)
+    while len(served.texts.get(2, ())) < 9:
+        served.step()
+    served.batch.leave(0, keeps=False)
+    served.batch.leave(2)
+    texts = [[*prompt, *served.texts[name]] for name, prompt in enumerate(FIRST)]
+    lost, left = (served.join(10 + name, [*texts[name], 1], parts) for name in (0, 2))
+    assert lost < len(FIRST[0]) and left == len(texts[2]) - 1
+    assert len(served.batch._kept._pasts) == 2
+    served.exhaust()
+    assert served.texts[12] == served.alone(12, [*texts[2], 1], parts)
+    assert len(served.batch._kept._pasts) == 2
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int) -> None:
+    served, parts = Served(0.9), parts_of("model", 0.9)
+    if beside:
+        served.join(0, [7], parts, 40)
+        served.step()
+    served.join(1, FIRST[2], parts)
+    grew = list[bool]()
+    while any(one.name == 1 for one in served.batch.reading):
+        grew.append(1 in served.step())
+    assert grew == [False, False, True]  # ten tokens before the last, four in each step
