@@ -20,29 +20,44 @@ HERE = Path(__file__).parent
 CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
 
 
-class FakeServer:
-    """The fake server as a process, which can die and come back at the same address."""
+class Serving:
+    """A server as a process, which can die and come back at the same address."""
 
-    def __init__(self) -> None:
+    def __init__(self, *command: str) -> None:
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        self.command = [sys.executable, *(word.format(port=self.port) for word in command)]
         self.url = f"http://127.0.0.1:{self.port}/"
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(HERE / "fake_server.py"), str(self.port)])
-        for _ in range(200):
+        self.process = subprocess.Popen(self.command)
+        end = time.monotonic() + 240
+        while time.monotonic() < end:
             try:
                 urllib.request.urlopen(self.url + "health", timeout=2).close()
                 return
             except OSError:
+                assert self.process.poll() is None, "the server ended instead of starting"
                 time.sleep(0.1)
-        raise TimeoutError("the fake server did not start")
+        raise TimeoutError("the server did not start")
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def end(self) -> None:
+        """Let it end its own processes."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+class FakeServer(Serving):
+    """The fake server."""
+
+    def __init__(self) -> None:
+        super().__init__(str(HERE / "fake_server.py"), "{port}")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +67,15 @@ def server() -> Iterator[FakeServer]:
     server = FakeServer()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[Serving]:
+    """The real server with the embedded pair."""
+    pytest.importorskip("fastapi", reason="the server needs the extra serve")
+    server = Serving("-c", "from polydraft_command import main; main()", "serve", "--threads", "1", "--port", "{port}")
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="session")
@@ -66,17 +90,20 @@ def browser() -> Iterator:
 
 
 @pytest.fixture
-def open_page(browser, server: FakeServer) -> Iterator[Callable]:
+def open_page(browser, request: pytest.FixtureRequest) -> Iterator[Callable]:
     """Open the page in a window of its own; at the end no script may have failed and no policy been broken."""
     contexts, failures = [], []
 
-    def opened(url: str = server.url, width: int = 1280, height: int = 800, **options):
+    def opened(url: str = "", width: int = 1280, height: int = 800, watch: Callable | None = None, **options):
+        url = url or request.getfixturevalue("server").url
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: failures.append(str(error)))
         page.on("console", lambda said: failures.append(said.text) if "Content Security Policy" in said.text else None)
+        if watch:
+            watch(page)
         page.goto(url)
         page.wait_for_selector("#link[data-state=well]")
         return page

@@ -2,42 +2,18 @@
 
 import json
 import os
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from server_page.driving import alert, answer, send, until
 from server_page.texts import NASTY, SCRIPTS, STORY, other_text
 
 pytestmark = pytest.mark.browser
 
 PAGE = Path(__file__).parents[2] / "src" / "polydraft" / "server" / "page"
 MOST_BYTES = 96_000
-
-
-def until(page, expression: str, seconds: float = 20) -> None:
-    """Wait for an expression to hold; Playwright's own waiting needs `eval`, which the page's policy forbids."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, expression
-        page.wait_for_timeout(30)
-
-
-def send(page, text: str = "Tell me.", wait: bool = True) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Control+Enter")
-    if wait:
-        page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")
-
-
-def answer(page) -> str:
-    return page.text_content("#turns > :last-child .text")
-
-
-def alert(page) -> str:
-    page.wait_for_selector("#alert:not(:empty)")
-    return page.text_content("#alert span")
 
 
 def last_body(server) -> dict:
