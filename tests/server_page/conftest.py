@@ -1,7 +1,8 @@
 """A browser, the page's server, and what tests of the page do again and again.
 
 They need Debian's Chromium (or another by `POLYDRAFT_CHROMIUM`), playwright, starlette and uvicorn, and are skipped
-with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` by `POLYDRAFT_AXE` as well.
+with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` as well, which
+`make test-browser` fetches (or `POLYDRAFT_AXE` names).
 """
 
 import os
@@ -18,6 +19,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
+AXE = Path(os.environ.get("POLYDRAFT_AXE") or Path(sys.prefix) / "axe-core" / "package" / "axe.min.js")
 
 
 class Serving:
@@ -117,3 +119,22 @@ def open_page(browser, request: pytest.FixtureRequest) -> Iterator[Callable]:
 @pytest.fixture
 def page(open_page: Callable):
     return open_page()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core."""
+    if not AXE.is_file():
+        pytest.skip(
+            f"accessibility was not checked: no axe-core at {AXE}; `make test-browser` fetches it if npm is there"
+        )
+    return AXE.read_text()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say what was skipped and why, also where pytest was not asked."""
+    if terminalreporter.hasopt("s"):
+        return
+    for report in terminalreporter.stats.get("skipped", ()):
+        if "server_page" in report.nodeid:
+            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {report.longrepr[2]}")
