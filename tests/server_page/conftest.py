@@ -1,7 +1,8 @@
 """A browser, the page's server, and what tests of the page do again and again.
 
 They need Debian's Chromium (or another by `POLYDRAFT_CHROMIUM`), playwright, starlette and uvicorn, and are skipped
-with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` by `POLYDRAFT_AXE` as well.
+with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` as well, which
+`make test-browser` fetches (or `POLYDRAFT_AXE` names).
 """
 
 import os
@@ -18,31 +19,47 @@ import pytest
 
 HERE = Path(__file__).parent
 CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
+AXE = Path(os.environ.get("POLYDRAFT_AXE") or Path(sys.prefix) / "axe-core" / "package" / "axe.min.js")
 
 
-class FakeServer:
-    """The fake server as a process, which can die and come back at the same address."""
+class Serving:
+    """A server as a process, which can die and come back at the same address."""
 
-    def __init__(self) -> None:
+    def __init__(self, *command: str) -> None:
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        self.command = [sys.executable, *(word.format(port=self.port) for word in command)]
         self.url = f"http://127.0.0.1:{self.port}/"
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(HERE / "fake_server.py"), str(self.port)])
-        for _ in range(200):
+        self.process = subprocess.Popen(self.command)
+        end = time.monotonic() + 240
+        while time.monotonic() < end:
             try:
                 urllib.request.urlopen(self.url + "health", timeout=2).close()
                 return
             except OSError:
+                assert self.process.poll() is None, "the server ended instead of starting"
                 time.sleep(0.1)
-        raise TimeoutError("the fake server did not start")
+        raise TimeoutError("the server did not start")
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def end(self) -> None:
+        """Let it end its own processes."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+class FakeServer(Serving):
+    """The fake server."""
+
+    def __init__(self) -> None:
+        super().__init__(str(HERE / "fake_server.py"), "{port}")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +69,15 @@ def server() -> Iterator[FakeServer]:
     server = FakeServer()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[Serving]:
+    """The real server with the embedded pair."""
+    pytest.importorskip("fastapi", reason="the server needs the extra serve")
+    server = Serving("-c", "from polydraft_command import main; main()", "serve", "--threads", "1", "--port", "{port}")
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="session")
@@ -66,17 +92,20 @@ def browser() -> Iterator:
 
 
 @pytest.fixture
-def open_page(browser, server: FakeServer) -> Iterator[Callable]:
+def open_page(browser, request: pytest.FixtureRequest) -> Iterator[Callable]:
     """Open the page in a window of its own; at the end no script may have failed and no policy been broken."""
     contexts, failures = [], []
 
-    def opened(url: str = server.url, width: int = 1280, height: int = 800, **options):
+    def opened(url: str = "", width: int = 1280, height: int = 800, watch: Callable | None = None, **options):
+        url = url or request.getfixturevalue("server").url
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: failures.append(str(error)))
         page.on("console", lambda said: failures.append(said.text) if "Content Security Policy" in said.text else None)
+        if watch:
+            watch(page)
         page.goto(url)
         page.wait_for_selector("#link[data-state=well]")
         return page
@@ -90,3 +119,22 @@ def open_page(browser, server: FakeServer) -> Iterator[Callable]:
 @pytest.fixture
 def page(open_page: Callable):
     return open_page()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core."""
+    if not AXE.is_file():
+        pytest.skip(
+            f"accessibility was not checked: no axe-core at {AXE}; `make test-browser` fetches it if npm is there"
+        )
+    return AXE.read_text()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say what was skipped and why, also where pytest was not asked."""
+    if terminalreporter.hasopt("s"):
+        return
+    for report in terminalreporter.stats.get("skipped", ()):
+        if "server_page" in report.nodeid:
+            terminalreporter.write_line(f"SKIPPED {report.nodeid}: {report.longrepr[2]}")

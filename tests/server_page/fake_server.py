@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from server_page.texts import SCRIPTS, STORY  # noqa: E402 - this file is run as a script
+from server_page.texts import SCRIPTS, STORY, other_text  # noqa: E402 - this file is run as a script
 
 PAGE = HERE.parents[1] / "src" / "polydraft" / "server" / "page"
 POLICY = {"Content-Security-Policy": "default-src 'self'"}
@@ -206,22 +206,45 @@ async def answer(request: Request) -> Response:
 
 
 async def stream(body: dict, prompt: str, chat: bool) -> AsyncIterator[str]:
+    """All choices in turns, a chunk of each; then the usage."""
+    totals = [Totals() for _ in range(body.get("n", 1))]
+    left = [written(body, prompt, chat, number, total) for number, total in enumerate(totals)]
+    while left:
+        for one in [*left]:
+            said = await anext(one, None)
+            if said is None:
+                left.remove(one)
+                continue
+            yield said
+            if '"error"' in said:
+                return
+    count = sum(total.tokens for total in totals)
+    usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": count + 5}
+    yield f"data: {json.dumps({'id': 'x', 'choices': [], 'usage': usage, 'metrics': {'speculative_decoding': {}}})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def written(body: dict, prompt: str, chat: bool, number: int, totals: Totals) -> AsyncIterator[str]:
+    """The chunks of a choice; later ones are other texts than the first, and shorter."""
     text = next((text for word, text in SCRIPTS.items() if word in prompt), STORY)
+    text = text if not number else other_text(text, number)
     most = body.get("max_tokens", 256)
     if "long" in prompt:
         text, most = "\n\n".join([STORY] * 20), 2000
     drafted = body["speculative"]["enabled"]
     pause = 0.25 if "slow" in prompt else 0.0005 if "long" in prompt else 0.03 if "pace" in prompt else 0.012
-    held, gone, totals = "", "", Totals()
+    held, gone = "", ""
 
     def chunk(delta: str, finish: str | None = None, **more: object) -> str:
-        choice = {"index": 0, "finish_reason": finish} | ({"delta": {"content": delta}} if chat else {"text": delta})
+        choice = {"index": number, "finish_reason": finish} | (
+            {"delta": {"content": delta}} if chat else {"text": delta}
+        )
         return f"data: {json.dumps({'id': 'x', 'choices': [choice], **more})}\r\n\r\n"
 
     await asyncio.sleep(0.05)
     for step in steps(text, most, drafted, "bushy" in prompt):
         await asyncio.sleep(pause)
-        trace = totals.add(step)
+        trace = totals.add(step) | {"index": number}
         if "broken" in prompt and totals.calls > 5:
             yield f"data: {json.dumps({'error': {'message': 'The worker died.', 'type': 'server_error'}})}\n\n"
             return
@@ -237,9 +260,6 @@ async def stream(body: dict, prompt: str, chat: bool) -> AsyncIterator[str]:
         yield chunk(delta, polydraft=trace)
     yield chunk(held)
     yield chunk("", "length" if totals.tokens >= most else "stop")
-    usage = {"prompt_tokens": 5, "completion_tokens": totals.tokens, "total_tokens": totals.tokens + 5}
-    yield f"data: {json.dumps({'id': 'x', 'choices': [], 'usage': usage, 'metrics': {'speculative_decoding': {}}})}\n\n"
-    yield "data: [DONE]\n\n"
 
 
 def page_file(request: Request) -> Response:

@@ -1,43 +1,18 @@
 """The page in a browser: streaming, tree, charts, comparison, errors, reconnecting, keyboard, phone, dark, axe."""
 
 import json
-import os
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from server_page.texts import NASTY, SCRIPTS, STORY
+from server_page.driving import alert, answer, send, until
+from server_page.texts import NASTY, SCRIPTS, STORY, other_text
 
 pytestmark = pytest.mark.browser
 
 PAGE = Path(__file__).parents[2] / "src" / "polydraft" / "server" / "page"
 MOST_BYTES = 96_000
-
-
-def until(page, expression: str, seconds: float = 20) -> None:
-    """Wait for an expression to hold; Playwright's own waiting needs `eval`, which the page's policy forbids."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, expression
-        page.wait_for_timeout(30)
-
-
-def send(page, text: str = "Tell me.", wait: bool = True) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Control+Enter")
-    if wait:
-        page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")
-
-
-def answer(page) -> str:
-    return page.text_content("#turns > :last-child .text")
-
-
-def alert(page) -> str:
-    page.wait_for_selector("#alert:not(:empty)")
-    return page.text_content("#alert span")
 
 
 def last_body(server) -> dict:
@@ -270,6 +245,155 @@ def test_settings_go_into_the_request(page, server) -> None:
     assert "maximum" in page.text_content(".answer .numbers")
 
 
+MORE = {
+    "top_k": 40,
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.2,
+    "n": 2,
+}
+
+
+def test_more_settings_go_into_the_request(page, server) -> None:
+    page.click("#open-settings")
+    assert not page.is_visible("#top_k") and "penalties" in page.text_content("#more-set")
+    page.click("#more summary")
+    for name, value in MORE.items():
+        page.fill(f"#{name}", str(value))
+    assert not page.is_visible("#form")
+    page.select_option("#format", "regex")
+    page.fill("#form", "[a-c]+")
+    page.fill("#prediction", "What I expect.")
+    assert page.text_content("#more-set") == "8 set"
+    page.keyboard.press("Escape")
+    assert page.text_content("#summary").endswith("8 more")
+    send(page, wait=False)
+    page.wait_for_selector(".answer[aria-busy=false] >> nth=1")
+    body = last_body(server)
+    assert {name: body[name] for name in MORE} == MORE
+    assert body["response_format"] == {"type": "regex", "regex": "[a-c]+"}
+    assert body["prediction"] == {"type": "content", "content": "What I expect."}
+
+
+def test_nothing_more_is_sent_unless_it_is_set(page, server) -> None:
+    send(page)
+    assert not {*MORE, "response_format", "prediction"} & set(last_body(server))
+
+
+def test_a_prediction_is_not_sent_without_drafts(page, server) -> None:
+    page.click("#open-settings")
+    page.click("#more summary")
+    page.fill("#prediction", "What I expect.")
+    page.uncheck("#enabled")
+    assert page.is_disabled("#prediction")
+    page.keyboard.press("Escape")
+    send(page)
+    assert "prediction" not in last_body(server)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sent"),
+    [
+        ("json_object", None, {"type": "json_object"}),
+        (
+            "json_schema",
+            '{"type": "object"}',
+            {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}},
+        ),
+        ("grammar", 'start: "a"', {"type": "grammar", "grammar": 'start: "a"'}),
+    ],
+)
+def test_structured_output_is_asked_for(page, server, kind: str, text: str | None, sent: dict) -> None:
+    page.click("#open-settings")
+    page.click("#more summary")
+    page.select_option("#format", kind)
+    if text:
+        page.fill("#form", text)
+    page.keyboard.press("Escape")
+    send(page)
+    assert last_body(server)["response_format"] == sent
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Structured output: This field is empty."),
+        ("{no", "Structured output: The schema is no JSON: "),
+    ],
+)
+def test_a_schema_that_is_none_is_said_before_it_is_sent(page, server, text: str, said: str) -> None:
+    page.click("#open-settings")
+    page.click("#more summary")
+    page.select_option("#format", "json_schema")
+    page.fill("#form", text)
+    page.click("#more summary")
+    page.keyboard.press("Escape")
+    send(page, wait=False)
+    assert alert(page).startswith(said)
+    page.click("#alert button")
+    assert page.evaluate("document.activeElement.id") == "form" and page.get_attribute("#form", "aria-invalid")
+
+
+def several(page, count: int, text: str = "Tell me.") -> None:
+    """Send a prompt for so many answers, and wait for all of them."""
+    if not page.is_visible("#n"):
+        page.click("#open-settings")
+        page.click("#more summary")
+    page.fill("#n", str(count))
+    page.keyboard.press("Escape")
+    send(page, text, wait=False)
+    page.wait_for_selector(f".answer[aria-busy=false] >> nth={count - 1}")
+
+
+def test_several_answers_stand_below_each_other_and_one_is_chosen(page, server) -> None:
+    several(page, 3)
+    texts = page.eval_on_selector_all(".answer .text", "all => all.map(e => e.textContent)")
+    assert texts == [STORY, other_text(STORY, 1), other_text(STORY, 2)]
+    assert page.text_content(".answer h3 >> nth=1") == "Answer 2 of 3"
+    numbers = [int(line.split()[0]) for line in page.locator(".answer .numbers").all_text_contents()]
+    assert numbers[0] > numbers[1] > numbers[2] > 0
+    assert page.text_content("#tree-of").startswith("answer 1 \u00b7 step ")
+    page.click("text=Show its tree >> nth=1")
+    until(page, "document.querySelector('#tree-of').textContent.startsWith('answer 2')")
+    pressed = page.eval_on_selector_all("[aria-pressed]:not(#whole)", "all => all.map(e => e.ariaPressed)")
+    assert pressed == ["false", "true", "false"]
+    legend = page.eval_on_selector_all("#legend b", "all => all.map(e => Number(e.textContent))")
+    assert sum(legend) == numbers[1]
+    page.click(".answer >> nth=2 >> .drafted >> nth=0")
+    until(page, "document.querySelector('#tree-of').textContent.startsWith('answer 3')")
+    page.click("text=Show its tree >> nth=1")
+    send(page, "And then?", wait=False)
+    page.wait_for_selector(".answer[aria-busy=false] >> nth=5")
+    told = [message["content"] for message in last_body(server)["messages"]]
+    assert told == ["Tell me.", other_text(STORY, 1), "And then?"]
+
+
+def test_one_of_several_answers_is_compared_with_its_twin(page, server) -> None:
+    several(page, 2, "pace")
+    page.click("text=Compare with plain decoding >> nth=1")
+    page.wait_for_selector("#ratio b")
+    assert last_body(server)["n"] == 2
+    assert page.text_content("#text-plain") == page.text_content("#text-drafted") == other_text(STORY, 1)
+    assert "this is answer 2" in page.text_content("#compare-note")
+
+
+def test_several_answers_are_stopped_and_refused_together(page) -> None:
+    page.click("#open-settings")
+    page.click("#more summary")
+    page.fill("#n", "2")
+    page.keyboard.press("Escape")
+    send(page, "slow", wait=False)
+    until(page, "document.querySelectorAll('.answer .drafted').length > 4")
+    page.click("#stop")
+    page.wait_for_selector(".answer[aria-busy=false] >> nth=1")
+    assert all("stopped" in line for line in page.locator(".answer .numbers").all_text_contents())
+    page.click("#clear")
+    send(page, "busy", wait=False)
+    assert alert(page) == "The server is busy; try again in 3 s."
+    assert page.locator("#turns > *").count() == 0
+
+
 def test_a_conversation_has_turns_and_is_cleared(page, server) -> None:
     send(page, "One.")
     send(page, "Two.")
@@ -427,6 +551,12 @@ def test_everything_works_with_the_keyboard_alone(page) -> None:
     tab_to("open-settings")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "temperature"
+    for _ in range(5):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("40")
+    assert page.evaluate("document.activeElement.id") == "top_k" and page.input_value("#top_k") == "40"
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "open-settings"
     tab_to("theme")
@@ -444,7 +574,11 @@ def test_narrow_windows_do_not_scroll_sideways(open_page: Callable, width: int) 
     until(page, "!document.querySelector('#ratio').textContent.startsWith('Both run')")
     assert page.evaluate(wide) == 0
     page.click("#open-settings")
+    page.click("#more summary")
+    page.select_option("#format", "regex")
     assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
+    edges = page.eval_on_selector_all("dialog label", "all => all.map(e => e.getBoundingClientRect().right)")
+    assert max(edges) <= width
 
 
 def test_dark_mode_follows_the_system_and_the_toggle(open_page: Callable) -> None:
@@ -485,12 +619,9 @@ def test_two_thousand_tokens_do_not_make_the_page_slow(page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(open_page: Callable, scheme: str) -> None:
-    axe = os.environ.get("POLYDRAFT_AXE", "")
-    if not Path(axe).is_file():
-        pytest.skip("axe-core is not here: `npm pack axe-core`, and POLYDRAFT_AXE names its axe.min.js")
+def test_axe_finds_nothing(open_page: Callable, axe: str, scheme: str) -> None:
     page = open_page(color_scheme=scheme, bypass_csp=True)
-    page.evaluate(Path(axe).read_text())
+    page.evaluate(axe)
 
     def violations() -> list[str]:
         found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
@@ -504,9 +635,12 @@ def test_axe_finds_nothing(open_page: Callable, scheme: str) -> None:
     page.click("text=Compare with plain decoding")
     page.wait_for_selector("#ratio b")
     assert violations() == []
-    page.click("#open-settings")
-    page.fill("#temperature", "9")
+    several(page, 2)
     assert violations() == []
+    page.click("#open-settings")
+    page.select_option("#format", "regex")
+    page.fill("#temperature", "9")
+    assert page.is_visible("#form") and violations() == []
     page.keyboard.press("Escape")
     send(page, "hi", wait=False)
     alert(page)

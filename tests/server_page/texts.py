@@ -19,3 +19,8 @@ SCRIPTS = {
     "unicode": "Caf\u00e9 \U0001f600\U0001f680 na\u00efve \u65e5\u672c\u8a9e text.",
 }
 """What is written where the prompt contains the word; else the story, "long" for two thousand tokens of it."""
+
+
+def other_text(text: str, number: int) -> str:
+    """The text of a later choice."""
+    return f"Choice {number + 1}: {text[: len(text) // (number + 2)]}"

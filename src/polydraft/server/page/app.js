@@ -23,7 +23,7 @@ const comparison = new Comparison(palette, calm);
 const prompt = get("prompt");
 const turns = get("turns");
 
-let conversation = []; // [{role, content}] of the chat
+let conversation = []; // the chat: [words, run]
 let running = null; // the run under way
 let following = true; // whether the page scrolls with the text
 let dirty = false;
@@ -52,12 +52,17 @@ class Answer {
     this.run = run;
     this.card = element("article", "turn answer");
     this.card.setAttribute("aria-busy", "true");
-    this.card.append(element("h3", "", before === undefined ? "Answer" : "Text"));
+    const many = run.wanted > 1;
+    this.card.append(element("h3", "", `${before === undefined ? "Answer" : "Text"}${many ? ` ${run.number + 1} of ${run.wanted}` : ""}`));
     const box = element("div", "text writing");
     if (before !== undefined) box.append(element("span", "given", visible(before)));
     this.foot = element("div", "foot");
     this.numbers = element("p", "numbers", "reading the prompt\u2026");
     this.foot.append(this.numbers);
+    if (many) {
+      this.choice = button("Show its tree", () => { chosen(run); figures.show(run); });
+      this.foot.append(this.choice);
+    }
     this.card.append(box, this.foot);
     this.box = box;
     this.painter = new Painter(box, palette);
@@ -66,11 +71,13 @@ class Answer {
     });
     turns.append(this.card);
     run.answer = this;
+    if (many) chosen(run.all[0].chosen ?? run);
   }
 
   flush() {
     this.painter.flush();
     const last = this.run.steps.at(-1);
+    if (this.run.done) this.box.classList.remove("writing");
     if (last) this.numbers.textContent = `${this.run.tokens} tokens \u00b7 ${last.tokens_per_second.toFixed(1)} per second \u00b7 ${last.tokens_per_call.toFixed(2)} per call`;
   }
 
@@ -80,7 +87,8 @@ class Answer {
     this.flush();
     this.box.classList.remove("writing");
     this.card.setAttribute("aria-busy", "false");
-    const why = run.stopped ? "stopped" : run.failure ? "broken off" : run.finish === "length" ? "cut at the maximum of tokens" : "";
+    const cut = run.finish === "length" ? "cut at the maximum of tokens" : "";
+    const why = run.finish ? cut : run.stopped ? "stopped" : run.failure ? "broken off" : "";
     if (why) this.numbers.textContent = [run.tokens ? this.numbers.textContent : "", why].filter(Boolean).join(" \u00b7 ");
     else if (!run.steps.length) this.numbers.textContent = `${run.tokens} tokens in ${run.seconds.toFixed(1)} s`;
     const copy = button("Copy", async () => {
@@ -92,13 +100,21 @@ class Answer {
     if (run.text) this.foot.append(copy);
     if (run.text && run.request.speculative.enabled && !run.failure && !run.stopped) {
       const compare = button("Compare with plain decoding", () => onCompare(run, compare));
+      compare.classList.add("comparing");
       this.foot.append(compare);
     }
   }
 }
 
+/** Of several answers the one whose tree is shown is the chosen one, with which a chat goes on. */
+function chosen(run) {
+  run.all[0].chosen = run;
+  for (const { answer } of run.all) answer?.choice?.setAttribute("aria-pressed", answer.run === run);
+}
+
 /** Mark the words of a step in the text they belong to; step 0 marks none. */
 function mark(run, step) {
+  if (run.wanted > 1) chosen(run);
   for (const old of turns.querySelectorAll(".chosen")) old.classList.remove("chosen");
   if (!step) return;
   for (const words of run.answer.box.querySelectorAll(`[data-step="${step}"]`)) words.classList.add("chosen");
@@ -112,7 +128,7 @@ function paint() {
   requestAnimationFrame(() => {
     dirty = false;
     if (!running) return;
-    running.answer?.flush();
+    for (const one of running.all) one.answer?.flush();
     follow();
     figures.touch();
   });
@@ -142,7 +158,7 @@ function busy(run) {
   if (!run && focus === get("stop")) get("send").focus();
   get("clear").disabled = Boolean(run);
   for (const radio of document.querySelectorAll("input[name=mode]")) radio.disabled = Boolean(run) || (radio.value === "chat" && settings.options?.chat === false);
-  for (const compare of turns.querySelectorAll(".foot button")) compare.disabled = Boolean(run);
+  for (const compare of turns.querySelectorAll(".comparing")) compare.disabled = Boolean(run);
 }
 
 async function send() {
@@ -162,7 +178,10 @@ async function send() {
     return;
   }
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  if (chat) request.messages = [...system, ...conversation, { role: "user", content: written }];
+  const told = conversation.flatMap(([words, { chosen, text }]) => [
+    { role: "user", content: words }, { role: "assistant", content: chosen?.text ?? text },
+  ]);
+  if (chat) request.messages = [...system, ...told, { role: "user", content: written }];
   else request.prompt = written;
   const run = new Run(chat ? "v1/chat/completions" : "v1/completions", request);
   get("welcome").hidden = true;
@@ -175,37 +194,44 @@ async function send() {
   } else {
     turns.replaceChildren();
   }
-  const answer = new Answer(run, chat ? undefined : written);
+  const before = chat ? undefined : written;
+  const hint = element("p", "hint", `${run.wanted} answers are written at once.${chat ? " The chat goes on with the one whose tree is shown." : ""}`);
+  if (run.wanted > 1) turns.append(hint);
+  const answer = new Answer(run, before);
   following = true;
   busy(run);
   get("clear").hidden = false;
   get("news").textContent = "The answer is coming.";
   figures.show(run);
   paint();
-  await run.go(settings.key, (...event) => {
-    answer.painter.add(...event);
+  await run.go(settings.key, (one, ...event) => {
+    for (const each of run.all) if (!each.answer) new Answer(each, before);
+    one.answer.painter.add(...event);
     paint();
   });
-  answer.end(compare);
+  for (const one of run.all) one.answer.end(compare);
   busy(null);
   follow(answer);
   figures.touch();
-  if (run.failure && !run.text) {
+  if (run.failure && !run.all.some(({ text }) => text)) {
     // Nothing came: as if it had not been sent.
-    answer.card.remove();
-    said.remove();
+    for (const gone of [...run.all.map((one) => one.answer.card), said, hint]) gone.remove();
     if (chat && !prompt.value) prompt.value = written;
     fit();
     if (!turns.children.length) start();
   } else if (chat) {
-    conversation.push({ role: "user", content: written }, { role: "assistant", content: run.text });
+    conversation.push([written, run]);
   }
   finished(run);
 }
 
 function finished(run) {
   if (run.failure) complain(run.failure);
-  else get("news").textContent = run.stopped ? "Stopped." : `The answer is complete: ${run.tokens} tokens.`;
+  else if (run.stopped) get("news").textContent = "Stopped.";
+  else {
+    const tokens = run.all.reduce((sum, one) => sum + one.tokens, 0);
+    get("news").textContent = `The ${run.wanted > 1 ? "answers are" : "answer is"} complete: ${tokens} tokens.`;
+  }
 }
 
 async function compare(run, back) {
@@ -258,7 +284,7 @@ function complain(error) {
   const name = found?.name ?? error.field;
   let { message } = error;
   if (name && message.startsWith(`${error.field} `)) message = name + message.slice(error.field.length);
-  else if (name && ![error.field, name].some((word) => message.includes(word))) message = `${name}: ${message}`;
+  else if (name && ![error.field, name].some((word) => word.length > 1 && message.includes(word))) message = `${name}: ${message}`;
   const said = element("span", "", message);
   get("alert").replaceChildren(said);
   if (!found) return;
@@ -303,9 +329,10 @@ async function load() {
   try {
     const offer = await options(settings.key);
     settings.offer(offer);
-    get("target").textContent = [offer.target, offer.context && `context ${offer.context}`].filter(Boolean).join(" \u00b7 ");
+    get("target").textContent = [offer.target, offer.context && `context ${offer.context} tokens`].filter(Boolean).join(" \u00b7 ");
     const chat = document.querySelector("input[name=mode][value=chat]");
     chat.disabled = offer.chat === false;
+    get("no-chat").hidden = !chat.disabled;
     if (chat.disabled && chat.checked) document.querySelector("input[name=mode][value=completion]").checked = true;
     connection.say("well", "connected");
     if (get("welcome").dataset.mode !== mode()) switchMode();
@@ -350,6 +377,7 @@ function switchMode() {
 
 function openSettings(input) {
   get("settings").showModal();
+  if (input?.closest("#more")) get("more").open = true;
   (input ?? get("temperature")).focus();
 }
 

@@ -113,7 +113,7 @@ class Bars extends Meter {
     const { left, right, top, bottom } = this.frame();
     const ceiling = top + 8;
     const parts = [svg("path", { class: "grid", d: `M${left} ${bottom}H${right}` })];
-    if (shares.length) parts.push(this.text(left - 6, bottom + 4, "0"), this.text(left - 6, ceiling + 4, "100 %"));
+    if (shares.length) parts.push(this.text(left - 6, bottom + 4, "0"), this.text(left - 6, ceiling + 4, "100 %"), this.text(left - 6, this.height - 2, "depth"));
     const pitch = Math.min(60, (right - left) / Math.max(1, shares.length));
     const every = pitch < 30 ? 2 : 1;
     shares.forEach((share, i) => {

@@ -26,8 +26,9 @@ export class Comparison {
   async go(drafted, key, { back, begun }) {
     this.run?.abortNow();
     this.back = back;
-    const { speculative, ...rest } = drafted.request;
-    const plain = new Run(drafted.path, { ...rest, speculative: { enabled: false, trace: true } });
+    const { speculative, prediction, ...rest } = drafted.request;
+    const sender = new Run(drafted.path, { ...rest, speculative: { enabled: false, trace: true } });
+    const plain = sender.of(drafted.number);
     this.run = plain;
     this.box.hidden = false;
     get("close-compare").textContent = "Stop and close";
@@ -38,7 +39,7 @@ export class Comparison {
     this.box.scrollIntoView({ behavior: this.calm() ? "auto" : "smooth", block: "start" });
     const left = new Painter(get("text-drafted"), this.palette);
     const right = new Painter(get("text-plain"), this.palette);
-    const going = plain.go(key, (...event) => right.add(...event));
+    const going = sender.go(key, (one, ...event) => { if (one === plain) right.add(...event); });
     begun(plain);
     await Promise.all([going, this.#play(drafted, plain, left, right)]);
     if (this.run !== plain) return plain;
@@ -96,6 +97,6 @@ export class Comparison {
     const texts = same ? "Both texts are the same." : drafted.request.temperature === 0
       ? "The texts differ, which at temperature 0 happens only where two tokens are as likely to within rounding."
       : "The texts differ: each run draws its own random numbers, from the same distribution.";
-    get("compare-note").textContent = plain.failure || plain.stopped ? "" : `${texts} The ratio is of tokens per second from the first token on, so that reading the prompt does not count.${this.calm() ? "" : " The drafted text was played back at the pace it had."}`;
+    get("compare-note").textContent = plain.failure || plain.stopped ? "" : `${texts}${drafted.wanted > 1 ? ` Each run wrote ${drafted.wanted} answers at once; this is answer ${drafted.number + 1}.` : ""} The ratio is of tokens per second from the first token on, so that reading the prompt does not count.${this.calm() ? "" : " The drafted text was played back at the pace it had."}`;
   }
 }

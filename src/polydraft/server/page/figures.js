@@ -103,7 +103,8 @@ export class Figures {
       get(id).disabled = !last;
       get(id).setAttribute("aria-disabled", end);
     }
-    get("tree-of").textContent = step ? `step ${this.#step} of ${last}` : "";
+    const whose = this.#run?.wanted > 1 ? `answer ${this.#run.number + 1} \u00b7 ` : "";
+    get("tree-of").textContent = step ? `${whose}step ${this.#step} of ${last}` : "";
     get("tree-details").hidden = !step?.tree;
     if (step === this.shown) return;
     this.shown = step;

@@ -2,6 +2,10 @@
 
 const get = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const MORE = ["top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"];
+
+/** What the text of each kind of structured output is called. */
+const FORMS = { json_schema: "The schema, as JSON", regex: "The regular expression", grammar: "The grammar\u2019s rules" };
 
 /** The form's field for a name in an error, and what people call it. */
 const FIELDS = {
@@ -10,6 +14,14 @@ const FIELDS = {
   max_tokens: ["max_tokens", "Max tokens"],
   max_completion_tokens: ["max_tokens", "Max tokens"],
   seed: ["seed", "Seed"],
+  top_k: ["top_k", "Top k"],
+  min_p: ["min_p", "Min p"],
+  presence_penalty: ["presence_penalty", "Presence penalty"],
+  frequency_penalty: ["frequency_penalty", "Frequency penalty"],
+  repetition_penalty: ["repetition_penalty", "Repetition penalty"],
+  n: ["n", "Answers at once"],
+  response_format: ["form", "Structured output"],
+  prediction: ["prediction", "Prediction"],
   stop: ["stop_strings", "Stop strings"],
   model: ["model", "Model"],
   api_key: ["key", "API key"],
@@ -26,7 +38,9 @@ const FIELDS = {
 /** The input and the name of a request's field, or nothing: of `messages[0].content` those of `messages`. */
 export function field(name) {
   const found = FIELDS[name] ?? FIELDS[name.split(/[.[]/)[0]];
-  return found && { input: get(found[0]), name: found[1] };
+  if (!found) return undefined;
+  const id = found[0] === "form" && get("form-label").hidden ? "format" : found[0];
+  return { input: get(id), name: found[1] };
 }
 
 function fill(select, lines, first) {
@@ -104,17 +118,38 @@ export class Settings {
   /** The meanings of what is chosen, and all of it in a line. */
   show() {
     for (const name of ["drafter", "verifier"]) get(`${name}-meaning`).textContent = this.#meanings[name].get(get(name).value) ?? "";
-    for (const id of ["drafter", "verifier", "tree", "max_draft_tokens"]) get(id).disabled = !get("enabled").checked;
+    if (!get("drafter").value && !this.options?.defaults?.drafter) get("drafter-meaning").textContent = "By model and temperature; an answer\u2019s legend says who drafted.";
+    for (const id of ["drafter", "verifier", "tree", "max_draft_tokens", "prediction"]) get(id).disabled = !get("enabled").checked;
+    const kind = get("format").value;
+    get("form-label").hidden = !FORMS[kind];
+    get("form-name").textContent = FORMS[kind] ?? "";
+    const more = [...MORE, "format", "prediction"].filter((id) => get(id).value !== "" && !get(id).disabled).length;
+    get("more-set").textContent = more ? `${more} set` : "penalties, answers, structure, prediction";
     const parts = [
-      get("temperature").value !== "" && `temperature ${get("temperature").value}`,
+      get("temperature").value !== "" && `temp. ${get("temperature").value}`,
       get("max_tokens").value && `${get("max_tokens").value} tokens`,
       get("enabled").checked ? get("drafter").value : "no drafts",
+      more && `${more} more`,
     ];
     get("summary").textContent = parts.filter(Boolean).join(" \u00b7 ");
   }
 
   get system() {
     return get("system").value;
+  }
+
+  /** What the answer must match, or nothing for any text. */
+  #format() {
+    const type = get("format").value;
+    if (!FORMS[type]) return type ? { type } : undefined;
+    const text = get("form").value;
+    if (!text.trim()) throw new Mistake("response_format", "This field is empty.");
+    if (type !== "json_schema") return { type, [type]: text };
+    try {
+      return { type, json_schema: { name: "answer", schema: JSON.parse(text) } };
+    } catch (error) {
+      throw new Mistake("response_format", `The schema is no JSON: ${error.message}.`);
+    }
   }
 
   /** The fields of a request, without the prompt. */
@@ -132,11 +167,15 @@ export class Settings {
       stream_options: { include_usage: true },
       speculative,
     };
-    for (const name of NUMBERS) {
+    for (const name of [...NUMBERS, ...MORE]) {
       const value = number(name);
       if (value !== undefined) request[name] = value;
     }
     if (stop.length) request.stop = stop;
+    const format = this.#format();
+    if (format) request.response_format = format;
+    const prediction = get("prediction").value;
+    if (prediction && speculative.enabled) request.prediction = { type: "content", content: prediction };
     return request;
   }
 }

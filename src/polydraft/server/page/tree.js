@@ -124,7 +124,10 @@ export function sentence(step) {
   if (!tree) return `The target wrote ${step.tokens.map(({ text }) => quoted(text)).join(" ")} without drafts.`;
   const drafted = tree.tokens.filter((_, i) => i > 0 && tree.valid?.[i] !== false).length;
   const kept = tree.accepted.filter((i) => i > 0).map((i) => quoted(tree.tokens[i]));
-  const own = tree.next === undefined || tree.next === null ? "" : ` The target\u2019s own next token: ${quoted(tree.next)}.`;
+  // A maximum of tokens, a stop string or the text's end may come before the end of what was kept.
+  const cut = step.tokens.length <= kept.length;
+  const next = tree.next === undefined || tree.next === null ? "" : ` The target\u2019s own next token: ${quoted(tree.next)}.`;
+  const own = cut ? ` The text ended after ${step.tokens.length} of these.` : next;
   if (!drafted) return `No drafts in this step.${own}`;
   const who = source ? `${source} guessed` : "";
   const guesses = `${drafted} ${drafted === 1 ? "token" : "tokens"}`;
