@@ -1,7 +1,10 @@
 """What an open batch knows of texts that are over, or of a prompt that several texts have, changes no text."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, Ouroboro
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine.many.pace import Pace
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.probs import Noise
 
@@ -50,14 +54,16 @@ def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
 class Served:
     """A batch that writes texts, each with parts of its own; seeds are numbers of texts."""
 
-    def __init__(self, heat: float, kind: str = "llama", size: int = 3, chunk: int | None = 4, keeps: int = 8) -> None:
+    def __init__(
+        self, heat: float, kind: str = "llama", size: int = 3, keeps: int = 8, pace: Pace | None = None
+    ) -> None:
         self.model, self.heat, self.kind = HuggingFaceModel(target(kind)), heat, kind
         plain = chosen_parts(Choices("none"), self.model, SamplingParams())
         self.watched = Watched(self.model, plain.drafter, plain.verifier, plain.policy)
-        self.batch = OpenBatch(self.watched.method, size, ROOM, chunk, keeps)
+        self.batch = OpenBatch(self.watched.method, size, ROOM, 4, keeps, pace)
         self.texts: dict[Hashable, list[int]] = {}
 
-    def join(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW, **more: bool) -> int:
+    def join(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW, **more: Any) -> int:
         law, ending, noise = TargetLaw(SamplingParams(self.heat)), Ending(len(prompt) + new), Noise.from_seed(name, 1)
         method = self.watched.method_of(parts)
         return self.batch.join(Request(name, torch.tensor(prompt), law, ending, noise, method), **more)
@@ -82,6 +88,21 @@ class Served:
         mask = torch.ones_like(tokens)
         output = polydraft.generate(target(self.kind), tokens, attention_mask=mask, **ways, **options)
         return output.sequences[0, len(prompt) :].tolist()
+
+
+@contextmanager
+def widths_of(served: Served) -> Iterator[list[int]]:
+    """Note how many tokens every pass of the target is given."""
+    seen = list[int]()
+
+    def note(_: object, __: object, options: dict[str, Any]) -> None:
+        seen.append(options["input_ids"].shape[1])
+
+    hook = target(served.kind).register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def turns(served: Served, parts: Sequence[Parts]) -> list[tuple[int, int]]:
@@ -177,3 +198,147 @@ def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int)
     while any(one.name == 1 for one in served.batch.reading):
         grew.append(1 in served.step())
     assert grew == [False, False, True]  # ten tokens before the last, four in each step
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize(("size", "keeps", "shares"), [(4, 8, True), (5, 0, True), (5, 8, False), (2, 8, True)])
+@pytest.mark.parametrize("name", ["model", "lookahead", "route", "an EAGLE head"])
+def test_a_prompt_of_several_texts_is_read_once(name: str, size: int, keeps: int, shares: bool, heat: float) -> None:
+    served, parts = Served(heat, size=size, keeps=keeps), parts_of(name, heat)
+    prompt, known, left = FIRST[2], list[int](), [*range(5)]
+    while left or served.batch.running or served.batch.reading:
+        while left and served.batch.free:
+            own = left.pop(0)
+            known.append(served.join(own, prompt, parts, NEW - own, shares=shares, kin="request"))
+        served.step()
+    assert all(served.texts[own] == served.alone(own, prompt, parts, NEW - own) for own in range(5))
+    assert known == [0, *[len(prompt) - 1 - bool(parts.drafter.reads)] * 4]
+
+
+def test_choices_wait_for_the_first_and_nobody_waits_for_them() -> None:
+    served, parts = Served(0.0, size=4), parts_of("none", 0.0)
+    with widths_of(served) as seen:
+        known = [served.join(own, FIRST[2], parts, kin="request") for own in range(3)]
+        served.join(3, FIRST[1], parts)
+        grew = [served.step() for _ in range(4)]
+    assert known == [0, 10, 10]
+    assert seen[:5] == [4, 2, 2, 1, 4]  # the other prompt is read behind the first chunk, while two texts wait
+    assert grew == [set(), {3}, {0, 1, 2, 3}, {0, 1, 2, 3}]
+
+
+def test_who_waits_for_a_text_that_leaves_reads_the_prompt_itself() -> None:
+    served, parts = Served(0.9, size=4), parts_of("model", 0.9)
+    for own in range(3):
+        served.join(own, FIRST[2], parts, kin="request", shares=False)
+    served.step()
+    served.batch.leave(0)
+    assert served.join(3, FIRST[2], parts, kin="another", shares=False) == 0
+    with widths_of(served) as seen:
+        served.exhaust()
+    assert sum(width for width in seen if width > 1) >= 20 and set(served.texts) == {1, 2, 3}
+    assert all(served.texts[own] == served.alone(own, FIRST[2], parts) for own in (1, 2, 3))
+
+
+def test_parts_of_their_own_share_the_targets_keys_alone() -> None:
+    served, ways = Served(0.9, size=4), [parts_of(name, 0.9) for name in ("model", "ngram", "an EAGLE head", "model")]
+    known = [served.join(own, FIRST[2], parts, kin="request") for own, parts in enumerate(ways)]
+    served.exhaust()
+    assert known == [0, 10, 0, 10]
+    assert all(served.texts[own] == served.alone(own, FIRST[2], parts) for own, parts in enumerate(ways))
+
+
+class Ticking:
+    """A clock that goes on with the passes of a model: so long for each, and so long for each token."""
+
+    def __init__(self, each: float, token: float) -> None:
+        self.now, self.each, self.token = 0.0, each, token
+
+    def __call__(self) -> float:
+        return self.now
+
+    def __enter__(self) -> None:
+        def passed(_: object, __: object, options: dict[str, Any]) -> None:
+            self.now += self.each + self.token * options["input_ids"].numel()
+
+        self._hook = target().register_forward_pre_hook(passed, with_kwargs=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+
+@pytest.mark.parametrize(("each", "token"), [(1.0, 0.05), (0.1, 0.05), (0.0, 0.2), (3.0, 0.01)])
+def test_a_stream_waits_three_steps_at_most_beside_a_long_prompt(each: float, token: float) -> None:
+    clock, parts, long = Ticking(each, token), parts_of("none", 0.0), [*range(VOCAB)] * 3
+    served = Served(0.0, keeps=0, pace=Pace(64, clock, least=4))
+    served.join(0, [7], parts, 80)
+    with clock, widths_of(served) as seen:
+        served.step()
+        begun, gaps, step = clock.now, list[float](), each + token
+        served.join(1, long, parts)
+        while served.batch.reading:
+            assert 0 in served.step()
+            gaps.append(clock.now - begun)
+            begun = clock.now
+    assert sum(width for width in seen if width > 1) == len(long) - 1
+    floor = each + 4 * token
+    assert max(gaps[:-1]) <= step + max(2 * step, floor) + 1e-9  # the last step has the new text too
+    fixed = (len(long) - 1) / 64
+    assert len(gaps) > fixed and sum(gaps) < 3 * (each + token) * len(long)
+
+
+def test_a_pace_learns_from_what_was_measured() -> None:
+    clock = Ticking(0.0, 0.0)
+    pace = Pace(100, clock, least=10)
+
+    def step(tokens: int, read: float, took: float) -> int | None:
+        pace.begins(reads=True)
+        clock.now += read
+        pace.has_read(tokens)
+        clock.now += took
+        pace.has_stepped()
+        return pace.size(delays=True)
+
+    assert (pace.size(delays=True), pace.size(delays=False)) == (10, 100)
+    assert step(10, 0.5, 1.0) == 40  # no more than 2.0 for 40 tokens, if all of it is for tokens
+    assert step(40, 5.0, 1.0) == 10  # 10 take no more than 2.0 if a pass without tokens takes 1.0
+    assert step(40, 1.0, 1.0) == 80
+    assert step(80, 2.0, 1.0) == 80
+    assert step(80, 2.0, 99.0) == 80 and step(3, 9.0, 1.0) == 80  # a disturbed step, and a prompt's last tokens
+    assert step(80, 1e9, 1.0) == 10 and step(10, 1e-9, 1.0) == 100
+    pace.begins(reads=False)
+    clock.now += 9.0
+    pace.has_read(0)
+    pace.has_stepped()
+    assert pace.size(delays=True) == 100
+    assert Pace(4, clock).size(delays=True) == 4 and Pace(None, clock).size(delays=True) is None
+
+
+def test_where_nobody_waits_the_most_is_read() -> None:
+    served, parts = Served(0.0, keeps=0, pace=Pace(40, Ticking(1.0, 1.0))), parts_of("none", 0.0)
+    served.join(0, [*range(VOCAB)] * 3, parts)
+    with widths_of(served) as seen:
+        served.exhaust()
+    assert seen[:2] == [40, 31]
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["none", "recycling", "lookahead", "ouroboros", "model", "a block head"])
+def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:
+    random, now = Random(5), [0.0]
+
+    def clock() -> float:
+        now[0] += random.choice((0.5, 0.8, 1.0, 1.3, 2.0))
+        return now[0]
+
+    served, parts = Served(heat, pace=Pace(12, clock, least=2)), parts_of(name, heat)
+    prompts = [[7], *([*range(own, VOCAB)] * 2 for own in range(4))]
+    with widths_of(served) as seen:
+        for own, prompt in enumerate(prompts):
+            while not served.batch.free:
+                served.step()
+            served.join(own, prompt, parts, NEW if own else 60)
+            served.step()
+        served.exhaust()
+    for own, prompt in enumerate(prompts):
+        assert served.texts[own] == served.alone(own, prompt, parts, NEW if own else 60)
+    assert len({*seen} & {*range(2, 13)}) > 4

@@ -337,3 +337,21 @@ def test_greedy_and_sampled_texts_have_planners_of_their_own(pair: Pair) -> None
             writing.step()
         assert own.policy.steps > before[0] and other.policy.steps == before[1]
     assert not [one for one in events if one.kind in ("refused", "failed")]
+
+
+@pytest.mark.parametrize("salt", [{}, {"cache_salt": "own"}])
+def test_the_choices_of_a_request_read_their_prompt_once(app: TestClient, pair: Pair, salt: dict[str, str]) -> None:
+    prompt = f"choices = {salt or 'all'}\nfor one in choices:\n    print(one, len(choices))\n" * 2
+
+    def counted(name: str) -> int:
+        line = next(one for one in app.get("/metrics").text.splitlines() if one.startswith(f"polydraft:{name}_total"))
+        return int(float(line.split()[-1]))
+
+    before = counted("prefix_cache_queries"), counted("prefix_cache_hits")
+    answer = ask(app, prompt=prompt, n=3, seed=5, max_tokens=6, **salt)
+    count = answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert counted("prefix_cache_queries") - before[0] == 3 * count
+    assert counted("prefix_cache_hits") - before[1] == 2 * (count - 1)
+    texts = [alone(pair, prompt, seed=seed, temperature=1.0, max_new_tokens=6) for seed in answer["polydraft"]["seeds"]]
+    assert [one["text"] for one in answer["choices"]] == texts

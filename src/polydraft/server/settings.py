@@ -29,7 +29,8 @@ class Settings:
         max_length: tokens of a text with its prompt at most; None for the model's context, but no more than 4,096.
         max_prompt_tokens: tokens of a prompt at most; None for what `max_length` leaves.
         max_body: bytes of a request at most.
-        chunk: prompts are read by so many tokens at a time.
+        chunk: prompts are read by at most so many tokens at a time; beside texts in progress by fewer, where so many
+            would take longer than two steps.
         stall: seconds without a sign of life from the model's process, or in one step of it, after which it is killed;
             a worker that is not apart is not watched.
         deadline: seconds that a request may take, with its time in the queue.

@@ -128,7 +128,10 @@ BodyOption = Annotated[
 ChunkOption = Annotated[
     int,
     typer.Option(
-        min=1, callback=count, help="Prompts are read by so many tokens between steps.", rich_help_panel=LIMITS
+        min=1,
+        callback=count,
+        help="Prompts are read by at most so many tokens between steps; by fewer where these take long.",
+        rich_help_panel=LIMITS,
     ),
 ]
 KeptOption = Annotated[

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from polydraft.engine.block import Block, Emission
+from polydraft.engine.calls.past import Past
 from polydraft.engine.decode import Method, Prompts, Rows, joined, opened, read_on, room_for, step
 from polydraft.engine.many.kept import KeptTexts, copied, known_of
+from polydraft.engine.many.pace import Pace, clock_of
 from polydraft.engine.part import Part
 from polydraft.engine.slots import Request
 from polydraft.errors import ContextOverflow
@@ -37,18 +39,19 @@ class OpenStep:
 
 @dataclass(frozen=True, eq=False)
 class _Guest:
-    """A text, and whether what is known of it may be used for others."""
+    """A text, whether what is known of it may be used for others, and with whom it shares its prompt in any case."""
 
     request: Request
     shares: bool
+    kin: Hashable = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A text whose prompt is being read, and its rows."""
+    """A text whose prompt is being read, and its rows; None of one that waits for another to read the same prompt."""
 
     guest: _Guest
-    alone: Rows
+    alone: Rows | None
 
 
 class OpenBatch:
@@ -60,7 +63,8 @@ class OpenBatch:
     moved: then rows keep their places until all texts have ended.
 
     Prompts are read in passes of their own, in every step as many tokens as a chunk has, so that no text waits for
-    another's long prompt.
+    another's long prompt: chunks are as large as their time allows (`Pace`). Texts of one kin with the same prompt have
+    it read once: those that come later wait for the first, or go on from its row.
 
     The last texts are kept with what target and drafter made of them: prompts when they were read, and the whole when
     a text ends. What a new prompt begins with is then not read again, but copied (`Past`). That is exact, since keys
@@ -72,18 +76,27 @@ class OpenBatch:
         method: the target, and what is told of every step. Requests name what drafts for them and verifies.
         size: the most texts at a time.
         capacity: key slots for each, for the longest text and one tree.
-        chunk: read so many tokens of prompts in a step; None to read them whole.
+        chunk: read so many tokens of prompts in a step at most; None to read them whole.
         keeps: how many texts are kept.
+        pace: how many tokens are read beside texts in progress; None to learn it by the clock.
     """
 
-    def __init__(self, method: Method, size: int, capacity: int, chunk: int | None = None, keeps: int = 0) -> None:
+    def __init__(
+        self,
+        method: Method,
+        size: int,
+        capacity: int,
+        chunk: int | None = None,
+        keeps: int = 0,
+        pace: Pace | None = None,
+    ) -> None:
         self.method = method
         self.size = size
         self.capacity = capacity
-        self.chunk = chunk
         self._moves = can_branch(method.target)
         self._whole = reader_of(method.target, size, capacity) if self._moves else None
         device = method.target.device
+        self._pace = pace or Pace(chunk, clock_of(device))
         self._tokens: Tensor = torch.zeros(size if self._moves else 0, capacity, dtype=torch.int64, device=device)
         self._rows: Rows | None = None
         self._guests: tuple[_Guest | None, ...] = ()
@@ -111,13 +124,15 @@ class OpenBatch:
         return self._rows
 
     @torch.inference_mode()
-    def join(self, request: Request, *, shares: bool = True) -> int:
+    def join(self, request: Request, *, shares: bool = True, kin: Hashable = None) -> int:
         """Take a text in; its prompt is read in the next steps. Return how many of its tokens were known.
 
         Args:
             request: the text.
             shares: whether what is known of other texts is used, and this one is kept; else nobody learns from the time
                 that a prompt takes whether it begins like this one.
+            kin: what it has in common with other texts of the same prompt, which is then read once for all of them;
+                None for nothing.
 
         Raises:
             ContextOverflow: the prompt is empty, leaves no room for a token, or could outgrow its slots.
@@ -129,12 +144,12 @@ class OpenBatch:
         needed = request.ending.max_length + room_for([(method.drafter, method.policy)])
         if needed > self.capacity:
             raise ContextOverflow(f"The text needs {needed} key slots, but this batch has {self.capacity} for each.")
-        prompt = request.tokens.unsqueeze(0)
-        text = Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
-        prompts = Prompts(text, (request.law,), (request.ending,), request.noise)
-        past = self._kept.like(text, method.drafter) if shares else None
-        alone = opened(method, prompts, self.capacity, past, room=prompt.shape[1] + 1)
-        self._reading[request.name] = _Waiting(_Guest(request, shares), alone)
+        guest = _Guest(request, shares, kin)
+        if self._leads(guest):
+            self._reading[request.name] = _Waiting(guest, None)
+            return len(request.tokens) - 1 - bool(method.drafter.reads)
+        alone = self._opened(guest, self._past_of(guest))
+        self._reading[request.name] = _Waiting(guest, alone)
         return alone.reader.read[0]
 
     @torch.inference_mode()
@@ -159,11 +174,14 @@ class OpenBatch:
 
         Texts that end leave.
         """
-        self._read_chunk()
+        pace = self._pace
+        pace.begins(reads=bool(self._reading))
+        pace.has_read(self._read_chunk(pace.size(delays=self._rows is not None)))
         if self._rows is None:
             return None
         names = tuple(None if one is None else one.request.name for one in self._guests)
         self._rows, block = step(self.method, self._rows)
+        pace.has_stepped()
         return OpenStep(block, names)
 
     @torch.inference_mode()
@@ -172,27 +190,66 @@ class OpenBatch:
         if self._rows is not None and len(self._rows.going) < len(self.running):
             self._swept()
 
-    def _read_chunk(self) -> None:
-        """Read on in prompts, those first that have waited longest, by as many tokens as a chunk has.
+    def _opened(self, guest: _Guest, past: Past | None) -> Rows:
+        """Return the rows of a text of whose prompt as much is read as a past knows."""
+        request = guest.request
+        prompts = Prompts(_prompt(request), (request.law,), (request.ending,), request.noise)
+        method, room = request.method or self.method, len(request.tokens) + 1
+        return opened(method, prompts, self.capacity, past, room=room)
 
-        A prompt that was read to its end joins; one that was not waits behind the others.
+    def _past_of(self, guest: _Guest) -> Past | None:
+        """Return what is known of a prompt: from a text in progress of its kin, or from one that is kept."""
+        rows, method = self._rows, guest.request.method or self.method
+        for row, one in enumerate(self._guests):
+            if rows is not None and one is not None and _akin(one, guest) and not does_remember(self.method.target):
+                past, part = known_of(rows, row)
+                return past if part.drafter is method.drafter else replace(past, drafts=None)
+        return self._kept.like(_prompt(guest.request), method.drafter) if guest.shares else None
+
+    def _leads(self, guest: _Guest) -> bool:
+        """Tell whether the prompt of a text is being read for another, from which this one can go on.
+
+        A drafter that reads hidden states goes on from its own state alone, since they are not kept.
         """
-        left = self.chunk
-        for name in [*self._reading]:
-            if left is not None and left <= 0:
-                return
+        method = guest.request.method or self.method
+        reading = [one.guest for one in self._reading.values() if one.alone is not None and _akin(one.guest, guest)]
+        return any((one.request.method or self.method) is method or not method.drafter.reads for one in reading)
+
+    def _read_chunk(self, left: int | None) -> int:
+        """Read on in prompts, those first that have waited longest, by so many tokens; return how many were read.
+
+        A prompt that was read to its end joins, and so do others of its kin; one that was not waits behind the others.
+        """
+        before = left
+        for name in sorted(self._reading, key=lambda own: self._reading[own].alone is None):
             one = self._reading[name]  # and stays there if an error comes, so that somebody is told of it
-            unread = one.alone.unread
-            alone = read_on(one.alone, left)
-            left = None if left is None else left - max(1, unread - alone.unread)
-            if alone.unread:
-                del self._reading[name]
-                self._reading[name] = replace(one, alone=alone)
+            if one.alone is None and self._leads(one.guest):
                 continue
-            if one.guest.shares:
+            alone = one.alone or self._opened(one.guest, self._past_of(one.guest))  # whoever read for it has left
+            unread = alone.unread
+            if unread and left is not None and left <= 0:
+                continue
+            alone = read_on(alone, left)
+            left = None if left is None else left - max(1, unread - alone.unread)
+            self._reading[name] = one = replace(one, alone=alone)
+            if alone.unread:
+                self._reading[name] = self._reading.pop(name)
+                continue
+            self._forked(one.guest, alone)
+            if one.guest.shares and self._kept.size:
                 self._keep_prompt(alone)
             self._placed(one.guest, alone)
             del self._reading[name]
+        return 0 if before is None or left is None else before - left
+
+    def _forked(self, guest: _Guest, alone: Rows) -> None:
+        """Let texts that waited for this prompt go on from it."""
+        for name, one in self._reading.items():
+            if one.alone is None and _akin(one.guest, guest):
+                past, part = known_of(alone, 0)
+                drafter = (one.guest.request.method or self.method).drafter
+                past = past if part.drafter is drafter else replace(past, drafts=None)
+                self._reading[name] = replace(one, alone=self._opened(one.guest, past))
 
     def _keep_prompt(self, alone: Rows) -> None:
         """Keep a prompt that was read, in the memory that it was read into."""
@@ -292,6 +349,16 @@ class OpenBatch:
             parts=_moved(rows.parts, places, count),
         )
         return closed, _picked(self._guests, order)
+
+
+def _prompt(request: Request) -> Text:
+    prompt = request.tokens.unsqueeze(0)
+    return Text(prompt, torch.tensor([prompt.shape[1]], device=prompt.device))
+
+
+def _akin(one: _Guest, other: _Guest) -> bool:
+    """Tell whether two texts have the same prompt, and are of one kin."""
+    return one.kin is not None and one.kin == other.kin and torch.equal(one.request.tokens, other.request.tokens)
 
 
 def _picked(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

@@ -177,7 +177,8 @@ class Writing:
             try:
                 telling = Telling(self.served, wanted)
                 request, own = self._request(wanted)
-                known = self._batch.join(request, shares=not wanted.ask.alone)
+                kin = wanted.ask.name if wanted.ask.n > 1 else None  # whose prompt is read once for all choices
+                known = self._batch.join(request, shares=not wanted.ask.alone, kin=kin)
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._forget_own(own)
                 self._fail(wanted.ask.name, error)
