@@ -215,6 +215,10 @@ def test_the_page_loads_nothing_from_elsewhere(app: TestClient) -> None:
     told = app.get("/polydraft/options").json()
     words = [one["word"] for one in told["drafters"]]
     assert "model" in words and all(one["meaning"] for one in told["drafters"] + told["verifiers"])
+    meanings = {one["word"]: one["meaning"] for one in told["drafters"] + told["verifiers"]}
+    assert meanings["block"].endswith("whose trial succeeds, tried from its end")
+    assert meanings["route-first"].startswith("A route between")
+    assert told["defaults"]["drafter"] is None  # it depends on the temperature
     assert told["models"] == ["polydraft-embedded"] and told["chat"] is False and told["context"] == 1024
 
 

@@ -167,6 +167,8 @@ def test_an_earlier_step_can_be_looked_at_while_text_comes(page) -> None:
 
 def test_charts_say_their_numbers(page) -> None:
     send(page)
+    assert "depth" in page.locator("#meters .tick").all_text_contents()
+    assert "Tokens" in page.evaluate("getComputedStyle(document.querySelector('#legend'), '::before').content")
     labels = page.eval_on_selector_all("#meters svg", "all => all.map(e => e.getAttribute('aria-label'))")
     assert [label.split(":")[0] for label in labels] == ["Tokens per second", "Tokens per call", "Accepted, by depth"]
     assert all(any(c.isdigit() for c in label) for label in labels)

@@ -1,5 +1,6 @@
 """What a page can choose from: words and what they mean."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,9 @@ import polydraft.catalogue as catalogue
 import polydraft.catalogue.tables as tables
 from polydraft import __version__
 from polydraft.server.settings import Settings
+
+_SENTENCE = re.compile(r"(?<!\.)\. ")
+"""Where a sentence ends: not behind the dots of `x_1 ... x_n`."""
 
 
 def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
         "chat": bool(told.get("chat")),
         "context": told.get("context"),
         "defaults": {
-            "drafter": settings.drafter_word or (told.get("draft") and "model"),
+            "drafter": settings.drafter_word,  # None: by model and temperature
             "verifier": settings.verifier,
             "tree": settings.tree,
             "temperature": 0.7,  # what the page begins with; a request that says nothing has 1
@@ -52,6 +56,7 @@ def _rule(word: str) -> Any:
 
 
 def _meaning(made: Any) -> str:
-    """Return the first sentence of what something says of itself."""
+    """Return the first sentence of what something says of itself, as a description."""
     said = " ".join((made.__doc__ or "").strip().split("\n\n")[0].split())
-    return said.split(". ")[0].removesuffix(".")
+    first = _SENTENCE.split(said)[0].removesuffix(".").removeprefix("Return ")
+    return first[:1].upper() + first[1:]

@@ -63,7 +63,7 @@ class Meter {
     this.width = this.chart.clientWidth || 240;
     this.height = this.chart.clientHeight || 84;
     this.chart.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-    return { left: 36, right: this.width - 4, top: 8, bottom: this.height - 16 };
+    return { left: 36, right: this.width - 4, top: 8, bottom: this.height - 18 };
   }
 
   text(x, y, text, anchor = "end", kind = "tick") {

@@ -118,7 +118,7 @@ export class Settings {
   /** The meanings of what is chosen, and all of it in a line. */
   show() {
     for (const name of ["drafter", "verifier"]) get(`${name}-meaning`).textContent = this.#meanings[name].get(get(name).value) ?? "";
-    if (!get("drafter").value && !this.options?.defaults?.drafter) get("drafter-meaning").textContent = "By model and temperature; an answer\u2019s legend says who drafted.";
+    if (!get("drafter").value && !this.options?.defaults?.drafter) get("drafter-meaning").textContent = "It depends on model and temperature; an answer\u2019s legend says who drafted.";
     for (const id of ["drafter", "verifier", "tree", "max_draft_tokens", "prediction"]) get(id).disabled = !get("enabled").checked;
     const kind = get("format").value;
     get("form-label").hidden = !FORMS[kind];
