@@ -215,7 +215,6 @@ BAD: list[tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dict[str, Any]
     (lambda one: one, {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2.5}, "sliding_window is 2.5"),
     (lambda one: one, {"rope_theta": 0}, "rope_theta is 0; it must be a number above 0"),
     (lambda one: one, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number above 0"),
-    (lambda one: {**one, "layers.0.pre_feedforward_layernorm.weight": torch.zeros(1)}, {}, "has Gemma's layers"),
 ]
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.layers import Anatomy, Layer, Norm, Seen
+from polydraft.drafters.heads.layers import Anatomy, GemmaLayer, Layer, Norm, Seen
 from polydraft.drafters.heads.paths import PathTerm
 from polydraft.errors import InvalidParameter
 from polydraft.models import Layer as TargetLayer
@@ -40,9 +40,11 @@ class BlockShape:
         windows: per layer, how many positions a slot looks back; None for all.
         taps: how many slots the convolutions around sublayers join; 0 for none (DFlash2).
         group: channels that share a dynamic kernel.
+        gemma: whether its layers are Gemma 4's; else Qwen 3's.
+        own_values: of Gemma's layers: whether values have a projection of their own.
 
     Raises:
-        InvalidParameter: a block without a draft, or settings for another number of layers.
+        InvalidParameter: a block without a draft, settings for another number of layers, or convolutions in Gemma's.
     """
 
     anatomy: Anatomy
@@ -56,12 +58,22 @@ class BlockShape:
     windows: tuple[int | None, ...] = ()
     taps: int = 0
     group: int = 16
+    gemma: bool = False
+    own_values: bool = True
 
     def __post_init__(self) -> None:
         if self.drafts < 1:
             raise InvalidParameter(f"A block of {self.block} slots has no draft.")
         if not self.reads or {len(self.causal), len(self.windows)} - {0, self.layers}:
             raise InvalidParameter(f"A block head of {self.layers} layers has settings for another number of layers.")
+        if self.gemma and self.taps:
+            raise InvalidParameter("Gemma's layers have no convolutions.")
+
+    def layer(self) -> Layer:
+        """Return a new layer."""
+        if self.gemma:
+            return GemmaLayer(self.anatomy, own_values=self.own_values)
+        return ConvolvedLayer(self.anatomy, self.taps, self.group) if self.taps else Layer(self.anatomy)
 
     @property
     def drafts(self) -> int:
@@ -130,9 +142,7 @@ class BlockHead(nn.Module):
         self.shape, self.path = shape, path
         self.fc = nn.Linear(len(shape.reads) * shape.target_width, own.width, bias=False)
         self.hidden_norm = Norm(own.width, own.eps)
-        self.layers = nn.ModuleList(
-            ConvolvedLayer(own, shape.taps, shape.group) if shape.taps else Layer(own) for _ in range(shape.layers)
-        )
+        self.layers = nn.ModuleList(shape.layer() for _ in range(shape.layers))
         self.norm = Norm(own.width, own.eps)
         self.mask_embed = nn.Parameter(torch.zeros(own.width)) if shape.mask_id is None else None
         self.confidence = None if confidence is None else nn.Linear(own.width + confidence, 1)

@@ -6,6 +6,7 @@ renames as little as possible.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import pi
 
 import torch
@@ -26,12 +27,13 @@ class Rotation:
 
     Args:
         theta: the base.
-        stretch: "" for the plain frequencies; "linear" divides them by `factor`; "llama3" divides only low ones
-            (Hugging Face's `rope_scaling` of that name).
+        stretch: "" for the plain frequencies; "linear" divides them by `factor`; "llama3" divides only low ones;
+            "proportional" divides by `factor`, and turns only a part of the pairs (Hugging Face's kinds of that name).
         factor: by how much.
         low: of "llama3": wavelengths over `original / low` are divided.
         high: wavelengths under `original / high` are kept.
         original: the context before the stretch.
+        part: of "proportional": which share of the pairs turns, the fastest ones.
 
     Raises:
         InvalidParameter: another stretch.
@@ -43,9 +45,10 @@ class Rotation:
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+    part: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.stretch not in ("", "linear", "llama3"):
+        if self.stretch not in ("", "linear", "llama3", "proportional"):
             raise InvalidParameter(f"Rotary positions of kind {self.stretch!r} are not known for draft heads.")
 
     def frequencies(self, channels: int, device: torch.device) -> Float[Tensor, " c"]:
@@ -57,6 +60,8 @@ class Rotation:
         slow = plain / self.factor
         if self.stretch == "linear":
             return slow
+        if self.stretch == "proportional":
+            return slow.where(torch.arange(len(slow), device=device) < int(self.part * channels // 2), 0.0)
         turns = self.original * plain / (2 * pi)
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return kept * plain + (1 - kept) * slow
@@ -74,6 +79,12 @@ def turned(heads: Float[Tensor, "b g n h"], turn: Turn) -> Float[Tensor, "b g n 
     return heads * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
 
 
+def evened(states: Float[Tensor, "*b d"], eps: float) -> Float[Tensor, "*b d"]:
+    """Return states divided by their root mean square, in single precision at least."""
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
+
+
 class Norm(nn.Module):
     """Divide by the root mean square, in float32, and scale by learnt weights (arXiv 1910.07467)."""
 
@@ -84,9 +95,7 @@ class Norm(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return the scaled states."""
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(states.dtype)
+        return self.weight * evened(states, self.eps)
 
 
 @dataclass(frozen=True)
@@ -130,10 +139,15 @@ class Anatomy:
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, over keys that the caller keeps.
 
+    Attributes:
+        scale: what scores are multiplied by; None for one over the root of the channels.
+
     Args:
         anatomy: sizes.
         reads: width of what comes in; d unless said otherwise.
     """
+
+    scale: float | None = None
 
     def __init__(self, anatomy: Anatomy, reads: int | None = None) -> None:
         super().__init__()
@@ -168,13 +182,20 @@ class Attention(nn.Module):
         queries = turned(self.q_norm(self._heads(self.q_proj(states))).transpose(1, 2), turn)
         keys, values = seen(*self.keys(states, turn))
         found = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask.unsqueeze(1), enable_gqa=self.anatomy.heads != self.anatomy.groups
+            queries,
+            keys,
+            values,
+            attn_mask=mask.unsqueeze(1),
+            scale=self.scale,
+            enable_gqa=self.anatomy.heads != self.anatomy.groups,
         )
         return self.o_proj(found.transpose(1, 2).flatten(-2))
 
 
 class Gated(nn.Module):
     """The gated layer of Llama and Qwen: down(silu(gate x) * up x)."""
+
+    activation = staticmethod(nn.functional.silu)
 
     def __init__(self, anatomy: Anatomy) -> None:
         super().__init__()
@@ -184,7 +205,7 @@ class Gated(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return what is added to the states."""
-        return self.down_proj(nn.functional.silu(self.gate_proj(states)) * self.up_proj(states))
+        return self.down_proj(self.activation(self.gate_proj(states)) * self.up_proj(states))
 
 
 class Layer(nn.Module):
@@ -208,3 +229,62 @@ class Layer(nn.Module):
         """Return the layer's output; arguments as for `Attention`."""
         states = states + self.self_attn(self.input_layernorm(states), turn, seen, mask)
         return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class GemmaAttention(Attention):
+    """Gemma 4's attention: scores are not scaled, and values are evened by their root mean square, without weights.
+
+    Where values have no projection of their own they are that of the keys, before its norm and its rotation.
+
+    Args:
+        anatomy: sizes.
+        own_values: whether values have a projection of their own.
+    """
+
+    scale = 1.0
+
+    def __init__(self, anatomy: Anatomy, *, own_values: bool) -> None:
+        super().__init__(anatomy)
+        self.own_values = own_values
+        if not own_values:
+            del self.v_proj
+
+    def keys(self, states: Float[Tensor, "b n d"], turn: Turn) -> tuple[Tensor, Tensor]:
+        """Return rotated keys and evened values of tokens: "b g n h" each."""
+        projected = self._heads(self.k_proj(states))
+        values = self._heads(self.v_proj(states)) if self.own_values else projected
+        keys = turned(self.k_norm(projected).transpose(1, 2), turn)
+        return keys, evened(values, self.anatomy.eps).transpose(1, 2)
+
+
+class GemmaGated(Gated):
+    """The gated layer with Gemma's activation."""
+
+    activation = staticmethod(partial(nn.functional.gelu, approximate="tanh"))
+
+
+class GemmaLayer(Layer):
+    """Gemma 4's layer, of which DeepSpec's heads for such targets are built.
+
+        x <- x + norm_2(attn(norm_1 x));   x <- (x + norm_4(gated(norm_3 x))) * scalar
+
+    Source: deepseek-ai/DeepSpec, `deepspec/modeling/dspark/gemma4/modeling.py`.
+
+    Args:
+        anatomy: sizes.
+        own_values: as for `GemmaAttention`.
+    """
+
+    def __init__(self, anatomy: Anatomy, *, own_values: bool) -> None:
+        super().__init__(anatomy)
+        self.self_attn, self.mlp = GemmaAttention(anatomy, own_values=own_values), GemmaGated(anatomy)
+        self.pre_feedforward_layernorm = Norm(anatomy.width, anatomy.eps)
+        self.post_feedforward_layernorm = Norm(anatomy.width, anatomy.eps)
+        self.layer_scalar = nn.Parameter(torch.ones(1))
+
+    def forward(self, states, turn, seen, mask):
+        """Return the layer's output; arguments as for `Attention`."""
+        found = self.self_attn(self.input_layernorm(states), turn, seen, mask)
+        states = states + self.post_attention_layernorm(found)
+        found = self.mlp(self.pre_feedforward_layernorm(states))
+        return (states + self.post_feedforward_layernorm(found)) * self.layer_scalar

@@ -50,6 +50,8 @@ def write_block(
         InvalidParameter: the form has no such head; what it lacks is named.
         CheckpointError: it cannot be written.
     """
+    if drafter.head.shape.gemma:
+        raise InvalidParameter("Block heads with Gemma's layers are read, and not written.")
     tokens = drafter.ends.tokens
     ids = None if tokens is None else drafter.ends.get_buffer("tokens").cpu()
     if speculators:

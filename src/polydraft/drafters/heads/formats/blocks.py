@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
+from polydraft.drafters.heads.formats.gemma import gemma_anatomy, own_values
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
@@ -36,7 +37,7 @@ LONGEST = 1 << 16
 """Tokens of the longest block: beside those of the text, caches have room for one."""
 DEEPSPEC = "DSparkModel"
 """How the names of DeepSpec's classes end, those of its DFlash heads included."""
-FOUR_NORMS = "pre_feedforward_layernorm"
+FOUR_NORMS = "layers.0.pre_feedforward_layernorm.weight"
 """A tensor of Gemma's layers, which differ from Qwen's."""
 BACKBONE = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"}
 """What all block heads have, and EAGLE's do not: the norm behind `fc` is one of theirs inside the first layer."""
@@ -67,12 +68,10 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         CheckpointError: a key is missing or left over, a shape is another one, or a setting is not known.
     """
     fields, tensors = _fields(folder), Tensors.of(folder, ("model.", "logit_head."))
-    if any(FOUR_NORMS in name for name in tensors.left):
-        raise CheckpointError(f"The head in {folder.name} has Gemma's layers, which are not read yet.")
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     shape = _shape(fields, tensors, target_layers)
     made_for = fields.made_for(target_tokens(tensors))
-    ends = _ends(fields, tensors, shape.anatomy.width)
+    ends = _ends(fields, tensors, shape)
     path = _path(fields, tensors, shape.anatomy.width)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
     read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.size)
@@ -117,8 +116,8 @@ def _shifted(fields: Fields, tensors: Tensors) -> bool:
 
 
 def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> BlockShape:
-    normed = tensors.has("layers.0.self_attn.q_norm.weight")
-    anatomy = fields.anatomy(normed=normed)
+    normed, gemma = tensors.has("layers.0.self_attn.q_norm.weight"), tensors.has(FOUR_NORMS)
+    anatomy = gemma_anatomy(fields) if gemma else fields.anatomy(normed=normed)
     if tensors.has("layers.0.self_attn.q_proj.bias") != anatomy.bias:
         anatomy = replace(anatomy, bias=not anatomy.bias)
     layers = fields.count("num_hidden_layers", each=anatomy.width)
@@ -151,6 +150,8 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
         windows=windows,
         taps=taps,
         group=fields.count("conv_group_size", 16, each=1),
+        gemma=gemma,
+        own_values=not gemma or own_values(fields),
     )
 
 
@@ -200,9 +201,12 @@ def _causal(fields: Fields, windows: tuple[int | None, ...]) -> tuple[bool, ...]
     return tuple(window is not None for window in windows)
 
 
-def _ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
-    """Return the head's own embedding and output rows, where the folder holds them."""
-    tokens = draft_tokens(tensors)
+def _ends(fields: Fields, tensors: Tensors, shape: BlockShape) -> HeadEnds:
+    """Return the head's own embedding and output rows, where the folder holds them.
+
+    Gemma multiplies embeddings by the root of their width; a target's own come multiplied already.
+    """
+    tokens, width = draft_tokens(tensors), shape.anatomy.width
     embed = rows = None
     if tensors.has("embed_tokens.weight"):
         tensors.fill(embed := nn.Embedding(tensors.matrix("embed_tokens.weight")[0], width), "embed_tokens.")
@@ -213,7 +217,7 @@ def _ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
         embed,
         rows,
         tokens,
-        scale=fields.number("input_embedding_scale", 1.0),
+        scale=fields.number("input_embedding_scale", width**0.5 if shape.gemma and embed is not None else 1.0),
         multiplier=fields.number("output_multiplier", 1.0),
         softcap=None if cap is None else fields.number("final_logit_softcapping", 0.0, above=0),
     )
