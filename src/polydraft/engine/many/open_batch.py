@@ -142,12 +142,21 @@ class OpenBatch:
                 self._swept()
 
     @torch.inference_mode()
-    def step(self) -> OpenStep | None:
+    def read(self) -> None:
+        """Read on in prompts by a chunk; texts whose prompts are then read take part in the next step."""
+        self._read_chunk()
+
+    @torch.inference_mode()
+    def step(self, *, reads: bool = True) -> OpenStep | None:
         """Read on in prompts, and take a step with all texts; None if no prompt was read to its end yet.
 
         Texts that end leave.
+
+        Args:
+            reads: whether prompts are read; False for who has done so (`read`).
         """
-        self._read_chunk()
+        if reads:
+            self._read_chunk()
         if self._rows is None:
             return None
         names = tuple(None if one is None else one.name for one in self._requests)
