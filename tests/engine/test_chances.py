@@ -5,7 +5,7 @@ import pytest
 from polydraft.engine import Goodput
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner import Costs, Opening, Spent
-from polydraft.engine.planner.chances import MOST_LAWS, Chances, tokens_of
+from polydraft.engine.planner.chances import MOST_LAWS, Chances, tokens_found, tokens_of
 from polydraft.engine.planner.costs import costs_for
 from polydraft.engine.planner.curves import Curve, StepCosts
 from polydraft.engine.planner.sureness import Sureness
@@ -26,6 +26,9 @@ def test_expected_tokens_are_those_of_the_rates() -> None:
     known = tuple(tuple(tuple(rates[depth, : k + 1].tolist()) for k in range(3)) for depth in range(3))
     assert tokens_of(shape, rates) == pytest.approx(expected_tokens(shape, Acceptance(known)))
     assert tokens_of(PLAIN, rates) == 1
+    found = [above - 1 for above in shape.parents[1:]]
+    assert tokens_found(found, rates) == pytest.approx(tokens_of(shape, rates)) and tokens_found((), rates) == 1
+    assert tokens_found((-1, -1, 1), rates) == pytest.approx(1 + rates[0, 0] + rates[0, 1] * (1 + rates[1, 0]))
 
 
 def test_rates_come_to_what_is_seen_at_each_depth_and_rank() -> None:
@@ -91,6 +94,23 @@ def test_costs_are_those_of_the_table_and_between_its_sizes() -> None:
     assert costs.target(6) == pytest.approx(1.2) and costs.target(2) == pytest.approx(1.0)
     assert costs.draft(longer) == pytest.approx(0.3 / 3.1 * 6.1)
     assert costs.step(longer) == pytest.approx(costs.target(7) + costs.draft(longer) + 0.2)
+
+
+def test_the_rest_of_a_step_is_learnt_apart_for_each_finder() -> None:
+    costs, tree = Costs(2, 0.1), Chain(3).shape
+    for _ in range(20):
+        costs.learn(Spent(0.3, 1.0, 0.2), 8, tree, finders=["", ""])
+        costs.learn(Spent(0.0, 1.0, 0.6), 8, PLAIN, finders=["suffix", "suffix"])
+        costs.learn(Spent(0.0, 0.5, 0.1), 2, PLAIN, finders=[None, None])
+    suffix = costs.rest(["suffix"])
+    assert costs.rest([""]) == pytest.approx(0.2) and suffix == pytest.approx(0.6, rel=0.03)
+    assert costs.rest([None]) == pytest.approx(0.1) and costs.rest(["", "suffix"]) == (0.2 + suffix) / 2
+    assert costs.step(tree) == pytest.approx(1.5), "what is looked up costs trees nothing"
+    assert costs.rest(["n-gram"]) == suffix, "one that is new may be as dear as the dearest"
+    for _ in range(40):
+        costs.learn(Spent(0.0, 1.0, 0.5), 8, PLAIN, finders=["n-gram", None])
+    assert costs.rest(["n-gram", None]) == pytest.approx(0.5, rel=0.05)
+    assert costs.for_rows(3).rest(["suffix"]) == suffix
 
 
 def test_a_hiccup_does_not_stay() -> None:

@@ -12,7 +12,7 @@ from polydraft.engine.planner import Opening
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.schemes import IID, TopK, TopThenIID
-from polydraft.trees import Chain, Draft, Piece, TreePolicy, Verdict, Widths
+from polydraft.trees import Chain, Draft, Found, Piece, TreePolicy, Verdict, Widths
 from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
     BlockVerification,
@@ -52,8 +52,11 @@ class Told(FixedShape):
     def suits(self, usual: TreePolicy) -> None:
         self.usual = usual
 
-    def takes(self, lengths: list[int], sources: list[str]) -> tuple[int, ...]:
-        return tuple(row for row, length in enumerate(lengths) if length and self.looks_up)
+    def looks(self) -> bool:
+        return True
+
+    def takes(self, found: list[Found]) -> tuple[int, ...]:
+        return tuple(row for row, one in enumerate(found) if one.parents and self.looks_up)
 
     def opens(self, opening: Opening) -> None:
         self.opened.append(opening)

@@ -29,7 +29,7 @@ from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise
-from polydraft.trees import TreePolicy
+from polydraft.trees import Found, TreePolicy
 from polydraft.trees.policies import FixedShape
 
 VOCAB, NEW, ROOM = 30, 12, 100
@@ -191,7 +191,10 @@ class Told(FixedShape):
     def suits(self, usual: TreePolicy) -> None:
         pass
 
-    def takes(self, lengths: list[int], sources: list[str]) -> tuple[int, ...]:
+    def looks(self) -> bool:
+        return True
+
+    def takes(self, found: list[Found]) -> tuple[int, ...]:
         return ()
 
     def opens(self, opening: Opening) -> None:

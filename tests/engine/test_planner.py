@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, Fixed, Found, TreePolicy, TreeShape, Widths
 
 TREES = (Chain(2), Chain(3), Chain(1))
 Arm = Callable[[random.Random], tuple[float, float]]
@@ -210,17 +211,17 @@ def test_what_is_looked_up_is_the_same_when_an_interrupted_step_is_taken_again()
     planner = opened()
     speed(world(0.9, 0.1), planner, 200, 1)
     for number in range(40):
-        lengths = [2 + number % 3]
-        answers = [planner.takes(lengths, ["lookup"]) for _ in range(3)]
+        length = 2 + number % 3
+        answers = [planner.takes([chain(length, "lookup")]) for _ in range(3)]
         assert answers[0] == answers[1] == answers[2]
         source = "lookup" if answers[0] else ""
-        told = Lesson(source, (), ((0, 0, 0.0, 1.0),), 1, lengths[0] if source else planner.shape.depth)
+        told = Lesson(source, (), ((0, 0, 0.0, 1.0),), 1, length if source else planner.shape.depth)
         planner.note([told], Spent(0.0, 1.0, 0.0), 1 + told.depth)
-    assert not planner.takes([2], ["lookup"]), "lookups that were never right are given up"
+    assert not planner.takes([chain(2, "lookup")]), "lookups that were never right are given up"
     planner.lost, planner.spent = 0.0, 1e6
     for _ in range(8):
         planner.note([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
-    assert planner.takes([2], ["lookup"]) == (0,), "and tried again when a trial is due and affordable"
+    assert planner.takes([chain(2, "lookup")]) == (0,), "and tried again when a trial is due and affordable"
 
 
 def test_a_planner_learns_apart_what_each_finder_brings() -> None:
@@ -231,4 +232,94 @@ def test_a_planner_learns_apart_what_each_finder_brings() -> None:
         source, tried = ("suffix", ((0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0))) if good else ("n-gram", ((0, 0, 0.0, 1.0),))
         told = Lesson(source, (), tried, 3 if good else 1, 2)
         planner.note([told], Spent(0.0, 1.0, 0.0), 3)
-    assert planner.takes([2], ["suffix"]) == (0,) and not planner.takes([2], ["n-gram"])
+    assert planner.takes([chain(2, "suffix")]) == (0,) and not planner.takes([chain(2, "n-gram")])
+
+
+def test_what_is_looked_up_counts_by_its_nodes_and_by_the_chances_along_its_paths() -> None:
+    """Each of four first guesses is right in a quarter of all cases; a chain of four brings less for the same pass."""
+    planner, stream = opened(), random.Random(3)
+    speed(world(0.3, 0.4), planner, 200, 1)
+    for _ in range(80):
+        right = stream.randrange(4)
+        tried = tuple((0, rank, float(rank == right), 1.0) for rank in range(right + 1))
+        planner.note([Lesson("n-gram", (), tried, 2, 1)], Spent(0.0, 1.7, 0.0), 5)
+    wide, deep = Found((-1,) * 4, "n-gram"), chain(4, "n-gram")
+    assert planner._gain(wide) == pytest.approx(2, abs=0.1) and planner._gain(deep) < 1.6
+    assert planner.takes([wide]) == (0,) and not planner.takes([deep])
+
+
+def chain(length: int, source: str) -> Found:
+    """A continuation without branches."""
+    return Found(tuple(range(-1, length - 1)), source)
+
+
+def looked(planner: Planner, took: float, right: bool, steps: int) -> int:
+    """Write text plainly where four tokens are found in every step; return how often they were looked for."""
+    count = 0
+    for _ in range(steps):
+        asks = planner.looks()
+        taken = asks and bool(planner.takes([chain(4, "suffix")]))
+        count += asks
+        tried = tuple((depth, 0, float(right), 1.0) for depth in range(4 if right else 1)) if taken else ()
+        told = Lesson("suffix" if taken else "", (), tried, 5 if taken and right else 1, 4 if taken else 0)
+        planner.current = planner._best = 0
+        planner.note([told], Spent(took if asks else 0.0, 1.2 if taken else 1.0, 0.0), 5 if taken else 1)
+        planner.current = planner._best = 0
+    return count
+
+
+def test_nothing_is_looked_up_where_looking_takes_more_than_it_saves() -> None:
+    planner = opened(relative=9.0)
+    planner.current = planner._best = 0
+    assert looked(planner, 0.3, False, 60) < 30
+    spent, lost = planner.spent, planner.lost
+    assert looked(planner, 0.3, False, 600) < 30 and planner.lost - lost < 0.01 * (planner.spent - spent)
+    looked(planner, 0.3, True, 1500)
+    assert looked(planner, 0.3, True, 100) == 100, "it comes back when what is found is right"
+    cheap = opened(relative=9.0)
+    assert looked(cheap, 0.0, False, 100) == 100, "what takes no time is always done"
+
+
+def full_batch(planner: Planner, steps: int, plain: float = 1.0, tree: float = 4.0) -> list[int]:
+    """Take steps with 16 rows in which a tree brings two tokens of each for four times the time of a plain step."""
+    taken = list[int]()
+    for _ in range(steps):
+        arm, shape = planner.current, planner.shape
+        taken.append(arm)
+        tried = ((0, 0, 1.0, 1.0), (1, 0, 0.0, 1.0))[: shape.depth]
+        lessons = [Lesson("", (), tried, 1 + bool(arm), shape.depth)] * 16
+        planner.note(lessons, Spent(0.1 * bool(arm), tree if arm else plain, 0.0), 16 * shape.size)
+    return taken
+
+
+def test_a_full_batch_falls_back_to_plain_decoding_at_once_though_it_never_saw_a_plain_step_of_so_many_rows() -> None:
+    planner = opened()
+    speed(world(0.9, 0.1), planner, 400, 1)
+    assert planner.current
+    planner.opens(opening(left=10_000, rows=16))
+    assert 0 in full_batch(planner, 12)
+    assert full_batch(planner, 100).count(0) > 95
+    before = planner.steps
+    planner.opens(opening(left=10_000, rows=15))
+    assert planner.current == 0 and planner.steps == before, "about as many rows take about as long"
+
+
+def test_a_plain_step_that_was_held_up_does_not_keep_a_slow_tree_for_ever() -> None:
+    planner = opened()
+    speed(world(0.9, 0.1), planner, 400, 1)
+    planner.opens(opening(left=10_000, rows=16))
+    held = full_batch(planner, 12, plain=9.0)
+    assert 0 in held and planner.current
+    full_batch(planner, 1500)
+    assert full_batch(planner, 100).count(0) > 90
+
+
+def test_a_drafter_has_missed_no_more_than_a_text_in_progress_has() -> None:
+    planner = opened()
+    speed(world(0.0, 1.5), planner, 60, 1)
+    assert planner.current == 0
+    planner._unread = 400
+    planner.opens(replace(opening(), others=40))
+    assert planner._unread == 40
+    planner.opens(replace(opening(), others=0))
+    assert planner._unread == 10

@@ -19,7 +19,7 @@ from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Riders, TreePolicy, TreeShape
+from polydraft.trees import Draft, Found, Riders, TreePolicy, TreeShape
 from polydraft.trees.dynamic import BestFirst, Confident
 from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
@@ -93,10 +93,15 @@ class Scheming(FixedShape):
     def note(self, *told: object) -> None:
         self.seen += repr(told)
 
-    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
-        found = tuple(row for row, length in enumerate(lengths) if length and self._one_of(2, lengths))
-        self.chosen.add(bool(found))
-        return found
+    def looks(self) -> bool:
+        answer = bool(self._one_of(3, "looks"))
+        self.chosen.add(f"looks: {answer}")
+        return answer
+
+    def takes(self, found: Sequence[Found]) -> tuple[int, ...]:
+        taken = tuple(row for row, one in enumerate(found) if one.parents and self._one_of(2, found))
+        self.chosen.add(bool(taken))
+        return taken
 
     def goes_on(self, depth: int, chances: Tensor) -> bool:
         answer = bool(self._one_of(2, (depth, chances.tolist())))
@@ -284,7 +289,8 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
         prompts = [[0, 1, 1, 0]] if salt else [[1, 0, 1], [0, 0, 1]]
         assert not checked(SMALL, drafter, rule, planner, prompts, 2 if salt else 1)
         chosen |= planner.chosen
-    assert chosen == {*Scheming.trees, True, False, "goes on: True", "goes on: False"}
+    both = {f"{what}: {answer}" for what in ("goes on", "looks") for answer in (True, False)}
+    assert chosen == {*Scheming.trees, True, False, *both}
 
 
 def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:

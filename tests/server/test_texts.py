@@ -355,3 +355,24 @@ def test_the_choices_of_a_request_read_their_prompt_once(app: TestClient, pair: 
     assert counted("prefix_cache_hits") - before[1] == 2 * (count - 1)
     texts = [alone(pair, prompt, seed=seed, temperature=1.0, max_new_tokens=6) for seed in answer["polydraft"]["seeds"]]
     assert [one["text"] for one in answer["choices"]] == texts
+
+
+def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
+    """A prompt that is still being read is no row, and a new text is told of though as many rows go on."""
+    settings = Settings(plan="auto", batch_size=3, chunk=16)
+    writing = Writing(Served(settings, HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)), print)
+    planner = writing._planned[True].policy
+    told, noted = [], []
+    opens, note = planner.opens, planner.note
+    planner.opens = lambda opening: (told.append(opening), opens(opening))
+    planner.note = lambda lessons, spent, scored: (
+        noted.append((planner.costs.rows, len(lessons), scored)),
+        note(lessons, spent, scored),
+    )
+    for number, words in enumerate((2, 90, 4, 3)):
+        writing.take(Ask(f"{number}", ("word " * words,), options={"do_sample": False}, max_tokens=12, ignore_eos=True))
+    while not writing.idle:
+        writing.step()
+    assert noted and all(rows == lessons and scored % rows == 0 for rows, lessons, scored in noted)
+    assert {rows for rows, _, _ in noted} >= {1, 2} and told[0].others == 0 and told[-1].rows == noted[-1][0]
+    assert any(one.others and one.length for one in told), "one joined those in progress"

@@ -40,31 +40,53 @@ class ChoosingPolicy(TreePolicy, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Found:
+    """A continuation of a row's text that was looked up, as a tree without its tokens.
+
+    Args:
+        parents: by node, the place of the node above it, an earlier one; -1 below the root. () if nothing
+            was found.
+        source: who found it.
+    """
+
+    parents: tuple[int, ...] = ()
+    source: str = ""
+
+
 @runtime_checkable
 class TakingPolicy(ChoosingPolicy, Protocol):
-    """A policy that chooses between its trees and chains that were looked up in the text (`LookupFirst`)."""
+    """A policy that chooses between its trees and continuations that were looked up in the text (`LookupFirst`)."""
 
-    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
-        """Return the rows that take their chain, given how long it is and who found it; the others take the tree.
+    def looks(self) -> bool:
+        """Tell whether continuations are looked up for the next tree; finished steps decide."""
+        ...
 
-        The chains are known from the committed text, so that nothing drawn decides.
+    def takes(self, found: Sequence[Found]) -> tuple[int, ...]:
+        """Return the rows that take what was found for them, given its shape and who found it; others take the tree.
+
+        It is known from the committed text, so that nothing drawn decides.
         """
         ...
 
 
-def rows_taken(policy: TreePolicy, lengths: Sequence[int], least: int, sources: Sequence[str]) -> tuple[int, ...]:
-    """Return the rows that take the chain that was looked up for them: those of so many tokens, or fewer rows.
+def is_looked_up(policy: TreePolicy) -> bool:
+    """Tell whether continuations are to be looked up for a policy's next tree."""
+    return not isinstance(policy, TakingPolicy) or policy.looks()
+
+
+def rows_taken(policy: TreePolicy, found: Sequence[Found], least: int) -> tuple[int, ...]:
+    """Return the rows that take what was looked up for them: those of so many tokens, or fewer rows.
 
     Args:
         policy: of the trees that they could take instead.
-        lengths: how many tokens were found, by row.
-        least: fewer are not worth a step.
-        sources: who found them, by row.
+        found: by row.
+        least: fewer tokens are not worth a step.
     """
-    found = tuple(row for row, length in enumerate(lengths) if length >= least)
-    if found and isinstance(policy, TakingPolicy):
-        return policy.takes([length if length >= least else 0 for length in lengths], sources)
-    return found if policy.shape.counts else ()
+    enough = [one if len(one.parents) >= least else Found() for one in found]
+    if isinstance(policy, TakingPolicy):
+        return policy.takes(enough)
+    return tuple(row for row, one in enumerate(enough) if one.parents) if policy.shape.counts else ()
 
 
 def largest_shape(policy: TreePolicy) -> TreeShape:

@@ -15,6 +15,7 @@ from polydraft.drafters import (
     Drafter,
     JacobiDrafter,
     LookaheadDrafter,
+    LookupFirst,
     MergedDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -24,11 +25,12 @@ from polydraft.drafters import (
     SuffixDrafter,
 )
 from polydraft.drafters.text import Guess, given
+from polydraft.engine import Planner
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.reading import Text
 from polydraft.schemes import IID, Given, Product, TopK
-from polydraft.trees import BestFirst, Chain, Confident, Widths, branched
+from polydraft.trees import BestFirst, Chain, Confident, TreePolicy, Widths, branched
 
 VOCAB = 20
 TARGET = tiny_model("llama", VOCAB)
@@ -235,3 +237,41 @@ def test_a_route_counts_the_passes_that_the_other_drafter_takes(passes: int) -> 
     route = Seeing((NgramDrafter(),), other, price=0.5, overhead=0.25)
     polydraft.generate(target, torch.tensor([[1, 2, 3]]), drafter=route, policy=3, max_new_tokens=4, temperature=0)
     assert seen and all(one == pytest.approx(1.25 + passes + 0.5 * 3) for one in seen)  # both models are equally large
+
+
+class Blind(Planner):
+    """A planner that takes one tree in every step and wants nothing looked up in every other one."""
+
+    def __init__(self, tree: TreePolicy) -> None:
+        super().__init__((tree,))
+        self.asked = list[bool]()
+
+    def note(self, *told: Any) -> None:
+        super().note(*told)
+        self.current = 1
+
+    def looks(self) -> bool:
+        return self.steps % 2 == 1
+
+    def takes(self, found: Any) -> tuple[int, ...]:
+        self.asked.append(self.looks())
+        return tuple(row for row, one in enumerate(found) if one.parents)
+
+
+@pytest.mark.parametrize("kind", ["route", "route alone", "lookup"])
+def test_where_nothing_is_to_be_looked_up_nobody_guesses_and_the_other_drafter_drafts(kind: str) -> None:
+    guessed, planner = list[bool](), Blind(Chain(3))
+
+    class Guessing(NgramDrafter):
+        def guesses(self, state: Any, text: Any, bounds: Any) -> Any:
+            guessed.append(planner.looks())
+            return super().guesses(state, text, bounds)
+
+    other = model()
+    route = RoutedDrafter((Guessing(),), None if kind == "route alone" else other)
+    drafter = LookupFirst(other, 1) if kind == "lookup" else route
+    found = polydraft.generate(TARGET, IDS, drafter=drafter, policy=planner, **GREEDY)
+    plain = polydraft.generate(TARGET, IDS, drafter="none", **GREEDY)
+    assert torch.equal(found.sequences, plain.sequences)
+    assert planner.asked and all(planner.asked) and all(guessed) and bool(guessed) == (kind != "lookup")
+    assert found.statistics.steps > len(planner.asked)

@@ -11,7 +11,7 @@ from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_taken
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, is_looked_up, restricted, rows_taken
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -108,8 +108,8 @@ class LookupFirst(Drafter):
         """Look up the rows that can be, and ask the other drafter for the others."""
         found, lookups = self._found(text, policy, state.lookups)
         state = replace(state, lookups=lookups)
-        looked = rows_taken(policy, [*map(len, found)], LEAST, [LOOKUP] * len(found))
-        others = tuple(row for row in range(len(found)) if row not in looked)
+        looked = rows_taken(policy, [one.found_by(LOOKUP) for one in found], LEAST) if found else ()
+        others = tuple(row for row in range(len(text.counts)) if row not in looked)
         if not others:
             return _looked_up(text, found, scheme), replace(state, asked=())
         # its draws for looked-up rows are nobody's, so that these rows' own streams stay where they are
@@ -169,7 +169,12 @@ class LookupFirst(Drafter):
         return NgramDrafter(self.trusted, self.trusted)
 
     def _found(self, text: Text, policy: TreePolicy, lookups: Any) -> tuple[list[Guess], Any]:
-        """Return every row's chain: there is room for as many nodes as the policy's trees have."""
+        """Return every row's chain: there is room for as many nodes as the policy's trees have.
+
+        None at all if the policy wants nothing looked up.
+        """
+        if not is_looked_up(policy):
+            return [], lookups
         length = min(self.most, Bounds.of(policy).nodes)
         bounds = Bounds(length, length, 1)
         found, after = self._lookups.guesses(lookups, text, bounds)

@@ -14,7 +14,18 @@ from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Product, Scheme, require_scheme
-from polydraft.trees import BestFirst, Draft, Piece, Pieces, TreePolicy, in_pieces, most_drafts, restricted, rows_taken
+from polydraft.trees import (
+    BestFirst,
+    Draft,
+    Piece,
+    Pieces,
+    TreePolicy,
+    in_pieces,
+    is_looked_up,
+    most_drafts,
+    restricted,
+    rows_taken,
+)
 
 PLAIN, OTHER = -1, -2
 """Experts that are no text drafter: no draft at all, and the other drafter."""
@@ -216,6 +227,8 @@ class RoutedDrafter(Together):
         self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
+        if not is_looked_up(policy):
+            return self._unlooked(state, text, scheme, policy, noise)
         bounds = Bounds.of(policy)
         if self.other is not None:
             bounds = replace(bounds, depth=max(bounds.depth, min(LONG, bounds.nodes)))
@@ -227,19 +240,22 @@ class RoutedDrafter(Together):
         seconds = 1 + state.cost * passes + self.overhead + self.price * most_drafts(policy)
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
-        lengths = [len(one.offers[one.choice]) for one in rounds]
         sources = [self.members[one.choice[0]].name if one.choice[0] >= 0 else "" for one in rounds]
-        looked = rows_taken(policy, lengths, 1, sources)
+        found = [one.offers[one.choice].found_by(source) for one, source in zip(rounds, sources, strict=True)]
+        looked = rows_taken(policy, found, 1)
         return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:
         """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts.
 
         There is nothing to judge in a step for which nobody asked this drafter, because another one had drafts for all
-        rows; what a head has to read then comes all the same.
+        rows; what a head has to read then comes all the same. Where nothing was to be looked up, members do not learn
+        either: that takes time too.
         """
-        members = tuple(one.commit(own, step) for one, own in zip(self.members, state.members, strict=True))
-        other, seen = state.other, step if len(state.asked) == len(state.rounds) else step.only(state.asked)
+        unlooked = bool(state.asked) and not state.rounds
+        pairs = zip(self.members, state.members, strict=True)
+        members = state.members if unlooked else tuple(one.commit(own, step) for one, own in pairs)
+        other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
         if self.other is not None and (state.asked or self.reads):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
@@ -339,6 +355,15 @@ class RoutedDrafter(Together):
         weights = {**first, **standing.weights}
         law = choice_law(weights, every)
         return Round(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
+
+    def _unlooked(
+        self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, RoutedState]:
+        """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
+        if self.other is None:
+            return Draft.nothing(text.last(), apart=scheme == Product()), replace(state, rounds=(), asked=())
+        draft, inner = self.other.draft(state.other, text, scheme, policy, noise)
+        return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(text.counts))))
 
     def _drafted(
         self,

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.trees import TreePolicy, largest_shape, most_drafts
+from polydraft.trees import Found, TreePolicy, largest_shape, most_drafts
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,10 @@ class Guess:
     def depth(self) -> int:
         """The length of the longest path."""
         return int(self.depths.max(initial=0))
+
+    def found_by(self, source: str) -> Found:
+        """Return what a policy is told of it."""
+        return Found(tuple(self.parents.tolist()), source)
 
     def within(self, bounds: Bounds, vocab_size: int | None = None) -> "Guess":
         """Return the likeliest guesses within bounds, without tokens that the target does not have, and what is below.

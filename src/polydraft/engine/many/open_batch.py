@@ -169,19 +169,27 @@ class OpenBatch:
                 self._swept()
 
     @torch.inference_mode()
-    def step(self) -> OpenStep | None:
+    def read(self) -> None:
+        """Read on in prompts by a chunk; texts whose prompts are then read take part in the next step."""
+        self._pace.begins(reads=bool(self._reading))
+        self._pace.has_read(self._read_chunk(self._pace.size(delays=self._rows is not None)))
+
+    @torch.inference_mode()
+    def step(self, *, reads: bool = True) -> OpenStep | None:
         """Read on in prompts, and take a step with all texts; None if no prompt was read to its end yet.
 
         Texts that end leave.
+
+        Args:
+            reads: whether prompts are read; False for who has done so (`read`).
         """
-        pace = self._pace
-        pace.begins(reads=bool(self._reading))
-        pace.has_read(self._read_chunk(pace.size(delays=self._rows is not None)))
+        if reads:
+            self.read()
         if self._rows is None:
             return None
         names = tuple(None if one is None else one.request.name for one in self._guests)
         self._rows, block = step(self.method, self._rows)
-        pace.has_stepped()
+        self._pace.has_stepped()
         return OpenStep(block, names)
 
     @torch.inference_mode()

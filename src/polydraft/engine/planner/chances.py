@@ -1,6 +1,7 @@
 """What drafts bring: the chance of each to be accepted, learnt from steps."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -130,10 +131,29 @@ def _is_plain(law: Law) -> bool:
 
 def tokens_of(shape: TreeShape, rates: Rates) -> float:
     """Return the expected tokens of a step: sum over nodes v of the product of g along the path to v; the root is 1."""
+    return _summed(nodes_of(shape), rates)
+
+
+def tokens_found(parents: Sequence[int], rates: Rates) -> float:
+    """Return the same of a tree that was looked up, given the place of the node above each; -1 below the root."""
+    return _summed(_nodes_found(tuple(parents)), rates)
+
+
+def _summed(nodes: Iterable[tuple[int, int, int]], rates: Rates) -> float:
     reached, listed = [1.0], rates.tolist()
-    for parent, depth, rank in nodes_of(shape):
+    for parent, depth, rank in nodes:
         reached.append(reached[parent] * listed[depth][rank])
     return sum(reached)
+
+
+@lru_cache(maxsize=256)
+def _nodes_found(parents: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    depths, ranks, found = [0], Counter[int](), list[tuple[int, int, int]]()
+    for above in (parent + 1 for parent in parents):
+        found.append((above, min(depths[above], DEEPEST - 1), min(ranks[above], MOST - 1)))
+        depths.append(depths[above] + 1)
+        ranks[above] += 1
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)

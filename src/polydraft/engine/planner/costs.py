@@ -1,8 +1,10 @@
 """What steps take: the target's pass by its tokens, a draft by its shape, and the rest, in a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polydraft.engine.planner.curves import StepCosts
+from polydraft.engine.planner.looking import Looking
 from polydraft.trees import TreeShape
 
 HICCUP = 1.5
@@ -19,6 +21,8 @@ READING = 1 / 40
 """The cost of one token in a pass over many, in passes over one token."""
 ALIKE = 1.5
 """What was learnt of so many times more rows, or fewer, is a first guess."""
+Finder = str | None
+"""Who found the drafts of a row: "" for a model or a head, a name for what was looked up, None where nobody drafted."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Costs:
     """Learn the seconds of a step for one number of rows: target(rows n) + draft(shape) + rest.
 
     Every time is that of the table, where it was measured; between two sizes it is interpolated, and beyond them it
-    follows from what a level and a node are expected to add.
+    follows from what a level and a node are expected to add. The rest is learnt apart for each finder; that of a step
+    is the mean over its rows.
 
     Args:
         rows: the texts in the batch.
@@ -69,18 +74,22 @@ class Costs:
         self._passes: dict[int, Mean] = {}
         self._drafts: dict[TreeShape, Mean] = {}
         self._shares: dict[TreeShape, float] = {}  # how much of a draft's levels were drawn, where growth may stop
-        self._rests: dict[bool, Mean] = {}
+        self._rests: dict[Finder, Mean] = {}
+        self.looking = Looking(rows)
         self._sizes: dict[TreeShape, Mean] = {}  # the tokens that trees of a shape came to, not all of them full
         if self._known:
             self._passes = {count: Mean(seconds) for count, seconds in self._known.target.points}
-            self._rests = {True: Mean(self._known.overhead), False: Mean(self._known.plain_overhead)}
+            self._rests = {"": Mean(self._known.overhead), None: Mean(self._known.plain_overhead)}
 
     def for_rows(self, rows: int) -> "Costs":
         """Return what this makes one expect of a few rows more or fewer; each of its times counts as one."""
         after = Costs(rows, self.relative)
-        after._passes = {tokens: Mean(one.value) for tokens, one in self._passes.items()}
+        after._passes = {tokens: Mean(one.value) for tokens, one in self._passes.items() if tokens != self.rows}
+        if self.rows in self._passes:
+            after._passes[rows] = Mean(self.plain * _widened(rows) / _widened(self.rows))
         after._drafts = {shape: Mean(one.value) for shape, one in self._drafts.items()}
-        after._rests = {drafts: Mean(one.value) for drafts, one in self._rests.items()}
+        after._rests = {finder: Mean(one.value) for finder, one in self._rests.items()}
+        after.looking = self.looking.for_rows(rows)
         after._sizes = {shape: Mean(one.value * rows / self.rows) for shape, one in self._sizes.items()}
         after._shares = dict(self._shares)
         return after
@@ -89,7 +98,15 @@ class Costs:
         """Tell whether a step with this tree was timed."""
         return shape in self._drafts if shape.counts else self.rows in self._passes
 
-    def learn(self, spent: Spent, tokens: int, shape: TreeShape, unread: int = 0, depth: int | None = None) -> None:
+    def learn(
+        self,
+        spent: Spent,
+        tokens: int,
+        shape: TreeShape,
+        unread: int = 0,
+        depth: int | None = None,
+        finders: Sequence[Finder] | None = None,
+    ) -> None:
         """Learn from a step.
 
         Args:
@@ -99,16 +116,15 @@ class Costs:
             unread: how many tokens it had to read before, beyond those of a step; what this takes is an estimate, so
                 that its time is no lesson.
             depth: the depth that the tree came to; None for the shape's.
+            finders: who found the drafts of each row; None for the drafter that was asked, if more than the roots was
+                scored.
         """
         passed = spent.target
         if self._passes and tokens not in self._passes:  # a new shape is slow once
             passed = min(passed, HICCUP * self.target(tokens))
         self._passes[tokens] = _with(self._passes.get(tokens), passed)
-        drafts = tokens > self.rows
         rest = spent.rest if shape.counts else spent.rest + spent.draft
-        if drafts not in self._rests and (other := self._rests.get(not drafts)):
-            rest = min(rest, HICCUP * other.value + BESIDES * self.plain)
-        self._rests[drafts] = _with(self._rests.get(drafts), rest)
+        self._learn_rest(rest, ("" if tokens > self.rows else None,) if finders is None else finders)
         if shape.counts:
             self._sizes[shape] = _with(self._sizes.get(shape), tokens)
             least = min(spent.draft, self.relative * shape.depth * self.plain)
@@ -118,16 +134,38 @@ class Costs:
             if not unread or shape not in self._drafts:
                 self._drafts[shape] = _with(self._drafts.get(shape), own / share)
 
+    def _learn_rest(self, seconds: float, finders: Sequence[Finder]) -> None:
+        """Learn the rest of a step; what was not expected of it counts for each of its finders."""
+        expected = self.rest(finders) if self._rests else seconds
+        for finder in dict.fromkeys(finders):
+            own = self._rests.get(finder)
+            if own is None:
+                bound = HICCUP * expected + BESIDES * self.plain
+                self._rests[finder] = Mean(min(seconds, bound) if self._rests else seconds)
+            else:
+                self._rests[finder] = own.after(max(0.0, own.value + seconds - expected))
+
+    def rest(self, finders: Sequence[Finder]) -> float:
+        """Return the rest of a step whose rows have drafts of these finders; of an unknown one, as of another's."""
+        return sum(map(self._rest, finders)) / max(1, len(finders))
+
+    def _rest(self, finder: Finder) -> float:
+        if finder in self._rests:
+            return self._rests[finder].value
+        if finder is None:
+            return min((one.value for one in self._rests.values()), default=0.0)
+        drafted = [one.value for other, one in self._rests.items() if other is not None]
+        plain = self._rests[None].value if None in self._rests else 0.0
+        return max(drafted) if drafted else plain + BESIDES * self.plain
+
     def step(self, shape: TreeShape) -> float:
         """Return the seconds of a step with trees of this shape; the root alone is plain decoding."""
         tokens = round(self._sizes[shape].value) if shape in self._sizes else self.rows * shape.size
-        return self.scored(tokens, drafted=bool(shape.counts)) + self.draft(shape)
+        return self.scored(tokens, ("" if shape.counts else None,)) + self.draft(shape)
 
-    def scored(self, tokens: int, *, drafted: bool) -> float:
-        """Return the seconds of a step that scores so many tokens, without drafting."""
-        rest = self._rests.get(drafted) or self._rests.get(not drafted)
-        besides = BESIDES * self.plain if drafted and drafted not in self._rests else 0.0
-        return self.target(tokens) + (rest.value if rest else 0.0) + besides
+    def scored(self, tokens: int, finders: Sequence[Finder]) -> float:
+        """Return the seconds of a step that scores so many tokens, without drafting; the finders are those of rows."""
+        return self.target(tokens) + self.rest(finders)
 
     @property
     def plain(self) -> float:
@@ -143,12 +181,12 @@ class Costs:
         if tokens in self._passes:
             return min(above)
         if not self._passes:
-            return 1 + WIDENING * (tokens - 1)
+            return _widened(tokens)
         most = max((count for count in self._passes if count < tokens), default=None)
         least = min((count for count in self._passes if count > tokens), default=None)
         if most is None or least is None:
             (known,) = (count for count in (most, least) if count is not None)
-            return self._passes[known].value * (1 + WIDENING * (tokens - 1)) / (1 + WIDENING * (known - 1))
+            return self._passes[known].value * _widened(tokens) / _widened(known)
         if most == self.rows:
             return self._passes[least].value  # passes over two tokens cost almost those over eight: other kernels
         share = (tokens - most) / (least - most)
@@ -198,6 +236,11 @@ def costs_for(kept: dict[int, Costs], rows: int, relative: float, known: StepCos
         alike = near in kept and max(near / rows, rows / near) <= ALIKE
         kept[rows] = kept[near].for_rows(rows) if alike else Costs(rows, relative, known)
     return kept[rows]
+
+
+def _widened(tokens: int) -> float:
+    """Return what a pass over so many tokens is expected to take, in passes over one."""
+    return 1 + WIDENING * (tokens - 1)
 
 
 def _with(mean: Mean | None, seconds: float) -> Mean:

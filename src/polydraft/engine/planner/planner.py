@@ -5,7 +5,7 @@ What steps take is learnt by `Costs`, what drafts bring by `Chances`. An *arm* i
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import Protocol, runtime_checkable
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner.chances import Chances, Law, Rates, tokens_of
-from polydraft.engine.planner.costs import Costs, Spent, costs_for
+from polydraft.engine.planner.chances import Chances, Law, tokens_found, tokens_of
+from polydraft.engine.planner.costs import Costs, Finder, Spent, costs_for
 from polydraft.engine.planner.curves import StepCosts
 from polydraft.engine.planner.going import Going, by_depth
 from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, weight_bytes
-from polydraft.trees import Acceptance, Chain, ChoosingPolicy, TreePolicy, TreeShape, Widths, is_dynamic
+from polydraft.trees import Acceptance, Chain, ChoosingPolicy, Found, TreePolicy, TreeShape, Widths, is_dynamic
 from polydraft.trees.policies import FixedShape
 
 PLAIN = TreeShape(())
@@ -42,6 +42,8 @@ NEAR = 0.9
 """The usual tree comes first if its rate is expected to be so much of the best one's, or more."""
 UNSURE = 0.7
 """An arm that was never timed may be the best if its rate is expected to be so much of the best one's, or more."""
+STALE = 200
+"""A time that is so many steps old counts as none: the machine may have been busy with something else."""
 BRANCHING: tuple[TreePolicy, ...] = tuple(
     map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2)))
 )
@@ -86,6 +88,7 @@ class Opening:
         rows: the number of texts in the batch.
         relative: the expected cost of a pass of the drafter, in passes of the target.
         law: the names of processors and filters of the target's law.
+        others: the tokens of the longest text in progress that they join; 0 for none.
     """
 
     length: int
@@ -93,6 +96,7 @@ class Opening:
     rows: int
     relative: float
     law: Law = ()
+    others: int = 0
 
 
 @runtime_checkable
@@ -125,6 +129,7 @@ class Planner(FixedShape):
 
     Lookups: where the drafter finds continuations in a text (`LookupFirst`, `RoutedDrafter`), those rows take them
     whose rate, with all rows together, is higher than that of the best tree. What each finder brings is learnt apart.
+    Where looking for continuations takes more than it saves, nothing is looked up (`Looking`).
 
     Trials: chances that are not tried grow old. So another arm than the best is taken now and then, if all such steps
     together are expected to lose less than 0.8 % of the time. The first tree and the first plain step may each lose 1 %
@@ -156,11 +161,12 @@ class Planner(FixedShape):
         self.costs = Costs(1, 0.25, plan.costs if plan else None)
         self.sureness = Sureness()
         self._of_rows: dict[int, Costs] = {}
-        self._gains: dict[str, list[float]] = {}  # by who finds chains, by their length; until the next comparison
+        self._gains: dict[Found, float] = {}  # until the next comparison
+        self._looked, self._looks, self._saved = False, True, 0.0
         self.current = self._best = 1
         self.steps = 0
         self.spent = self.lost = self.stake = self._risk = 0.0
-        self._unread = self._tried = self._searched = 0
+        self._unread = self._tried = self._searched = self._asked = 0
         self._laws: Counter[Law] = Counter([()])
         self._compared()
 
@@ -189,29 +195,43 @@ class Planner(FixedShape):
         known = self._plan.costs if self._plan else None
         self.costs = costs_for(self._of_rows, opening.rows, opening.relative, known)
         self._laws = Counter({opening.law: opening.rows})
-        self._unread = opening.length
+        missed = min(self._unread, opening.others)
+        self._unread = max(missed, opening.length)
         best = self._compared()
-        new = not self.costs.measured(self.shapes[best]) and self._plan is None
-        self.stake = STAKE * opening.left if new else 0.0
-        self.current = self._first(best) if new else best
-        self._unread = 0 if self.current else opening.length
+        new, known = not self.costs.measured(self.shapes[best]), self._plan is not None
+        self.stake = 0.0 if known or not (new or self._is_new(0)) else STAKE * opening.left
+        self.current = self._first(best) if new and not known else best
+        self._unread = missed if self.current else self._unread
+        self._looks = not self._looking_loses()
 
-    def takes(self, lengths: Sequence[int], sources: Sequence[str]) -> tuple[int, ...]:
-        """Return which rows take the continuation that was looked up for them, given how long it is and who found it.
+    def looks(self) -> bool:
+        """Tell whether continuations are looked up for the next tree."""
+        return self._looks
+
+    def takes(self, found: Sequence[Found]) -> tuple[int, ...]:
+        """Return which rows take the continuation that was looked up for them, given its shape and who found it.
 
         The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
-        steps and these lengths alone, so that it is the same where an interrupted step is taken again.
+        steps and these shapes alone, so that it is the same where an interrupted step is taken again.
         """
-        found = tuple(row for row, length in enumerate(lengths) if length)
-        if not found:
+        self._looked, self._saved = True, 0.0
+        taken = tuple(row for row, one in enumerate(found) if one.parents)
+        if not taken:
             return ()
-        rows, others, own = len(lengths), len(lengths) - len(found), self._tokens[self.current]
-        tokens = sum(self._gain(lengths[row], sources[row]) for row in found) + others * own
-        nodes = max(1 + max(lengths), self.shape.size if others else 1)
-        seconds = self.costs.scored(rows * nodes, drafted=True) + (self.costs.draft(self.shape) if others else 0.0)
-        self._risk = loss = max(0.0, seconds - tokens * self.costs.step(self.shape) / (rows * own))
-        due = self.steps - self._searched >= PAUSE and loss <= BUDGET * self.spent - self.lost
-        return found if loss == 0 or due else ()
+        others, own = len(found) - len(taken), self._tokens[self.current]
+        tokens = (sum(self._gain(found[row]) for row in taken) + others * own) / len(found)
+        nodes = max(1 + max(len(one.parents) for one in found), self.shape.size if others else 1)
+        finders = [one.source if one.parents else self._finder for one in found]
+        seconds = self.costs.scored(self.costs.rows * nodes, finders) + (self.costs.draft(self.shape) if others else 0)
+        saved = tokens / own * self.costs.step(self.shape) - seconds
+        self._risk, self._saved = max(0.0, -saved), max(0.0, saved)
+        due = self.steps - self._searched >= PAUSE and self._risk <= BUDGET * self.spent - self.lost
+        return taken if not self._risk or due else ()
+
+    @property
+    def _finder(self) -> Finder:
+        """Who drafts for rows for which nothing was looked up."""
+        return "" if self.shape.counts else None
 
     def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
         """Learn from a step and choose the next tree.
@@ -223,11 +243,12 @@ class Planner(FixedShape):
         """
         if not lessons:
             return
+        drafted = bool(self.current) and any(not lesson.source for lesson in lessons)
+        spent = self._without_looking(spent, drafted)
         if not (self.current or self._best) and scored == self.costs.rows and (self.steps + 1) % PAUSE:
             self._plain(spent, scored)
             return
         tokens = sum(lesson.tokens for lesson in lessons)
-        drafted = bool(self.current) and any(not lesson.source for lesson in lessons)
         trial = self.current != self._best and (drafted or not self.current) and not self._is_new(self.current)
         taken = self.current
         unread = max(0, self._unread - 2) if drafted else 0
@@ -235,7 +256,8 @@ class Planner(FixedShape):
         shape = self.shape if drafted else PLAIN
         depths = [lesson.depth for lesson in lessons if not lesson.source]
         stopped = any(lesson.stopped for lesson in lessons)
-        self.costs.learn(spent, scored, shape, unread, max(depths) if stopped else None)
+        finders = [lesson.source or self._finder for lesson in lessons]
+        self.costs.learn(spent, scored, shape, unread, max(depths) if stopped else None, finders)
         self.chances.learn(lessons, shape)
         self.sureness.learn(lessons)
         self._forgive(lessons)
@@ -252,6 +274,32 @@ class Planner(FixedShape):
             best = self._compared()
             self.lost += self._loss(taken, best) + reading if trial else 0.0
             self.current = self._trial(best)
+
+    def _without_looking(self, spent: Spent, drafted: bool) -> Spent:
+        """Learn what looking for continuations took and saved, and return the step's time without it.
+
+        Then decide whether the next step looks: where that loses, only if a trial is due and affordable.
+        """
+        looked, drafts, looking = self._looked, bool(self.current), self.costs.looking
+        self._looked = False
+        if looked:
+            trial = looking.loss(drafts=drafts) > 0
+            took = min(spent.draft, looking.took) if drafted else spent.draft
+            looking.learn(None if drafted else took, self._saved, drafts=drafts)
+            self.lost += max(0.0, took - self._saved) if trial else 0.0
+            self.spent += took
+            spent = replace(spent, draft=spent.draft - took)
+            self._asked = self.steps
+        self._looks = not self._looking_loses()
+        return spent
+
+    def _looking_loses(self) -> bool:
+        """Tell whether nothing is to be looked up in the next step."""
+        drafts, looking = bool(self.current), self.costs.looking
+        loss = looking.loss(drafts=drafts)
+        if loss:
+            looking.pause(drafts=drafts)
+        return loss > 0 and (self.steps - self._asked < PAUSE or loss > BUDGET * self.spent - self.lost)
 
     @property
     def stops(self) -> bool:
@@ -332,26 +380,27 @@ class Planner(FixedShape):
         self._best = max(range(len(seconds)), key=self._rates.__getitem__)
         return self._best
 
-    def _gain(self, length: int, source: str) -> float:
-        """Return the tokens that a chain of a length, found by somebody, is expected to bring."""
-        if source not in self._gains:
+    def _gain(self, found: Found) -> float:
+        """Return the tokens that a continuation is expected to bring: by its finder's chances along its paths."""
+        if found not in self._gains:
             rows = sum(self._laws.values())
-            looked = [(self.chances.rates(source, law), count / rows) for law, count in self._laws.items()]
-            self._gains[source] = _of_chains(self.largest.size, looked)
-        return self._gains[source][min(length, self.largest.size - 1)]
+            looked = [(self.chances.rates(found.source, law), count / rows) for law, count in self._laws.items()]
+            self._gains[found] = sum(share * tokens_found(found.parents, rates) for rates, share in looked)
+        return self._gains[found]
 
     def _trial(self, best: int) -> int:
         """Return an arm to try if a trial is due and affordable; else the best arm.
 
         While nothing is drafted, any tree tells whether drafts have become worth their time. While something is, an
-        arm that was never timed is tried if it may be the best. The arm with the least loss per step since its last
-        turn goes first.
+        arm that was not timed for long is tried if it may be the best, and plain decoding in any case. The arm with the
+        least loss per step since its last turn goes first.
         """
         if self.steps - self._tried < PAUSE and self.steps > 1:
             return best
         left, stake = BUDGET * self.spent - self.lost, self.stake * self.costs.step(PLAIN)
-        near = [arm for arm, rate in enumerate(self._rates) if rate >= UNSURE * self._rates[best]]
-        untimed = [arm for arm in near if not self.costs.measured(self.shapes[arm])]
+        near = [arm for arm, rate in enumerate(self._rates) if not arm or rate >= UNSURE * self._rates[best]]
+        old = {arm for arm in near if self.steps - self._last[arm] >= STALE}
+        untimed = [arm for arm in near if arm in old or not self.costs.measured(self.shapes[arm])]
         telling = untimed if best else range(len(self.shapes))
         losses = {arm: self._loss(arm, best) for arm in telling if arm != best}
         affordable = [arm for arm, loss in losses.items() if loss <= left + stake * self._is_new(arm)]
@@ -369,15 +418,6 @@ class Planner(FixedShape):
         """Return the time that a step with an arm is expected to lose against the best one."""
         rate = self._tokens[best] / self.costs.step(self.shapes[best])
         return self._reading(arm) + max(0.0, self.costs.step(self.shapes[arm]) - self._tokens[arm] / rate)
-
-
-def _of_chains(lengths: int, rates: Sequence[tuple[Rates, float]]) -> list[float]:
-    """Return the expected tokens of chains of every length, from none; the mean over laws by their shares."""
-    total = np.ones(lengths)
-    for one, share in rates:
-        depths = one[np.minimum(np.arange(lengths - 1), len(one) - 1), 0]
-        total[1:] += share * depths.cumprod().cumsum()
-    return total.tolist()
 
 
 def relative_cost(target: LanguageModel, drafter: Drafter) -> float:

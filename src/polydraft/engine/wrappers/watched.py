@@ -89,13 +89,15 @@ class Watched:
         guards = (self._guard, *(guard for _, guard, _ in self._others.values()))
         return next((guard.failure for guard in guards if guard.failure), "")
 
-    def opens(self, length: int, left: int, rows: int, law: TargetLaw, policy: TreePolicy | None = None) -> None:
+    def opens(
+        self, length: int, left: int, rows: int, law: TargetLaw, policy: TreePolicy | None = None, others: int = 0
+    ) -> None:
         """Tell a planner what begins; the arguments are those of `Opening`, and whose texts; None for the method's."""
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
                 relative = relative_cost(self._target, one.drafter)
-                one.planner.opens(Opening(length, left, rows, relative, law.in_force))
+                one.planner.opens(Opening(length, left, rows, relative, law.in_force, others))
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
