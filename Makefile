@@ -7,11 +7,11 @@ READY := $(VENV)/.ready
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
-MARKED := gpu or slow or grammars or smollm2 or families or browser
+MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 test-browser lint format clean
+.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 test-browser soak lint format clean
 
 env: $(READY)
 
@@ -60,6 +60,11 @@ test-browser: env
 		npm pack --silent axe-core@4.14.1 > /dev/null && tar -xzf axe-core-4.14.1.tgz; } || \
 		echo "axe-core could not be fetched: accessibility is not checked"
 	$(BIN)/python -m pytest -m browser tests/server_page
+
+# A server under mixed, slow and hostile clients, whose model's process is killed once: `make soak MINUTES=5`.
+MINUTES := 30
+soak: env
+	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server/test_soak.py
 
 lint: env
 	$(BIN)/ruff format --check src tests

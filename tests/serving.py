@@ -1,12 +1,17 @@
 """What the tests of the server share: the embedded pair behind an app, and clients of it."""
 
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 import uvicorn
 from fastapi.testclient import TestClient
@@ -40,6 +45,57 @@ def served(**settings: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--threads", "1"]
+
+
+@contextmanager
+def running(*arguments: str, log: list[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server as a process at a free port; its log's lines go to a list, if there is one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*COMMAND, "--port", str(port), *arguments], stderr=subprocess.PIPE, text=True)
+    address, lines = f"http://127.0.0.1:{port}", [] if log is None else log
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if '"event": "serving"' in line:
+                break
+        reading = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+        reading.start()
+        yield process, address
+        process.kill()
+        reading.join(10)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def healthy(address: str) -> bool:
+    """Tell whether a server takes requests."""
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def worker_of(process: subprocess.Popen[str]) -> int:
+    """Return the process that holds the model: the one with the most memory below the server."""
+    found, left = list[int](), [process.pid]
+    while left:
+        out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(left.pop())], capture_output=True, text=True).stdout
+        left += list(map(int, out.split()))
+        found += list(map(int, out.split()))
+    return max(found, key=resident)
+
+
+def resident(pid: int) -> int:
+    """Return how many pages of memory a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 def until(true: Any, seconds: float = 20) -> None:

@@ -8,15 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
+from serving import COMMAND, healthy, running, worker_of
 
 from polydraft.cli import main
 from polydraft.cli.serve import running as running_room
@@ -26,7 +24,6 @@ from polydraft.server import Settings
 from polydraft.server.front import logs
 from polydraft.server.worker import Event, processes
 
-COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--threads", "1"]
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
@@ -83,49 +80,7 @@ def test_how_much_is_told_of_drafts_is_an_option(
     said = capsys.readouterr().err
     assert ended.value.code == (2 if word == "all" else 0)
     assert [one.draft_metrics for one in seen] == ([] if word == "all" else [word])
-    assert (word == "all") == ("none, summary, detailed" in said or "all" in said)
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server at a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, "--port", str(port), *arguments], stderr=subprocess.PIPE, text=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if '"event": "serving"' in line:
-                break
-        reading = threading.Thread(target=process.stderr.read, daemon=True)
-        reading.start()
-        yield process, address
-        process.kill()
-        reading.join(10)
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
-
-
-def healthy(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def worker_of(process: subprocess.Popen[str]) -> int:
-    """Return the process that holds the model: the one with the most memory below the server."""
-    found, left = list[int](), [process.pid]
-    while left:
-        out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(left.pop())], capture_output=True, text=True).stdout
-        left += list(map(int, out.split()))
-        found += list(map(int, out.split()))
-    return max(found, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
+    assert ("all" in said and "summary" in said) == (word == "all")
 
 
 @pytest.mark.slow
