@@ -75,6 +75,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value >= most:
                 raise InvalidParameter(f"{name} must be at least {most}, but is {value}.")
+        if self.draft and not self.target:
+            raise InvalidParameter(f"The draft {self.draft!r} needs a target; that of the embedded pair is 'pair'.")
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
 
