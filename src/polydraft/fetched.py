@@ -1,6 +1,10 @@
-"""What `polydraft fetch` brings, by its word, and where it lies once it is there: in one folder of the user's cache."""
+"""The words of models and prompts that are neither folders nor hub names, and where what they mean lies.
+
+What `polydraft fetch` brings lies in one folder of the user's cache once it is there; what ships, in the package.
+"""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -8,6 +12,14 @@ from platformdirs import user_cache_path
 PLACE = "POLYDRAFT_CACHE"
 """The environment variable that names another folder for what is fetched."""
 MODELS = ("smollm2",)
+DATA = Path(str(files("polydraft") / "data"))
+SHIPPED = {
+    "pair": DATA / "pair" / "target",
+    "pair-draft": DATA / "pair" / "draft",
+    "pair-head": DATA / "pair" / "head",
+    "smollm2-head": DATA / "smollm2" / "head",
+}
+"""Folders of the embedded pair, of the head for its target, and of the head for what `fetch smollm2` brings."""
 PROMPTS = ("spec-bench",)
 
 

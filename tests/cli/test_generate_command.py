@@ -7,8 +7,10 @@ import torch
 
 import polydraft
 from polydraft.cli import main
-from polydraft.drafters import ModelDrafter
+from polydraft.drafters import ModelDrafter, is_head
+from polydraft.fetched import SHIPPED
 from polydraft.models import compiled as compiled_passes
+from polydraft.models import shipped_head
 
 Folders = tuple[Path, Path]
 
@@ -103,7 +105,10 @@ BAD = {
     "top_p": (["generate", "x", "--temperature", "1", "--top-p", "1.5"], "top_p must be in (0, 1]"),
     "verifier": (["generate", "x", "--verifier", "magic"], "magic"),
     "folder": (["generate", "x", "--target", "./no-such-folder"], "There is no model folder './no-such-folder'"),
-    "draft alone": (["generate", "x", "--draft", "y"], "--draft needs --target"),
+    "draft alone": (
+        ["generate", "x", "--draft", "pair-head"],
+        "--draft needs --target: a draft belongs to its target; that of the embedded pair is --target pair.",
+    ),
     "model without draft": (["generate", "x", "--target", "y", "--drafter", "model"], "needs a draft model"),
 }
 
@@ -295,3 +300,33 @@ def test_a_head_drafts_by_every_word_that_takes_a_draft(
     assert result["statistics"]["new_tokens"] == 12 and (
         drafter == "ngram" or result["statistics"]["target_calls"] < 12
     )
+
+
+def test_the_models_that_ship_have_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pair-head").mkdir()  # a folder of that name is ./pair-head
+    texts = set()
+    for draft, name in (("pair-head", "block head"), ("pair-draft", "model")):
+        names = ("--target", "pair", "--draft", draft, "--drafter", "model", "--tree", "3")
+        code = run(monkeypatch, "generate", "def add(a, b):", *names, "--json", "--max-new-tokens", "12")
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        result = json.loads(captured.out)
+        assert (result["settings"]["target"], result["settings"]["draft"]) == ("pair", draft)
+        assert result["settings"]["drafter"] == name and result["statistics"]["target_calls"] < 12
+        texts.add(result["text"])
+    assert len(texts) == 1
+
+
+def test_words_of_what_ships_are_the_folders_in_the_package() -> None:
+    for word, folder in (("pair", "target"), ("pair-draft", "draft"), ("pair-head", "head")):
+        assert SHIPPED[word] == PAIR / folder and SHIPPED[word].is_dir()
+    assert shipped_head("smollm2") == SHIPPED["smollm2-head"] and is_head("smollm2-head") and not is_head("pair")
+    pair = polydraft.load("pair", "pair-head")
+    ids = torch.tensor(pair.tokenizer("def add(a, b):")["input_ids"]).unsqueeze(0)
+    options = {"temperature": 0, "max_new_tokens": 8}
+    found = polydraft.generate(pair.target, ids, drafter="pair-head", **options)
+    assert found.statistics.drafted
+    assert torch.equal(found.sequences, polydraft.generate(pair.target, ids, drafter="none", **options).sequences)

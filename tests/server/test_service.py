@@ -233,6 +233,8 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         asyncio.run(run())
     with pytest.raises(InvalidParameter, match="batch_size"):
         Settings(batch_size=0)
+    with pytest.raises(InvalidParameter, match="The draft 'pair-head' needs a target; that of the embedded pair is"):
+        Settings(draft="pair-head")
 
 
 def no_more(*_: object) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt, as_asked
 from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
-from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
 from polydraft.cli.process import INTERRUPTED
@@ -175,7 +175,7 @@ def check_sampling(settings: dict[str, Any]) -> None:
 def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, str]]:
     """Yield the combinations in which an option could have no effect, each with its sentence."""
     one, auto, file = request, str(request.plan) in PLANNERS, request.plan_file
-    yield one.draft and not one.target, "--draft needs --target: a draft model belongs to one family of targets."
+    yield one.draft and not one.target, LONE_DRAFT
     chosen = one.tree is not None or drafter == "none"
     yield auto and chosen, f"--plan {one.plan} chooses the tree of every step; leave --tree and --drafter none out."
     chosen = one.tree is not None or one.drafter is not None

@@ -34,7 +34,7 @@ from polydraft.bench import (
     require_matplotlib,
     summarise,
 )
-from polydraft.cli.arguments import idle_excerpts, idle_template, refuse_clashes
+from polydraft.cli.arguments import LONE_MODEL, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
@@ -115,7 +115,7 @@ def checked(request: LimitsRequest) -> list[Prompt]:
     """
     alone = bool(request.target) != bool(request.draft)
     refuse_clashes(
-        (alone, "--target and --draft go together: a draft model belongs to one family of targets."),
+        (alone, LONE_MODEL),
         (request.figures and request.out is None, "--figures needs --out: the folder that they are written to."),
     )
     if request.figures:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.cli.arguments import idle_template, refuse_clashes
+from polydraft.cli.arguments import LONE_MODEL, idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
@@ -94,7 +94,7 @@ def check_request(request: TuneRequest) -> None:
     """
     alone, heats = bool(request.target) != bool(request.draft), request.temperatures
     refuse_clashes(
-        (alone, "--target and --draft go together: a draft model belongs to one family of targets."),
+        (alone, LONE_MODEL),
         (len({*heats}) < len(heats), f"A temperature is given twice: {', '.join(f'{heat:g}' for heat in heats)}."),
     )
     for temperature in heats:

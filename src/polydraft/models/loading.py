@@ -1,7 +1,6 @@
 """Loading models and tokenizers, by folder or hub name, and the model pair that ships with the package."""
 
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from transformers import (
 )
 
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
+from polydraft.fetched import SHIPPED
 from polydraft.models.checkpoints import (
     Source,
     check_tokenizer_files,
@@ -48,10 +48,7 @@ FOREIGN_CODE = "contains custom code"
 """What transformers says when a folder's code would have to be run."""
 
 
-DATA = Path(str(files("polydraft") / "data"))
-EMBEDDED = DATA / "pair"
-"""Folders of the models that ship with the package."""
-HEADS = {"smollm2": DATA / "smollm2" / "head"}
+HEADS = {"smollm2": SHIPPED["smollm2-head"]}
 """Draft heads that ship with the package, for targets that `polydraft fetch` brings, by their words."""
 
 
@@ -75,9 +72,10 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model, from folders, GGUF files or hub names.
 
-    "smollm2" is what `polydraft fetch smollm2` brought. A folder goes before a hub name. The hub is asked once whether
-    it has the name; without a connection its cache is used. Code in a model folder is never run. What transformers has
-    to say about a model is said if it was loaded; if not, the error says it in one sentence.
+    "smollm2" is what `polydraft fetch smollm2` brought; "pair" and "pair-draft" are the models that ship. A
+    folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
+    used. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
+    not, the error says it in one sentence.
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2".
@@ -114,12 +112,12 @@ def load(
 
 def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pair:
     """Load the model pair that ships with the package: small Python-code models for demos, tests and first steps."""
-    return load(EMBEDDED / "target", EMBEDDED / "draft", dtype=dtype, device=device)
+    return load("pair", "pair-draft", dtype=dtype, device=device)
 
 
 def embedded_head() -> Path:
     """Return the folder of the draft head that ships with the package, for the embedded pair's target."""
-    return EMBEDDED / "head"
+    return SHIPPED["pair-head"]
 
 
 def shipped_head(target: object) -> Path | None:
@@ -310,7 +308,7 @@ def load_tokenizer(name: str | Path | None = None) -> PreTrainedTokenizerBase:
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
     """
     with held_back():
-        return _tokenizer(_checked(EMBEDDED / "target" if name is None else name))
+        return _tokenizer(_checked("pair" if name is None else name))
 
 
 def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:

@@ -83,6 +83,8 @@ class Settings:
                 raise InvalidParameter(f"{name} must be at least {most}, but is {value}.")
         if self.draft_metrics not in LEVELS:
             raise InvalidParameter(f"draft_metrics must be one of {', '.join(LEVELS)}, but is {self.draft_metrics!r}.")
+        if self.draft and not self.target:
+            raise InvalidParameter(f"The draft {self.draft!r} needs a target; that of the embedded pair is 'pair'.")
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
 

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from polydraft.bench import Prompt
 
 
+LONE_DRAFT = "--draft needs --target: a draft belongs to its target; that of the embedded pair is --target pair."
+LONE_MODEL = "--target and --draft go together: a draft belongs to its target, as pair-draft does to pair."
+
+
 def refuse_clashes(*clashes: tuple[object, str]) -> None:
     """Refuse the first combination that is there; each comes with its sentence.
 

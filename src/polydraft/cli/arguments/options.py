@@ -22,7 +22,7 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Target model: folder, .gguf file, hub name, or smollm2. Default: embedded pair.",
+        help="Target model: folder, .gguf file, hub name, smollm2, or pair. Default: embedded pair.",
         callback=model_name,
         rich_help_panel=MODELS,
     ),

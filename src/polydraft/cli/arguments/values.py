@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polydraft.errors import CheckpointError, InvalidParameter
-from polydraft.fetched import MODELS
+from polydraft.fetched import MODELS, SHIPPED
 
 LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -49,7 +49,7 @@ def model_name(name: str | None) -> str | None:
     if not name.strip():
         raise InvalidParameter("The name of a model is empty: give a folder or a name on the hub.")
     place = os.path.expanduser(name)
-    if name in MODELS or (place.lower().endswith(".gguf") and os.path.isfile(place)):
+    if name in MODELS or name in SHIPPED or (place.lower().endswith(".gguf") and os.path.isfile(place)):
         return place
     if place.startswith(("~", "/", ".")) and not os.path.isdir(place):
         raise CheckpointError(f"There is no model folder {name!r}.")

@@ -33,7 +33,7 @@ from polydraft.bench.speed import (
     summarise_speed,
     typical_load,
 )
-from polydraft.cli.arguments import both_outputs, idle_excerpts, idle_template, refuse_clashes
+from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.benchmark.subjects import say_busy
 from polydraft.cli.generate import named_draft
@@ -101,7 +101,7 @@ def _checked(request: BenchRequest, drafting: bool) -> list[Prompt]:
     """Check what can be checked before models are loaded, and return the prompts."""
     alone, idle = request.draft and not request.target, request.draft and not drafting
     refuse_clashes(
-        (alone, "--draft needs --target: a draft model belongs to one family of targets."),
+        (alone, LONE_DRAFT),
         (idle, "None of the arms uses a draft model: leave --draft out, or name an arm that does."),
     )
     prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)

@@ -44,7 +44,7 @@ def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bo
         (page and as_json, "--page and --json are two ways to print: leave one out."),
         (
             bool(request.target) != bool(request.draft or shipped_head(request.target)),
-            "--target and --draft go together here: a draft head belongs to one target.",
+            "--target and --draft go together here: a draft head belongs to one target, as pair-head to pair.",
         ),
     )
     notes = new_console(errors=True, quiet=as_json or quiet)

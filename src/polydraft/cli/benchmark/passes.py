@@ -5,7 +5,7 @@ from functools import partial
 
 from polydraft.bench import Table
 from polydraft.bench.subjects import PassSettings, PassTime, check_room, time_passes
-from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.arguments import LONE_DRAFT, both_outputs, refuse_clashes
 from polydraft.cli.benchmark.subjects import (
     DRAFT,
     TARGET,
@@ -39,7 +39,7 @@ def run_passes(request: PassesRequest, *, as_json: bool, quiet: bool) -> int:
     twice = len({*named}) < len(named) or TARGET in named
     refuse_clashes(
         both_outputs(as_json, quiet),
-        (named and not request.target, "--draft needs --target: a draft model belongs to one family of targets."),
+        (named and not request.target, LONE_DRAFT),
         (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
     )
     for name in filter(is_derived, named):

@@ -14,7 +14,7 @@ from polydraft.bench.encoding import encode
 from polydraft.bench.environment import described, load, machine, versions
 from polydraft.bench.speed import SpeedSettings, prompts_that_fit
 from polydraft.bench.subjects import LatticeResult, OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
-from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.arguments import LONE_MODEL, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import styled
@@ -56,7 +56,7 @@ def refuse_lone_model(target: str | None, draft: str | None) -> None:
         InvalidParameter: one of them is missing.
     """
     alone = bool(target) != bool(draft)
-    refuse_clashes((alone, "--target and --draft go together: a draft model belongs to one family of targets."))
+    refuse_clashes((alone, LONE_MODEL))
 
 
 def prompts_of(pair: Pair, sources: Sequence[str], limit: int, new_tokens: int, notes: Console) -> list[Tensor]:

@@ -28,9 +28,9 @@ def load(
     not, the error says it in one sentence.
 
     Args:
-        target: folder, GGUF file or hub name of the target; or "smollm2".
-        draft: the same of the draft model; the folder or hub name of a draft head; or "self:int8", "self:skip=12-19"
-            (layers) or "self:int8,skip=12-19" for one that is made of the target.
+        target: folder, GGUF file or hub name of the target; or "smollm2", or "pair" for the one that ships.
+        draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
+            "self:int8", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the target.
         dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 

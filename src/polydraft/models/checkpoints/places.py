@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from polydraft.errors import CheckpointError
-from polydraft.fetched import MODELS, is_there, place
+from polydraft.fetched import MODELS, SHIPPED, is_there, place
 
 LONGEST = 200
 """Longer names are cut in messages."""
@@ -49,10 +49,10 @@ class Source:
 
 
 def find(name: object) -> Source:
-    """Tell where a name leads: what was fetched, a folder, a GGUF file, or the hub.
+    """Tell where a name leads: what was fetched or ships, a folder, a GGUF file, or the hub.
 
-    The words of what is fetched come first, and always mean the same; a folder of that name is `./smollm2`. The hub is
-    asked once, without retries, and only for names that it may have.
+    The words of what is fetched or ships come first, and always mean the same; a folder of that name is `./smollm2`.
+    The hub is asked once, without retries, and only for names that it may have.
 
     Raises:
         CheckpointError: nowhere; the text says what was looked for.
@@ -64,6 +64,8 @@ def find(name: object) -> Source:
         raise CheckpointError(f"The name of the model is empty: {shown}; give a folder or a hub name.")
     if isinstance(name, str) and text in MODELS:
         return _fetched(text, shown)
+    if isinstance(name, str) and text in SHIPPED:
+        return Source(shown, str(SHIPPED[text]), is_local=True)
     folder = _expanded(text)
     if folder is not None and _answers(Path.is_dir, folder, shown):
         return Source(shown, str(folder), is_local=True)
