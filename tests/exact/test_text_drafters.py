@@ -1,6 +1,7 @@
 """The law of the text is the target's whatever is guessed, routed or merged: summed over all drafts and verdicts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from choices import Toy, distance, law_of
@@ -14,6 +15,7 @@ from polydraft.drafters import (
     RecyclingDrafter,
     RoutedDrafter,
 )
+from polydraft.drafters.routing.split import Kept
 from polydraft.schemes import IID, Given, Product, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, TreePolicy, Widths
 from polydraft.verifiers import (
@@ -86,6 +88,50 @@ def test_all_steps_of_a_route_and_of_a_merge_before_a_model() -> None:
     for make in (RoutedDrafter, MergedDrafter):
         law, failures = law_of(SMALL, make(TEXT, ModelDrafter(SMALL_DRAFT)), rule, Chain(2), [[0, 1, 0]], 2)
         assert not failures and distance(law, SMALL.texts([0, 1, 0], 2)) < NEAR
+
+
+class Splitting(MergedDrafter):
+    """A merge that notes how it split its nodes, by what finished steps had shown."""
+
+    sound = True
+
+    def _split(self, policy: Any, whole: Any, kept: Any, guesses: Any) -> Any:
+        found = super()._split(policy, whole, kept, guesses)
+        seen = self.__dict__.setdefault("seen", {})
+        for one, drafts in zip(kept, found.drafts, strict=True):
+            seen.setdefault(one, set()).add(drafts)
+        return found
+
+
+LEARNING: list[tuple[PathVerifier, TreePolicy]] = [
+    (TopDown(RecursiveRejection(Product())), Chain(2)),
+    (BottomUp(RecursiveRejection(Product())), Chain(2)),
+    (TopDown(NaiveMatch(TopK())), Chain(2)),
+    (TopDown(RecursiveRejection(Product())), BestFirst(2, depth=2, children=2)),
+]
+
+
+@pytest.mark.parametrize(("rule", "policy"), LEARNING)
+def test_a_merge_whose_split_is_learnt_between_steps(rule: PathVerifier, policy: TreePolicy) -> None:
+    """What one step drew of the other drafter changes how many of its drafts the next one has, and the law stays."""
+    drafter, prompt = Splitting((NgramDrafter(),), ModelDrafter(SMALL_DRAFT), hope=0.95), [0, 1, 1, 0, 1]
+    law, failures = law_of(SMALL, drafter, rule, policy, [prompt], 3)
+    assert not failures and distance(law, SMALL.texts(prompt, 3)) < NEAR
+    seen = drafter.__dict__["seen"]
+    assert seen[Kept()] == {2}, "two of its drafts are hoped to be likelier than a match"
+    later = [drafts for kept, drafts in seen.items() if kept.kept < kept.tried]
+    assert later and all(1 in drafts for drafts in later), "one that was not kept makes a match likelier"
+
+
+@pytest.mark.parametrize("policy", [Chain(2), BestFirst(2, depth=2, children=2)], ids=["chain", "best first"])
+def test_a_merge_whose_rows_split_differently(policy: TreePolicy) -> None:
+    """The first row's match is sure and takes a place, so that what was drawn there for its neighbour is nobody's."""
+    prompts = [[0, 1, 0, 1, 0], [1, 1, 1, 0, 0]]
+    drafter = Splitting((NgramDrafter(4, 2),), ModelDrafter(SMALL_DRAFT), hope=0.9)
+    rule = TopDown(RecursiveRejection(Product()))
+    law, failures = law_of(SMALL, drafter, rule, policy, prompts, 2, steps=1)
+    assert not failures and distance(law, SMALL.texts(prompts[0], 2)) < NEAR
+    assert drafter.__dict__["seen"][Kept()] == {1, 2}
 
 
 @pytest.mark.parametrize("scheme", [IID(), WithoutReplacement()])

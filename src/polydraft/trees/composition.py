@@ -9,7 +9,7 @@ one another, and a stranger among them would bias the text.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -58,6 +58,35 @@ def restricted(pieces: Sequence[Piece], rows: Collection[int]) -> list[Piece]:
     """Return what the pieces hold of some rows."""
     found = [(piece, [place for place, row in enumerate(piece.rows) if row in rows]) for piece in pieces]
     return [Piece(tuple(piece.rows[one] for one in own), piece.draft.of(own)) for piece, own in found if own]
+
+
+def cut(draft: Draft, drafts: int, most_children: int | None, *, counted: bool) -> Draft:
+    """Return a draft without what comes behind its first nodes.
+
+    It is as if those had not been drawn, where their number was fixed before the first draft: nodes are numbered from
+    the root down, so that some get fewer children, the first of those that were drawn, and nobody looks at the others.
+    So it is for drafts that are deterministic, or drawn apart under `Product`; others depend on their siblings.
+
+    Args:
+        draft: the draft.
+        drafts: how many drafts stay.
+        most_children: the most children that a node of what stays can have.
+        counted: whether drafts that are not there do not count; else they have their numbers all the same.
+    """
+    there, nodes = draft.tree.valid, torch.arange(draft.tree.valid.shape[1], device=draft.atoms.device)
+    stays = there & ((there.long().cumsum(dim=-1) - 1 if counted else nodes) <= drafts)
+    width = 1 + int((nodes * stays).max()) if counted else min(1 + drafts, len(nodes))
+    parents, probs = draft.tree.parents[:, :width], draft.probs[:, :width]
+    inner = torch.zeros_like(parents, dtype=torch.bool).scatter(1, parents[:, 1:], value=True)
+    return replace(
+        draft,
+        tree=TokenTree(draft.tree.tokens[:, :width], Topology(parents), stays[:, :width]),
+        atoms=draft.atoms.where(stays, -1)[:, :width],
+        shortlist=draft.shortlist[:, :width].where(inner.unsqueeze(-1), -1),
+        probs=probs.where(inner.view(*inner.shape, *[1] * (probs.dim() - 2)), 0.0),
+        scored=None if draft.scored is None else draft.scored[:, :width],
+        most_children=most_children,
+    )
 
 
 def stacked_tree(pieces: Sequence[tuple[tuple[int, ...], TokenTree]]) -> TokenTree:

@@ -104,6 +104,18 @@ class BudgetPolicy(TreePolicy, Protocol):
         ...
 
 
+@runtime_checkable
+class RationedPolicy(BudgetPolicy, Protocol):
+    """A budget policy that can give each row of a batch a budget of its own."""
+
+    def rationed(self, budgets: tuple[int, ...]) -> TreePolicy:
+        """Return the same for a batch whose rows have these budgets, none larger than `drafts`.
+
+        A row's tree follows from its own budget alone, not from its neighbours'.
+        """
+        ...
+
+
 def most_drafts(policy: TreePolicy) -> int:
     """Return the most drafts that one of a policy's trees can have."""
     return policy.drafts if isinstance(policy, BudgetPolicy) else largest_shape(policy).size - 1

@@ -173,7 +173,7 @@ def test_what_cannot_be_together_is_refused_by_name() -> None:
             alone.check(IID())
 
 
-def test_a_merge_splits_budgets_and_refuses_trees_that_have_none() -> None:
+def test_a_merge_refuses_trees_that_have_no_budget() -> None:
     drafter = MergedDrafter(TEXT, model())
     with pytest.warns(RuntimeWarning, match="splits trees of a fixed shape or of a budget"):
         polydraft.generate(TARGET, IDS[:1], drafter=drafter, policy=Confident((1, 1), 0.3), verifier=None, **GREEDY)

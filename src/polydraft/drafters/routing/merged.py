@@ -1,10 +1,12 @@
 """Several drafters in one tree: the guesses of text drafters side by side, and another drafter's tree beside them."""
 
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.routing.routed import check_members, check_other, names_of
+from polydraft.drafters.routing.split import Kept, best_split, worth_of_budgets, worth_of_levels, written_by
 from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
@@ -15,51 +17,84 @@ from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
     Branches,
-    BudgetPolicy,
     Chain,
     Draft,
     Fixed,
     Piece,
     Pieces,
+    RationedPolicy,
     TreePolicy,
     TreeShape,
     branched,
+    cut,
     in_pieces,
     is_dynamic,
     largest_shape,
+    restricted,
 )
 
 USUAL = BestFirst(8, depth=8, children=4)
 """The bounds of guesses where nobody names any: on two cores a pass over more tokens took longer than it brought."""
-LEAST = 0.1
-"""The other drafter gets no level that is expected to be reached less often than this."""
 
 
 @dataclass(frozen=True, eq=False)
 class MergedState:
-    """The members' states, the other drafter's, the target's number of tokens, and the step's joint trees by rows."""
+    """What everybody knows.
+
+    Args:
+        members: the members' states.
+        other: the other drafter's; None without one.
+        vocab_size: the target's number of tokens.
+        kept: per row, what finished steps have shown of the other drafter.
+        joint: the step's joint trees by rows.
+    """
 
     members: tuple[Any, ...]
     other: Any
     vocab_size: int
+    kept: tuple[Kept, ...]
     joint: tuple[tuple[tuple[int, ...], Branches], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who gets how many nodes in a step.
+
+    Args:
+        own: the other drafter's trees, for all rows.
+        drafts: per row, how many nodes of these count: those of its first levels, or as many as its tree may grow.
+        most_children: per row, the most children that a node of these can have.
+        grows: whether the trees grow.
+    """
+
+    own: TreePolicy
+    drafts: tuple[int, ...]
+    most_children: tuple[int, ...]
+    grows: bool
 
 
 @dataclass(frozen=True, eq=False)
 class MergedDrafter(Together):
     """Puts the guesses of several text drafters, and the tree of another drafter, below the same roots.
 
-    What several guess is scored once. The policy's budget is split before anything is drawn: the other drafter gets the
-    first levels of its tree, down to the one that is reached with a chance of `LEAST` if each level is kept with the
-    chance `hope`; the rest goes to the guesses, the likeliest first.
+    What several guess is scored once. The policy's nodes are split row by row, before anything is drawn, so that as
+    many as possible are expected to be accepted. A guess has the chance that its member gives it. A draft of the other
+    drafter is accepted with a chance q where the one above it was and its earlier siblings were not; q begins as `hope`
+    and is learnt from the row's finished steps (`Kept`). Of trees of a fixed shape the other drafter gets the first
+    levels, of trees that grow a budget, and at least the first level or draft, so that there is something to learn
+    from; the likeliest guesses get the rest.
 
     Exactness: guesses are fixed tokens. Beside drawn ones they are siblings under `Product`, each with a one-hot row of
-    its own; under a deterministic scheme the union of both is what the scheme takes from one list.
+    its own; under a deterministic scheme the union of both is what the scheme takes from one list. The split follows
+    from the committed text, which guesses and their chances follow from, from finished steps, and from the policy: all
+    of it is known before the first child is drawn, so that for a given past the step is one with a fixed budget, and
+    exact. A batch's rows draft as deep as the deepest wants; what is more than a row's share is nobody's draw (`cut`),
+    so that no row's text depends on its neighbours.
 
     Args:
         members: text drafters without riders.
         other: who else drafts into the tree; None for nobody.
-        hope: the chance that the other drafter's draft is kept where the one above it was.
+        hope: the chance that a draft of the other drafter is kept, before anything is known of it.
 
     Raises:
         InvalidParameter: there is no member, one is no text drafter or brings riders, so does the other drafter, or
@@ -118,7 +153,8 @@ class MergedDrafter(Together):
     def start(self, text: Text, session: Session) -> MergedState:
         """Start everybody."""
         members = tuple(one.start(text, session) for one in self.members)
-        return MergedState(members, None if self.other is None else self.other.start(text, session), session.vocab_size)
+        other = None if self.other is None else self.other.start(text, session)
+        return MergedState(members, other, session.vocab_size, (Kept(),) * len(text.counts))
 
     def draft(
         self, state: MergedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
@@ -126,16 +162,18 @@ class MergedDrafter(Together):
         """Let everybody draft, and put it into one tree for each row."""
         if not policy.shape.counts:
             return Draft.nothing(text.last(), apart=scheme == Product()), state
-        own, bounds = self._split(policy)
+        bounds = Bounds.of(policy)
         guesses, members = self._guessed(state, text, bounds)
         after = replace(state, members=members)
         if self.other is None:
             return given(text, guesses, scheme), after
-        draft, inner = self.other.draft(state.other, text, scheme, own, noise)
+        split = self._split(policy, bounds, state.kept, guesses)
+        # streams of its own: how much a neighbour has drawn must not move the numbers that verify a row
+        draft, inner = self.other.draft(state.other, text, scheme, split.own, noise.fork(_LEVEL))
         pieces, joint = list[Piece](), list[tuple[tuple[int, ...], Branches]]()
-        for piece in in_pieces(draft):
-            beside = given(text.of(piece.rows), [guesses[row] for row in piece.rows], scheme)
-            both = branched(piece.draft, beside, scheme)
+        for piece, drafts in _shares(draft, split):
+            own = [guesses[row].first(bounds.nodes - drafts) for row in piece.rows]
+            both = branched(piece.draft, given(text.of(piece.rows), own, scheme), scheme)
             joint.append((piece.rows, both))
             pieces.append(Piece(piece.rows, both.draft))
         after = replace(after, other=inner, joint=tuple(joint))
@@ -146,22 +184,32 @@ class MergedDrafter(Together):
         members = tuple(one.commit(own, step) for one, own in zip(self.members, state.members, strict=True))
         if self.other is None:
             return replace(state, members=members)
-        own = step
+        own, learnt = step, list(state.kept)
         if state.joint:
+            written = written_by(step)
             path, length = step.verdict.path.new_full(step.verdict.path.shape, -1), step.verdict.length.clone()
             for rows, both in state.joint:
+                for place, row in enumerate(rows):
+                    if row not in step.others:
+                        learnt[row] = learnt[row].after(both, place, written[row])
                 kept, _ = both.verdicts(step.verdict.of(rows))
                 places = list(rows)
                 path[places, : kept.path.shape[-1]], length[places] = kept.path, kept.length
             verdict = replace(step.verdict, path=path, length=length)
             own = replace(step, verdict=verdict, whole=step.whole or step.verdict)
-        return replace(state, members=members, other=self.other.commit(state.other, own), joint=())
+        other = self.other.commit(state.other, own)
+        return replace(state, members=members, other=other, kept=tuple(learnt), joint=())
 
     def join(self, state: MergedState, row: int, other: MergedState) -> MergedState:
         """Take over the newcomer."""
         members = self.joined(state, row, other)
         inner = None if self.other is None else self.other.join(state.other, row, other.other)
-        return replace(state, members=members, other=inner, joint=())
+        kept = (*state.kept[:row], other.kept[0], *state.kept[row + 1 :])
+        return replace(state, members=members, other=inner, kept=kept, joint=())
+
+    def of_row(self, state: MergedState, row: int) -> MergedState:
+        """Return everybody's state of the row, and what is known of it."""
+        return replace(super().of_row(state, row), kept=(state.kept[row],))
 
     def rewind(self, state: MergedState, row: int, length: int) -> MergedState:
         """Let everybody forget."""
@@ -188,29 +236,51 @@ class MergedDrafter(Together):
         rows = [merged(row).within(bounds, state.vocab_size) for row in zip(*found, strict=True)]
         return rows, tuple(states)
 
-    def _split(self, policy: TreePolicy) -> tuple[TreePolicy, Bounds]:
-        """Return the other drafter's trees, and the bounds of the guesses beside them."""
-        whole = Bounds.of(policy)
-        if self.other is None:
-            return policy, whole
-        own = _halved(policy) if is_dynamic(policy) else self._cut(largest_shape(policy))
-        left = whole.nodes - Bounds.of(own).nodes
-        return own, Bounds(left, whole.depth, max(1, min(whole.children, left)))
+    def _split(self, policy: TreePolicy, whole: Bounds, kept: Sequence[Kept], guesses: Sequence[Guess]) -> Split:
+        """Return how the nodes of every row are split.
 
-    def _cut(self, shape: TreeShape) -> TreePolicy:
-        """Return the first levels of a shape, as many as are expected to be reached; one at least, and not all."""
-        levels = max(1, sum(self.hope**depth >= LEAST for depth in range(1, shape.depth + 1)))
-        return Fixed(TreeShape(shape.counts[: min(levels, max(1, shape.depth - 1))]))
+        Raises:
+            InvalidParameter: the trees have neither a fixed shape nor a budget.
+        """
+        chances = [one.chance(self.hope) for one in kept]
+        shape, grows = largest_shape(policy), is_dynamic(policy)
+        worth = [
+            worth_of_budgets(whole.nodes, whole.depth, whole.children, one) if grows else worth_of_levels(shape, one)
+            for one in chances
+        ]
+        pairs = zip(worth, guesses, strict=True)
+        drafts = tuple(best_split(own, guess.chances.tolist(), whole.nodes) for own, guess in pairs)
+        if grows:
+            return Split(_rationed(policy, drafts), drafts, (whole.children,) * len(drafts), grows)
+        sizes = [size for size, _ in worth[0]]
+        levels = [TreeShape(shape.counts[: 1 + sizes.index(one)]) for one in drafts]
+        deepest = max(levels, key=lambda one: one.depth)
+        return Split(Fixed(deepest), drafts, tuple(one.max_children for one in levels), grows)
 
 
-def _halved(policy: TreePolicy) -> TreePolicy:
-    """Return a policy that grows trees of a budget, with half of it.
+_LEVEL = 0x4D65726765
+"""Names the random numbers that the other drafter draws from."""
+
+
+def _shares(draft: Draft | Pieces, split: Split) -> list[tuple[Piece, int]]:
+    """Return the other drafter's draft by rows that have as many nodes, without what is more than that."""
+    found = list[tuple[Piece, int]]()
+    for piece in in_pieces(draft):
+        for drafts in sorted({split.drafts[row] for row in piece.rows}):
+            (own,) = restricted([piece], [row for row in piece.rows if split.drafts[row] == drafts])
+            most = own.draft.most_children and min(own.draft.most_children, split.most_children[own.rows[0]])
+            found.append((Piece(own.rows, cut(own.draft, drafts, most, counted=split.grows)), drafts))
+    return found
+
+
+def _rationed(policy: TreePolicy, drafts: tuple[int, ...]) -> TreePolicy:
+    """Return a policy that grows trees of a budget, with a budget for each row.
 
     Raises:
         InvalidParameter: it has no budget that could be split.
     """
-    if not (isinstance(policy, BudgetPolicy) and is_dataclass(policy)):
+    if not isinstance(policy, RationedPolicy):
         raise InvalidParameter(
             f"A merge splits trees of a fixed shape or of a budget of drafts, such as best-first:16, not {policy!r}."
         )
-    return replace(policy, drafts=max(1, policy.drafts // 2))
+    return policy.rationed(drafts)

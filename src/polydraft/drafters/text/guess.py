@@ -140,6 +140,10 @@ class Guess:
             self.chances[own],
         )
 
+    def first(self, count: int) -> "Guess":
+        """Return the first guesses: of those `within` bounds the likeliest."""
+        return Guess(self.tokens[:count], self.parents[:count], self.chances[:count])
+
     def followed(self, path: Sequence[int]) -> int:
         """Return how many tokens of a path the guesses follow."""
         below: dict[tuple[int, int], int] = {}

@@ -1,6 +1,7 @@
 """Best first: a budget of drafts goes where the draft's own probability is highest; counts precede draws."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +29,7 @@ class BestFirst:
         depth: the longest path, hence the most passes of the draft model.
         children: the most children of one node.
         beam: the most nodes of one depth that get a draft row: those with the likeliest paths.
+        budgets: the budgets of a batch's rows, none larger than `drafts`; () where all have that one.
 
     Raises:
         InvalidParameter: a number below 1 or above 4095, or together too many.
@@ -37,6 +39,7 @@ class BestFirst:
     depth: int = 6
     children: int = 4
     beam: int = 8
+    budgets: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         require_positive(drafts=self.drafts, depth=self.depth, children=self.children, beam=self.beam)
@@ -47,6 +50,10 @@ class BestFirst:
         """Bounds on the trees."""
         depth = min(self.depth, self.drafts)
         return bounds(self.drafts, depth, self.children, (depth - 1) * self.widest(1))
+
+    def rationed(self, budgets: tuple[int, ...]) -> Self:
+        """Return the same for a batch whose rows have these budgets."""
+        return replace(self, budgets=budgets)
 
     @property
     def stops(self) -> bool:
@@ -59,7 +66,7 @@ class BestFirst:
 
     def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths, at most as many as there are drafts left."""
-        most = (self.drafts - drawn.drafts).clamp(0, self.beam)
+        most = self._left(drawn.drafts).clamp(0, self.beam)
         return first_of(drawn.path.where(drawn.there, -1.0), most) & drawn.there
 
     def shares(self, opened: Opened) -> Float[Tensor, "b f k"]:
@@ -75,8 +82,11 @@ class BestFirst:
         typical = places.sum(dim=1) / share
         below = _promised(typical, min(self.depth, self.drafts) - opened.depth - 1, self.drafts)
         worth = below.unsqueeze(-1) * places.flatten(1).unsqueeze(1)
-        chosen = first_of(worth.flatten(1), self.drafts - opened.drafts).view(worth.shape)[:, 0]
+        chosen = first_of(worth.flatten(1), self._left(opened.drafts)).view(worth.shape)[:, 0]
         return (chosen.view(places.shape) & (places > 0)).sum(dim=-1)
+
+    def _left(self, drafts: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
+        return (drafts.new_tensor(self.budgets) if self.budgets else self.drafts) - drafts
 
 
 def first_of(worth: Float[Tensor, "b n"], most: Int[Tensor, "b"]) -> Bool[Tensor, "b n"]:

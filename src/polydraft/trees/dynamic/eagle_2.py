@@ -1,6 +1,7 @@
 """EAGLE-2: expand the likeliest nodes, then keep the likeliest of all drafts; for deterministic drafts only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +29,7 @@ class Eagle2:
         width: nodes expanded per depth, and children of each.
         depth: the longest path.
         drafts: how many drafts to keep.
+        budgets: how many of each row of a batch, none more than `drafts`; () where it is that for all.
 
     Raises:
         InvalidParameter: a number below 1 or above 4095, or together too many.
@@ -38,6 +40,7 @@ class Eagle2:
     width: int = 10
     depth: int = 8
     drafts: int = 59
+    budgets: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         require_positive(width=self.width, depth=self.depth, drafts=self.drafts)
@@ -47,6 +50,10 @@ class Eagle2:
     def shape(self) -> TreeShape:
         """Bounds on the trees."""
         return bounds(self.drafts, self.depth, self.width, (self.depth - 1) * self.width)
+
+    def rationed(self, budgets: tuple[int, ...]) -> Self:
+        """Return the same for a batch whose rows have these budgets."""
+        return replace(self, budgets=budgets)
 
     @property
     def stops(self) -> bool:
@@ -69,4 +76,5 @@ class Eagle2:
     def keep(self, path: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
         """Keep the root and the likeliest drafts of all depths."""
         most = torch.full_like(there[:, 0], self.drafts + 1, dtype=torch.int64)
+        most = 1 + most.new_tensor(self.budgets) if self.budgets else most
         return first_of(path.where(there, -1.0), most) & there
