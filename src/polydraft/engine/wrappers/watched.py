@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
@@ -24,6 +25,12 @@ class _Planned:
     planner: PlanningPolicy
     drafter: Drafter
     watch: Stopwatch
+    target: LanguageModel
+
+    @cached_property
+    def relative(self) -> float:
+        """The expected cost of the drafter's passes; to count all weights for every new text takes time."""
+        return relative_cost(self.target, self.drafter)
 
 
 class Watched:
@@ -54,7 +61,7 @@ class Watched:
         self._watch = Stopwatch(target.device, timed=time or planner is not None)
         self._guard = Guarded(drafter, fallback)
         self._torn, self._target, self._timed = False, target, time
-        self._planned = [_Planned(planner, drafter, self._watch)] if planner else []
+        self._planned = [_Planned(planner, drafter, self._watch, target)] if planner else []
         model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
         rule, teaches = TimedVerifier(verifier, self._watch), (policy,) if planner else ()
         self.method = Method(model, drafts, rule, policy, keeps_scores, logprobs, teaches)
@@ -75,7 +82,7 @@ class Watched:
         if not isinstance(parts.policy, PlanningPolicy):
             return guard
         watch = Stopwatch(self._target.device, timed=True)
-        self._planned.append(_Planned(parts.policy, parts.drafter, watch))
+        self._planned.append(_Planned(parts.policy, parts.drafter, watch, self._target))
         self.method = replace(self.method, teaches=(*self.method.teaches, parts.policy))
         return TimedDrafter(guard, watch)
 
@@ -96,8 +103,7 @@ class Watched:
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                relative = relative_cost(self._target, one.drafter)
-                one.planner.opens(Opening(length, left, rows, relative, law.in_force, others))
+                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others))
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
