@@ -32,7 +32,6 @@ from polydraft.bench.subjects import (
 )
 from polydraft.bench.subjects.adversaries import noisy, shuffled
 from polydraft.bench.subjects.clock import one_thread
-from polydraft.bench.subjects.lattice import Watching
 from polydraft.bench.subjects.laws import acceptance, optimum
 from polydraft.bench.subjects.passes import PassSettings
 from polydraft.bench.subjects.planner import PLAIN, PLANNER, compared, side_by_side
@@ -44,7 +43,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Forward, LanguageModel, load_pair
 from polydraft.probs import Noise, overlap
 from polydraft.schemes import IID, Coupled, Given, Product, SpecHub, TopK, WithoutReplacement
-from polydraft.trees import BestFirst, Chain, Draft, TokenTree, Topology, TreeShape, Widths
+from polydraft.trees import BestFirst, Chain, TreeShape, Widths
 from polydraft.verifiers import (
     BottomUp,
     NaiveMatch,
@@ -388,19 +387,3 @@ def test_the_page_on_acceptance_says_what_the_command_computes() -> None:
             assert value is not None and abs(100 * value - float(number)) < 0.056, (scheme, name, k)
             checked += 1
     assert checked > 40
-
-
-def test_rules_are_asked_what_they_accept_of_a_tree_on_average() -> None:
-    target = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]]], dtype=torch.float64)
-    drafted = torch.tensor([[[0.2, 0.6, 0.2], [0.4, 0.4, 0.2], [0.0, 0.0, 0.0]]], dtype=torch.float64)
-    atoms = torch.tensor([[-1, 1, 0]])
-    tree = TokenTree(atoms.clamp_min(0), Topology(torch.tensor([[-1, 0, 1]])), atoms > -2)
-    draft = Draft(tree, atoms, torch.arange(3).expand(1, 3, 3), drafted)
-    decides = TopDown(SpeculativeSampling())
-    watching = Watching(decides, [decides, BottomUp(SpeculativeSampling())])
-    found = watching.verify(draft, target, Noise.from_seed(3, 1))
-    alone = decides.verify(draft, target, Noise.from_seed(3, 1))
-    assert torch.equal(found.length, alone.length) and watching.sizes == [2]
-    first, second = 0.3 / 0.6, 0.1 / 0.4
-    assert watching.accepted[0][0] == pytest.approx(first + first * second)
-    assert watching.accepted[0][1] != pytest.approx(watching.accepted[0][0])

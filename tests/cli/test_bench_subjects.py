@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import polydraft.bench.subjects.lattice as measuring
 import polydraft.bench.subjects.planner as planning
+import polydraft.cli.benchmark.lattice as lattice
 import polydraft.cli.benchmark.passes as passes
 import polydraft.cli.benchmark.planner as planner
 import polydraft.cli.benchmark.rules as rules
@@ -37,6 +39,7 @@ def call(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "draft").symlink_to(folders[1])
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(planning, "WARM_UP", 1)
+    monkeypatch.setattr(measuring, "WARM_UP", 1)
 
     def run(*arguments: str, models: bool = True) -> int:
         subject = arguments[0] if arguments else ""
@@ -132,21 +135,87 @@ def test_the_planner_is_beside_plain_decoding_and_trees(call: Call, capsys: pyte
 LATTICE = ("lattice", "--prompts", "one.jsonl", "--limit", "1", "--max-new-tokens", "4", "--drafts", "4")
 
 
-def test_rules_of_one_head_are_compared_on_its_own_trees(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_of_one_head_are_compared_on_its_own_trees(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "GROUPS", (*measuring.GROUPS[:2], measuring.GROUPS[-2]))
     assert call(*LATTICE, "--temperature", "1", "--json", models=False) == 0
     head, rows = lines_of(capsys.readouterr().out)
     assert (head["head"], head["drafts"], head["prompts"]) == ("shipped", [4], 1)
     by_rule = {(row["trees"], row["rule"]): row for row in rows}
-    assert by_rule["chain", "block"]["share"] == 1.0 and by_rule["chain", "speculative"]["nodes"] == 4
+    chain = by_rule["chain", "speculative sampling"]
+    assert chain["nodes"] == 4 and chain["first"] == pytest.approx(chain["optimum"])
     assert all(row["nodes"] <= 4 and row["speed"] > 0 and 1 <= row["tokens_per_call"] <= 5 for row in rows)
+    lifted = [row for row in rows if row["rule"].endswith((", top down", ", bottom up"))]
+    assert len(lifted) > 8 and all(0 < row["first"] <= row["optimum"] + 1e-6 for row in lifted)
     assert call(*LATTICE, "--temperature", "0.8", "--repeats", "0", "--quiet", models=False) == 0
     shown = capsys.readouterr().out
-    assert "T = 0.8, at most 4 drafts" in shown and "branches, without replacement (4.0 drafts)" in shown
+    assert "T = 0.8, at most 4 drafts" in shown and "branches, top then sample (4.0 drafts)" in shown
     assert call(*LATTICE, "--temperature", "0.8", "--repeats", "0", "--page", models=False) == 0
     shown = capsys.readouterr().out
-    assert "**T = 0.8, at most 4 drafts**" in shown and "| *branches, without replacement (4.0 drafts)* |" in shown
+    assert "**T = 0.8, at most 4 drafts**" in shown and "| *chain (4.0 drafts)* |  |  | at most 0." in shown
     assert call(*LATTICE, "--temperature", "0.8", "--page", "--json", models=False) == 2
     assert "--page and --json are two ways to print" in capsys.readouterr().err
+
+
+def test_the_tables_of_a_lattice_are_put_into_their_place_in_a_page(
+    call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    other = "<!-- table: lattice of smollm2 -->\nother\n<!-- end of table -->\n"
+    page.write_text(f"# Title\n\n<!-- table: lattice -->\nold\n<!-- end of table -->\n\n{other}")
+    into = (*LATTICE, "--temperature", "0.8", "--repeats", "0", "--quiet", "--into", "page.md")
+    assert call(*into, models=False) == 0
+    assert capsys.readouterr().out == ""
+    written = page.read_text()
+    assert written.startswith("# Title\n\n<!-- table: lattice -->\n\nA target of ") and written.endswith(other)
+    assert "| *branches, iid (4.0 drafts)* |" in written and "old" not in written
+    assert call(*into, models=False) == 0
+    assert page.read_text().count("**T = 0.8, at most 4 drafts**") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("# Title\n", (), "has no place for these tables: write <!-- table: lattice -->"),
+        ("<!-- table: lattice -->\n", (), "has no place for these tables"),
+        (2 * "<!-- table: lattice -->\n<!-- end of table -->\n", (), "has no place for these tables"),
+        (None, (), "The page page.md cannot be read"),
+        ("", ("--json",), "--into writes the tables into a page: leave --page and --json out"),
+    ],
+)
+def test_a_page_without_a_place_is_refused_before_anything_is_measured(
+    text: str | None,
+    more: tuple[str, ...],
+    said: str,
+    call: Call,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(lattice, "loaded", None)
+    if text is not None:
+        (tmp_path / "page.md").write_text(text)
+    assert call(*LATTICE, "--into", "page.md", *more, models=False) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_interrupted_lattice_is_printed_and_its_page_left_as_it_was(
+    call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original = lattice.measure_lattice
+
+    def some(*arguments: Any) -> Iterator[Any]:
+        yield next(iter(original(*arguments)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lattice, "measure_lattice", some)
+    page = "<!-- table: lattice -->\nold\n<!-- end of table -->\n"
+    (tmp_path / "page.md").write_text(page)
+    assert call(*LATTICE, "--repeats", "0", "--into", "page.md", models=False) == 130
+    shown = capsys.readouterr().out
+    assert "Interrupted; this is what was finished." in shown and "| *chain (4.0 drafts)* |" in shown
+    assert (tmp_path / "page.md").read_text() == page
 
 
 def test_a_lattice_is_sampled_from_a_head(call: Call, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,14 @@ A block head knows the law of every path without another pass, so that a tree of
 trees bring is measured twice. The expected tokens per call are computed, not sampled: while a text is written, every
 tree is put before all rules of its scheme, and what each accepts of it on average is summed. The speed is that of
 texts which all arms write side by side.
+
+How much of what is possible that is, theory says for a call's first token: whatever an exact rule does further down,
+the token that it emits first follows the target, and is one of the root's drafts at most as often as the best coupling
+of the two lets it be, `optimal_set`. A lifted node rule keeps one with its own acceptance at the root, whichever way it
+is lifted, which is computed. Of a rule for whole trees the trees tell, less the luck that the optimal rule had there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -17,92 +22,21 @@ from torch import Tensor
 
 from polydraft.bench.speed import Batch
 from polydraft.bench.subjects.clock import Progress, unseen
+from polydraft.bench.subjects.lattice_groups import GROUPS, LatticeGroup
 from polydraft.bench.subjects.planner import Lane, batches, side_by_side
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
-from polydraft.probs import Noise
-from polydraft.schemes import IID, Scheme, TopK, TopThenSample, WithoutReplacement
-from polydraft.trees import BestFirst, Chain, Draft, ExpectedAcceptance, TreePolicy, Verdict, Widths
-from polydraft.verifiers import (
-    BlockVerification,
-    BottomUp,
-    NaiveMatch,
-    Optimal,
-    PathVerifier,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    SpeculativeSampling,
-    TopDown,
-    TopThenSampleRule,
-    TraversalVerification,
-    expected_accepted,
-)
+from polydraft.probs import Noise, to_atoms
+from polydraft.schemes import Scheme
+from polydraft.theory import optimal_set
+from polydraft.trees import Draft, Verdict
+from polydraft.verifiers import Optimal, PathLaw, PathVerifier
+from polydraft.verifiers.law import OfNodes, SumsOrders
 
-PLAIN = "plain decoding"
 WARM_UP = 8
 """How many tokens every arm writes before anything counts."""
-
-
-@dataclass(frozen=True)
-class LatticeGroup:
-    """Rules that verify the same trees.
-
-    Args:
-        name: what the trees are.
-        policy: makes the trees of so many drafts.
-        rules: from names to rules of one scheme; the last decides while all are asked, and others are compared with it.
-    """
-
-    name: str
-    policy: Callable[[int], TreePolicy]
-    rules: dict[str, PathVerifier]
-
-
-def _wide(drafts: int) -> TreePolicy:
-    return BestFirst(drafts, depth=min(drafts, 8), children=4, beam=16)
-
-
-def _expected(drafts: int) -> TreePolicy:
-    return ExpectedAcceptance(drafts, depth=min(drafts, 8), children=4, beam=16, least=0.0)
-
-
-def _branches(drafts: int) -> TreePolicy:
-    """Return chains that begin at the root, as many as let them be five deep, but two at least."""
-    count = min(max(2, round(drafts / 5)), drafts)
-    return Widths((count, *[1] * (drafts // count - 1)))
-
-
-def _sampled(
-    shape: str, policy: Callable[[int], TreePolicy], scheme: Scheme, *others: tuple[str, PathVerifier]
-) -> LatticeGroup:
-    optimal = Optimal(scheme)
-    rules = dict(others) | {"optimal, top down": TopDown(optimal), "optimal, bottom up": BottomUp(optimal)}
-    return LatticeGroup(f"{shape}, {scheme.name}", policy, rules)
-
-
-RECURSIVE = "recursive rejection"
-WITHOUT = TopDown(RecursiveRejectionWithoutReplacement())
-GROUPS = (
-    LatticeGroup("chain", Chain, {"speculative": TopDown(SpeculativeSampling()), "block": BlockVerification()}),
-    LatticeGroup("best first, top tokens", _wide, {"sample and match": TopDown(NaiveMatch(TopK()))}),
-    _sampled(
-        "expected acceptance",
-        _expected,
-        WithoutReplacement(),
-        (RECURSIVE, WITHOUT),
-        ("traversal", TraversalVerification()),
-    ),
-    _sampled(
-        "branches", _branches, IID(), (RECURSIVE, TopDown(RecursiveRejection())), ("traversal", TraversalVerification())
-    ),
-    _sampled("branches", _branches, WithoutReplacement(), (RECURSIVE, WITHOUT)),
-    _sampled("branches", _branches, TopThenSample(), ("top then sample", TopDown(TopThenSampleRule()))),
-)
-"""Chains; JetSpec's way: the likeliest paths, kept where a sample of the target's meets them; and drawn trees: where
-most is expected to be accepted, as the confidence head says before a node's children are drawn, and chains side by
-side."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +82,8 @@ class LatticeResult:
         rule: the rule's name.
         tokens_per_call: expected, the mean over all steps.
         interval: of it, 95 %, by a bootstrap over texts.
-        share: its accepted drafts over those of the group's last rule, of the same trees; above 1 if it accepts more.
+        first: how often a call keeps at least one draft.
+        optimum: how often an exact rule can at most.
         nodes: mean number of drafts of a tree.
         speed: median over texts of the speed over plain decoding's; None if no time was taken.
     """
@@ -159,7 +94,8 @@ class LatticeResult:
     rule: str
     tokens_per_call: float
     interval: tuple[float, float]
-    share: float
+    first: float
+    optimum: float
     nodes: float
     speed: float | None
 
@@ -171,11 +107,17 @@ class Watching:
     Args:
         rule: decides.
         rules: are asked what they would accept.
+        accepted: what each accepts of every tree, in drafts.
+        first: with what chance each keeps a draft of the root, on average over drafts.
+        optimum: the largest such chance that the scheme allows.
+        sizes: the trees' numbers of drafts.
     """
 
     rule: PathVerifier
     rules: Sequence[PathVerifier]
     accepted: list[list[float]] = field(default_factory=list)
+    first: list[list[float]] = field(default_factory=list)
+    optimum: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
     @property
@@ -195,9 +137,61 @@ class Watching:
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Ask all rules, and decide by the one."""
-        self.accepted.append([float(expected_accepted(rule, draft, target_probs).sum()) for rule in self.rules])
+        laws = [rule.path_law(draft, target_probs) for rule in self.rules]
+        self.accepted.append([float(law.accepted(draft.tree).sum()) for law in laws])
+        root = Root.of(draft, target_probs)
+        self.optimum.append(root.optimum(self.scheme))
+        self.first.append([root.kept(*one) for one in zip(self.rules, laws, strict=True)])
         self.sizes.append(int(draft.tree.valid[:, 1:].sum()))
         return self.rule.verify(draft, target_probs, noise)
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """The roots of trees, with what rules keep of their drafts; rows of a batch are summed up.
+
+    Args:
+        drafts: as places in the shortlist.
+        draft_probs: the row that they were drawn from, with the tail.
+        target_probs: the target's, on the same atoms.
+    """
+
+    drafts: Int[Tensor, "b k"]
+    draft_probs: Float[Tensor, "b A"]
+    target_probs: Float[Tensor, "b A"]
+
+    @classmethod
+    def of(cls, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> "Root":
+        """Take the roots of trees."""
+        rows = torch.nn.functional.pad(draft.probs[:, 0], (0, 1)).double()
+        return cls(draft.drafted_atoms()[:, 0], rows, to_atoms(target_probs[:, 0], draft.shortlist[:, 0]).double())
+
+    @property
+    def counts(self) -> Int[Tensor, "b"]:
+        """How many drafts they have."""
+        return (self.drafts >= 0).sum(dim=-1)
+
+    def optimum(self, scheme: Scheme) -> float:
+        """Return the largest chance of keeping a draft, of all exact rules, on average over drafts."""
+        return float(optimal_set(scheme, self.draft_probs, self.target_probs, self.counts).acceptance.sum())
+
+    def kept(self, rule: PathVerifier, law: PathLaw) -> float:
+        """Return a rule's chance of keeping a draft, on average over drafts.
+
+        Args:
+            rule: the rule.
+            law: that of its verdict of these very trees, which is an estimate: the chance that the path does not end at
+                the root. What the optimal rule keeps of the same drafts beyond its average is subtracted.
+        """
+        node = rule.node_rule if isinstance(rule, OfNodes) else None
+        width = max(int(self.counts.max()), 1)
+        if node is not None and not (
+            isinstance(node, SumsOrders) and not node.follows(width, self.draft_probs.shape[-1])
+        ):
+            return float(node.acceptance(self.draft_probs, self.target_probs, self.counts).sum())
+        best = Optimal(rule.scheme)
+        lucky = float(best.law(self.drafts, self.draft_probs, self.target_probs).child.sum())
+        return float((1 - law.end[:, 0]).sum()) + self.optimum(rule.scheme) - lucky
 
 
 def measure_lattice(
@@ -240,22 +234,23 @@ class _Bench:
 
     def accepted(self, temperature: float, drafts: int, group: LatticeGroup, speeds: Speeds) -> Iterator[LatticeResult]:
         """Write all texts with the group's last rule, and yield what each rule accepts of the trees on average."""
-        rules, what = [*group.rules.values()], f"T = {temperature:g}, {drafts} drafts, {group.name}"
+        named = group.rules(drafts)
+        rules, what = [*named.values()], f"T = {temperature:g}, {drafts} drafts, {group.name}"
         seen = list[Watching]()
         for number, text in enumerate(self.texts):
             seen.append(Watching(rules[-1], rules))
             own = _options(temperature, self.options, number) | {"policy": group.policy(drafts), "verifier": seen[-1]}
             stream(self.pair.target, text.input_ids, drafter=self.head, **own).exhaust()
             self.on_progress(what, number + 1, len(self.texts))
-        every = torch.stack([torch.tensor(one.accepted, dtype=torch.float64).sum(0) for one in seen])
+        every = _summed([one.accepted for one in seen])
         steps = torch.tensor([len(one.accepted) for one in seen], dtype=torch.float64)
-        nodes, intervals = sum(sum(one.sizes) for one in seen) / float(steps.sum()), self._intervals(every, steps)
-        sums = every.sum(0).tolist()
-        for name, total, interval in zip(group.rules, sums, intervals, strict=True):
+        count, intervals = float(steps.sum()), self._intervals(every, steps)
+        nodes, optimum = (sum(sum(getattr(one, name)) for one in seen) / count for name in ("sizes", "optimum"))
+        means, firsts = _mean([one.accepted for one in seen]), _mean([one.first for one in seen])
+        for name, mean, kept, interval in zip(named, means, firsts, intervals, strict=True):
             timed = speeds.get((drafts, group.name, name))
-            share = total / sums[-1] if sums[-1] else 1.0
-            mean, speed = 1 + total / float(steps.sum()), median(timed) if timed else None
-            yield LatticeResult(temperature, drafts, group.name, name, mean, interval, share, nodes, speed)
+            speed = median(timed) if timed else None
+            yield LatticeResult(temperature, drafts, group.name, name, 1 + mean, interval, kept, optimum, nodes, speed)
 
     def _intervals(self, accepted: Float[Tensor, "t r"], steps: Float[Tensor, " t"]) -> list[tuple[float, float]]:
         """Return every rule's interval of tokens per call, by a bootstrap over texts."""
@@ -271,7 +266,7 @@ class _Bench:
             (drafts, group.name, name): {"drafter": self.head, "policy": group.policy(drafts), "verifier": rule}
             for drafts in self.options.drafts
             for group in GROUPS
-            for name, rule in group.rules.items()
+            for name, rule in group.rules(drafts).items()
         }
         specials = [{"drafter": NoDraft()}, *arms.values()]
         for special in specials:
@@ -289,6 +284,16 @@ class _Bench:
                 found[key].append(by_place[place + 1] / by_place[0])
             self.on_progress(f"T = {temperature:g}, speed", number + 1, total)
         return found
+
+
+def _summed(steps: Sequence[Sequence[Sequence[float]]]) -> Float[Tensor, "t r"]:
+    """Return the sums over the steps of every text."""
+    return torch.stack([torch.tensor(one, dtype=torch.float64).sum(0) for one in steps])
+
+
+def _mean(steps: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """Return the means over all steps of all texts."""
+    return (_summed(steps).sum(0) / sum(map(len, steps))).tolist()
 
 
 def _options(temperature: float, options: LatticeOptions, number: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Options of the subjects of `polydraft bench`, and what may not stand before a subject."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -179,6 +180,14 @@ LatticeDraftsOption = Annotated[
     ),
 ]
 LatticePageOption = Annotated[bool, typer.Option("--page", help="Print the tables in Markdown, for a page.")]
+LatticeIntoOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--into",
+        help="Put the tables into this page, between <!-- table: lattice --> (with --target: lattice of TARGET) "
+        "and <!-- end of table -->.",
+    ),
+]
 LatticeRepeatsOption = Annotated[
     int,
     typer.Option(

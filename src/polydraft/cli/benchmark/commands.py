@@ -36,6 +36,7 @@ from polydraft.cli.arguments.subjects import (
     LaneTokensOption,
     LatticeDraftsOption,
     LatticeHeatsOption,
+    LatticeIntoOption,
     LatticePageOption,
     LatticeRepeatsOption,
     PartsOption,
@@ -223,6 +224,7 @@ def lattice(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     page: LatticePageOption = False,
+    into: LatticeIntoOption = None,
     as_json: JsonLinesOption = False,
     quiet: BenchQuietOption = False,
 ) -> None:
@@ -234,4 +236,4 @@ def lattice(
     options = LatticeOptions(heats, sizes, max_new_tokens, repeats, seed)
     chosen = tuple(prompts) if prompts else LatticeRequest.prompts
     request = LatticeRequest(options, target, draft, chosen, limit, dtype, device)
-    raise typer.Exit(run_lattice(request, as_json=as_json, page=page, quiet=quiet))
+    raise typer.Exit(run_lattice(request, as_json=as_json, page=page, quiet=quiet, into=into))

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polydraft.bench import Table
@@ -21,6 +22,7 @@ from polydraft.cli.benchmark.subjects import (
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
 from polydraft.engine import head_for
+from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head, shipped_head
 
 
@@ -37,16 +39,33 @@ class LatticeRequest:
     device: str = "auto"
 
 
-def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bool) -> int:
-    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
+def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bool, into: Path | None = None) -> int:
+    """Carry out the request and print, or put the tables into a page.
+
+    Args:
+        request: what is measured.
+        as_json: print lines of JSON.
+        page: print Markdown.
+        quiet: show no progress.
+        into: a page, whose part between `marks_of` the target is written anew if the run comes to its end.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C with nothing finished lost.
+
+    Raises:
+        InvalidParameter: options clash, or the page has no such part.
+    """
     refuse_clashes(
         both_outputs(as_json, quiet),
         (page and as_json, "--page and --json are two ways to print: leave one out."),
+        (bool(into) and (page or as_json), "--into writes the tables into a page: leave --page and --json out."),
         (
             bool(request.target) != bool(request.draft or shipped_head(request.target)),
             "--target and --draft go together here: a draft head belongs to one target, as pair-head to pair.",
         ),
     )
+    if into:
+        with_tables(into, request.target, "")  # says before the hours of work that there is no place for the tables
     notes = new_console(errors=True, quiet=as_json or quiet)
     pair = loaded(request.target, None, request.dtype, request.device, notes)
     folder = request.draft or shipped_head(request.target) or embedded_head()
@@ -57,13 +76,40 @@ def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bo
     conditions = conditions_of("lattice", pair, settings)
     if as_json:
         print_lines(conditions, results, interrupted=interrupted)
-    elif page:
+    elif into and not interrupted:
+        tables = as_page(results, conditions, request.options, interrupted=False)
+        into.write_text(with_tables(into, request.target, tables))
+    elif page or into:
         sys.stdout.write(as_page(results, conditions, request.options, interrupted=interrupted))
     else:
         console = new_console()
         print_tables(console, tables_of(results))
         print_end(console, conditions, notes_on(request.options), interrupted=interrupted)
     return INTERRUPTED if interrupted else 0
+
+
+def with_tables(page: Path, target: str | None, tables: str) -> str:
+    """Return a page's text with its part for a target put in anew.
+
+    Raises:
+        InvalidParameter: the page cannot be read, or has no such part, or several.
+    """
+    begin, end = marks_of(target)
+    try:
+        text = page.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"The page {page} cannot be read: {error}.") from error
+    if text.count(begin) != 1 or end not in text.partition(begin)[2]:
+        raise InvalidParameter(
+            f"The page {page} has no place for these tables: write {begin} and {end} once, in lines."
+        )
+    before, _, behind = text.partition(begin)
+    return f"{before}{begin}\n\n{tables}\n{end}{behind.partition(end)[2]}"
+
+
+def marks_of(target: str | None) -> tuple[str, str]:
+    """Return what stands in a page before and behind the tables for a target; the embedded one has no name."""
+    return f"<!-- table: lattice{f' of {target}' if target else ''} -->", "<!-- end of table -->"
 
 
 def as_page(
@@ -94,12 +140,14 @@ def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
     rows = list[tuple[str, ...]]()
     for trees in dict.fromkeys(one.trees for one in results):
         group = [one for one in results if one.trees == trees]
-        rows += [(), (f"{trees} ({group[0].nodes:.1f} drafts)", *[""] * 4)]
+        size, best = f"{group[0].nodes:.1f} drafts", group[0].optimum
+        rows += [(), (f"{trees} ({size})", "", "", f"at most {best:.3f}", "", "")]
         for one in group:
             low, high = one.interval
-            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{100 * one.share:.1f} %")
+            share = f"{100 * one.first / best:.1f} %" if best else ""
+            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
             rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
-    head = ("rule", "tokens/call", "95 % interval", "of the last", "over plain")
+    head = ("rule", "tokens/call", "95 % interval", "first kept", "of the optimum", "over plain")
     return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
 
 
@@ -107,6 +155,6 @@ def notes_on(options: LatticeOptions) -> list[str]:
     """Return what the tables do not say by themselves."""
     return [
         f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
-        "tree see the same trees. Of the last: accepted drafts over those of the last rule of the same trees. Over "
-        "plain: median over texts that all arms wrote side by side."
+        "tree see the same trees. First kept: how often a call keeps a draft at all, and what share that is of the "
+        "largest chance that any exact rule has. Over plain: median over texts that all arms wrote side by side."
     ]
