@@ -94,3 +94,26 @@ def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     with pytest.raises(ValueError, match="no table of stores"):
         module.read(page.replace("table: stores", "table"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "pictures")  # it takes over how its neighbour asks
+    module = drawing("measure_stores")
+    texts = module.Texts.of(0)
+    assert (texts[7] == texts[7]).all() and (texts[7] != texts[8]).any()
+    read, grows = tmp_path / "rest", tmp_path / "suffix"
+    filled = module.built(read, 50, texts), module.grown(grows, 500, 1_000_000, texts)
+    asked = [module.by_kind(path.name, path, [texts[3], texts[1 << 40]]) for path in (read, grows)]
+    assert filled[0].given == filled[0].tokens == 50 * module.LENGTH and filled[1].tokens < filled[1].given
+    assert filled[1].size <= 1_000_000 and len(filled[1].waits) == 501
+    assert asked[0].hits >= asked[0].right > 0.4, "one of the two texts is in the store"
+    for one in (*filled, *asked):
+        assert 0 < one.memory[0] <= one.memory[1] and one.memory[2] > 0
+    names = [
+        line.split("|")[1]
+        for line in module.rows(*(one.cells() + two.cells() for one, two in zip(filled, asked, strict=True)))
+    ]
+    page = [line.split("|")[1] for line in (ROOT / "docs" / "performance.md").read_text().splitlines() if "|" in line]
+    begin = page.index(names[2])
+    assert page[begin : begin + len(names) - 2] == names[2:]

@@ -26,7 +26,7 @@ from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25
-"""Tokens of a segment that is built: to order them takes a gigabyte of memory."""
+"""Tokens of a segment that is built: to order them takes nearly two gigabytes of memory."""
 BYTES = 8
 """Of a segment for each token."""
 
