@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.index import ROOM, Followed, FollowedRows, TextIndex
+from polydraft.drafters.text.index import ROOM, IndexedText, IndexedRows, TextIndex
 from polydraft.drafters.text.occurrences import Scanned, as_tokens
 
 LONGEST = (1, 3, 64, 100)
@@ -21,13 +21,13 @@ def same(found: Scanned, row: Row, longest: int) -> bool:
     return found.ends.tolist() == slow.ends.tolist() and found.lengths.tolist() == slow.lengths.tolist()
 
 
-def agrees(own: Followed, row: Row) -> bool:
+def agrees(own: IndexedText, row: Row) -> bool:
     return all(same(own.occurrences(longest), row, longest) for longest in LONGEST)
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=30), cuts=st.lists(st.integers(1, 30), max_size=5))
 def test_every_beginning_of_a_text_is_searched_as_by_a_scan(text: list[int], cuts: list[int]) -> None:
-    row, own = np.array(text), Followed.begun()
+    row, own = np.array(text), IndexedText.begun()
     for size in (*cuts, *range(1, len(text) + 1)):
         own = own.cut(size).to(row[:size])
         assert agrees(own, row[:size])
@@ -38,7 +38,7 @@ def test_repetitions_that_are_longer_than_what_is_kept_of_them(block: int) -> No
     noise = np.random.default_rng(block)
     one = noise.integers(0, 3, block)
     row = np.concatenate([one, one, [9], one, one[: block // 2], [4_000_000_000], one, one])
-    own = Followed.begun()
+    own = IndexedText.begun()
     for size in (*range(1, 40), *range(41, len(row), 13), len(row)):
         own = own.to(row[:size])
         assert agrees(own, row[:size])
@@ -48,7 +48,7 @@ def test_repetitions_that_are_longer_than_what_is_kept_of_them(block: int) -> No
 def test_states_of_before_and_texts_that_part_keep_their_own(data: st.DataObject) -> None:
     """Steps are taken again with other tokens, rows are rewound and replaced: every state finds what a scan finds."""
     tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6)
-    states = [(Followed.begun(), np.zeros(0, np.int64))]
+    states = [(IndexedText.begun(), np.zeros(0, np.int64))]
     for _ in range(data.draw(st.integers(2, 12))):
         own, row = states[data.draw(st.integers(0, len(states) - 1))]  # any state of before
         length = data.draw(st.integers(0, len(row)))
@@ -62,7 +62,7 @@ def test_states_of_before_and_texts_that_part_keep_their_own(data: st.DataObject
 
 def test_an_index_grows_in_place_and_is_read_again_only_where_there_is_no_room() -> None:
     row = np.random.default_rng(0).integers(0, 50, 3 * ROOM)
-    own, seen = Followed.begun(), dict[int, TextIndex]()
+    own, seen = IndexedText.begun(), dict[int, TextIndex]()
     for size in range(1, len(row) + 1, 16):
         own = own.to(row[:size])
         seen[id(own.index)] = own.index
@@ -77,15 +77,15 @@ def test_an_index_grows_in_place_and_is_read_again_only_where_there_is_no_room()
 
 def test_a_text_that_was_replaced_without_a_word_is_seen_near_its_end() -> None:
     row = np.arange(200) % 7
-    own = Followed.begun().to(row)
+    own = IndexedText.begun().to(row)
     other = (np.arange(220) + 1) % 7
     assert agrees(own.to(other), other) and agrees(own.to(other[:3]), other[:3])
 
 
 def test_rows_of_a_batch_have_their_own() -> None:
     first, second, third = np.array([1, 2, 1]), np.array([3, 3, 3, 3]), np.array([5, 6, 5, 6])
-    rows = FollowedRows.begun(10, 2).to([first, second])
-    newcomer = FollowedRows.begun(10, 1).to([third])
+    rows = IndexedRows.begun(10, 2).to([first, second])
+    newcomer = IndexedRows.begun(10, 1).to([third])
     joined = rows.put(0, newcomer.rows[0]).to([third, second])
     assert agrees(joined.rows[0], third) and agrees(joined.rows[1], second) and agrees(rows.rows[0], first)
     assert joined.rows[0].index is newcomer.rows[0].index and rows.of_row(1).rows == (rows.rows[1],)

@@ -14,7 +14,7 @@ from polydraft.catalogue import drafter_line
 from polydraft.cli.benchmark.arms import spell_arm
 from polydraft.drafters import NgramDrafter, Session, given_chain
 from polydraft.drafters.text import Bounds
-from polydraft.drafters.text.index import Followed
+from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
@@ -37,7 +37,7 @@ def slow_continuations(text: list[int], longest: int, shortest: int, most: int, 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
     row = np.array(text, dtype=np.int64)
-    _, chains = continuations(row, Followed.begun().to(row), longest, shortest, most)
+    _, chains = continuations(row, IndexedText.begun().to(row), longest, shortest, most)
     return chains[0].tolist() if chains else []
 
 
@@ -50,7 +50,7 @@ def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -
 )
 def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int, matches: int) -> None:
     row = np.array(text, dtype=np.int64)
-    size, chains = continuations(row, Followed.begun().to(row), longest, shortest, most, matches)
+    size, chains = continuations(row, IndexedText.begun().to(row), longest, shortest, most, matches)
     assert [chain.tolist() for chain in chains] == slow_continuations(text, longest, shortest, most, matches)
     assert bool(size) == bool(chains) and (not size or shortest <= size <= longest)
 

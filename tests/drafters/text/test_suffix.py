@@ -31,7 +31,7 @@ from polydraft.drafters import (
     flush_stores,
 )
 from polydraft.drafters.text import Guess
-from polydraft.drafters.text.index import Followed
+from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
@@ -368,5 +368,5 @@ def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> N
 
 
 def test_guesses_are_those_of_both_places() -> None:
-    guess = SuffixDrafter()._of(Followed.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
+    guess = SuffixDrafter()._of(IndexedText.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
     assert isinstance(guess, Guess) and guess.tokens.tolist() == [1, 2, 1, 2][: len(guess)]

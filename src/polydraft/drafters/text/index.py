@@ -62,7 +62,7 @@ class TextIndex:
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
+class IndexedText:
     """A row's index, and how many of its tokens are known to be the row's.
 
     The index is a cache that other states look at too: after a step that was taken again it may have tokens that are
@@ -77,17 +77,17 @@ class Followed:
     known: int = 0
 
     @classmethod
-    def begun(cls) -> "Followed":
+    def begun(cls) -> "IndexedText":
         """Return what is known of a text that was not looked at."""
         return cls(TextIndex())
 
-    def to(self, row: NDArray[np.int64]) -> "Followed":
+    def to(self, row: NDArray[np.int64]) -> "IndexedText":
         """Return the same for a row's text as it is now."""
         sure = max(0, min(self.known, len(row)) - LONGEST)  # the last that are known are compared all the same
         index = self.index if self.index.follows(row, sure) else TextIndex.of(row)
-        return Followed(index, len(row))
+        return IndexedText(index, len(row))
 
-    def cut(self, length: int) -> "Followed":
+    def cut(self, length: int) -> "IndexedText":
         """Return the same when the row's text is known up to a length only."""
         return replace(self, known=min(self.known, length))
 
@@ -97,7 +97,7 @@ class Followed:
 
 
 @dataclass(frozen=True, eq=False)
-class FollowedRows:
+class IndexedRows:
     """The indices of a batch's rows, and the target's number of tokens.
 
     Args:
@@ -106,26 +106,26 @@ class FollowedRows:
     """
 
     vocab_size: int
-    rows: tuple[Followed, ...]
+    rows: tuple[IndexedText, ...]
 
     @classmethod
-    def begun(cls, vocab_size: int, count: int) -> "FollowedRows":
+    def begun(cls, vocab_size: int, count: int) -> "IndexedRows":
         """Return what is known of texts that were not looked at."""
-        return cls(vocab_size, tuple(Followed.begun() for _ in range(count)))
+        return cls(vocab_size, tuple(IndexedText.begun() for _ in range(count)))
 
-    def to(self, texts: Sequence[NDArray[np.int64]]) -> "FollowedRows":
+    def to(self, texts: Sequence[NDArray[np.int64]]) -> "IndexedRows":
         """Return the same for the rows' texts as they are now."""
         return replace(self, rows=tuple(own.to(row) for own, row in zip(self.rows, texts, strict=True)))
 
-    def put(self, row: int, own: Followed) -> "FollowedRows":
+    def put(self, row: int, own: IndexedText) -> "IndexedRows":
         """Return the same with another text in place of a row's, or behind the last row."""
         return replace(self, rows=(*self.rows[:row], own, *self.rows[row + 1 :]))
 
-    def rewind(self, row: int, length: int) -> "FollowedRows":
+    def rewind(self, row: int, length: int) -> "IndexedRows":
         """Return the same when a row's text is known up to a length only."""
         return self.put(row, self.rows[row].cut(length))
 
-    def of_row(self, row: int) -> "FollowedRows":
+    def of_row(self, row: int) -> "IndexedRows":
         """Return the same of one row."""
         return replace(self, rows=(self.rows[row],))
 

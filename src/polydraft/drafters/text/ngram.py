@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.index import Followed, FollowedRows
+from polydraft.drafters.text.index import IndexedText, IndexedRows
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
@@ -59,37 +59,37 @@ class NgramDrafter(TextDrafter):
             return super().defaults(params)
         return Defaults(Given(), BestFirst(DRAFTS, depth=DRAFTS, children=min(self.matches, DRAFTS)))
 
-    def start(self, text: Text, session: Session) -> FollowedRows:
+    def start(self, text: Text, session: Session) -> IndexedRows:
         """Begin with texts that were not looked at."""
-        return FollowedRows.begun(session.vocab_size, len(text.counts))
+        return IndexedRows.begun(session.vocab_size, len(text.counts))
 
-    def guesses(self, state: FollowedRows, text: Text, bounds: Bounds) -> tuple[list[Guess], FollowedRows]:
+    def guesses(self, state: IndexedRows, text: Text, bounds: Bounds) -> tuple[list[Guess], IndexedRows]:
         """Look up every row's continuations."""
         rows = rows_of(text)
         state = state.to(rows)
         return [self._of(row, own, bounds) for row, own in zip(rows, state.rows, strict=True)], state
 
-    def join(self, state: FollowedRows, row: int, other: FollowedRows) -> FollowedRows:
+    def join(self, state: IndexedRows, row: int, other: IndexedRows) -> IndexedRows:
         """Take over the newcomer's index."""
         return state.put(row, other.rows[0])
 
-    def rewind(self, state: FollowedRows, row: int, length: int) -> FollowedRows:
+    def rewind(self, state: IndexedRows, row: int, length: int) -> IndexedRows:
         """Keep what is known of a part of the text."""
         return state.rewind(row, length)
 
-    def of_row(self, state: FollowedRows, row: int) -> FollowedRows:
+    def of_row(self, state: IndexedRows, row: int) -> IndexedRows:
         """Return the row's index."""
         return state.of_row(row)
 
     def continues(self, state: object) -> bool:
         """Tell whether a state has indices to go on from."""
-        return isinstance(state, FollowedRows)
+        return isinstance(state, IndexedRows)
 
-    def untaught(self, state: FollowedRows) -> FollowedRows:
+    def untaught(self, state: IndexedRows) -> IndexedRows:
         """Return the state: indices follow from the text."""
         return state
 
-    def _of(self, row: NDArray[np.int64], own: Followed, bounds: Bounds) -> Guess:
+    def _of(self, row: NDArray[np.int64], own: IndexedText, bounds: Bounds) -> Guess:
         most = min(self.matches, bounds.children)
         size, found = continuations(row, own, self.longest, self.shortest, bounds.depth, most)
         sure = 1 - 0.5**size  # that a token goes on as it did: the more, the longer the suffix
@@ -98,7 +98,7 @@ class NgramDrafter(TextDrafter):
 
 
 def continuations(
-    text: NDArray[np.int64], known: Followed, longest: int, shortest: int, most: int, matches: int = 1
+    text: NDArray[np.int64], known: IndexedText, longest: int, shortest: int, most: int, matches: int = 1
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the length of the longest repeated suffix, and what followed its latest earlier occurrences.
 

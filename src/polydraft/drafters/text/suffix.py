@@ -9,7 +9,7 @@ from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.continuing import Continuing
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.index import Followed, FollowedRows
+from polydraft.drafters.text.index import IndexedText, IndexedRows
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences
 from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
@@ -66,7 +66,7 @@ class SuffixState:
 
     vocab_size: int
     rows: tuple[Told, ...]
-    texts: FollowedRows
+    texts: IndexedRows
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class SuffixDrafter(TextDrafter):
         if self._kept is not None:
             self._kept.check(Vocabulary.of_target(session))
         told = tuple(Told.begun() for _ in text.counts)
-        return SuffixState(session.vocab_size, told, FollowedRows.begun(session.vocab_size, len(told)))
+        return SuffixState(session.vocab_size, told, IndexedRows.begun(session.vocab_size, len(told)))
 
     def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
         """Look every row's end up, but for those that are over."""
@@ -173,7 +173,7 @@ class SuffixDrafter(TextDrafter):
         """Return the state, which says what the store has been given."""
         return state
 
-    def _of(self, own: Followed, bounds: Bounds) -> Guess:
+    def _of(self, own: IndexedText, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)
         sources: list[Sequence[Occurrences]] = [[found]]
         if self._kept is not None:
