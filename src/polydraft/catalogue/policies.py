@@ -1,6 +1,7 @@
 """How trees are read from text: a function for each kind, called with what stands behind the colon."""
 
 from collections.abc import Callable
+from typing import Any
 
 from polydraft.trees import (
     AdaptiveThreshold,
@@ -91,7 +92,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _named(name: str, parts: list[str]) -> dict[str, int]:
+def _named(name: str, parts: list[str]) -> dict[str, Any]:
     """Return the last number of a text under its name, or nothing if it was left out."""
     return {name: int(*parts)} if parts else {}
 
