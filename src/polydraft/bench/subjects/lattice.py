@@ -32,7 +32,7 @@ from polydraft.probs import Noise, to_atoms
 from polydraft.schemes import Scheme
 from polydraft.theory import optimal_set
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers import Optimal, PathLaw, PathVerifier
+from polydraft.verifiers import NodeVerifier, Optimal, PathLaw, PathVerifier
 from polydraft.verifiers.law import OfNodes, SumsOrders
 
 WARM_UP = 8
@@ -184,14 +184,16 @@ class Root:
                 the root. What the optimal rule keeps of the same drafts beyond its average is subtracted.
         """
         node = rule.node_rule if isinstance(rule, OfNodes) else None
-        width = max(int(self.counts.max()), 1)
-        if node is not None and not (
-            isinstance(node, SumsOrders) and not node.follows(width, self.draft_probs.shape[-1])
-        ):
+        if node is not None and self._can_follow(node):
             return float(node.acceptance(self.draft_probs, self.target_probs, self.counts).sum())
         best = Optimal(rule.scheme)
         lucky = float(best.law(self.drafts, self.draft_probs, self.target_probs).child.sum())
         return float((1 - law.end[:, 0]).sum()) + self.optimum(rule.scheme) - lucky
+
+    def _can_follow(self, rule: NodeVerifier) -> bool:
+        """Tell whether a rule's acceptance can be computed; the tail is never drafted."""
+        tokens, most = self.draft_probs.shape[-1] - 1, max(int(self.counts.max()), 1)
+        return not isinstance(rule, SumsOrders) or rule.follows(most, tokens)
 
 
 def measure_lattice(

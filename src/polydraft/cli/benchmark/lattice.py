@@ -155,6 +155,7 @@ def notes_on(options: LatticeOptions) -> list[str]:
     """Return what the tables do not say by themselves."""
     return [
         f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
-        "tree see the same trees. First kept: how often a call keeps a draft at all, and what share that is of the "
-        "largest chance that any exact rule has. Over plain: median over texts that all arms wrote side by side."
+        "tree see the same trees. First kept: how often a call keeps a draft at all, computed for lifted rules and "
+        "estimated for others, and what share that is of the largest chance that any exact rule has. Over plain: "
+        "median over texts that all arms wrote side by side."
     ]
