@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.index import ROOM, IndexedText, IndexedRows, TextIndex
+from polydraft.drafters.text.index import ROOM, IndexedRows, IndexedText, TextIndex
 from polydraft.drafters.text.occurrences import Scanned, as_tokens
 
 LONGEST = (1, 3, 64, 100)

@@ -9,7 +9,7 @@ from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.continuing import Continuing
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.index import IndexedText, IndexedRows
+from polydraft.drafters.text.index import IndexedRows, IndexedText
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences
 from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
