@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, OuroborosDrafter, SamplingParams
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, merge_beside
 from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.many.pace import Pace
@@ -26,7 +26,7 @@ VOCAB, NEW, ROOM = 24, 10, 110
 FIRST = ([3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 7, 3], [1, 6, 1, 8, 0, 3, 3, 9, 8, 8, 7])
 QUESTION = [5, 8, 5]
 TEXT = ("none", "ngram", "suffix", "jacobi", "recycling", "route", "merge")
-DRAFTED = ("lookahead", "ouroboros", "model")
+DRAFTED = ("lookahead", "ouroboros", "model", "merge beside")
 HEADS = ("a block head", "an EAGLE head", "Medusa heads")
 
 
@@ -43,6 +43,7 @@ def drafter(name: str, kind: str) -> Drafter | str:
         "lookahead": lambda: LookaheadDrafter(3, 4, 3, pool_from_prompt=True),
         "ouroboros": lambda: OuroborosDrafter(draft, 3, 2, 3, 4, 3),
         "model": lambda: ModelDrafter(draft),
+        "merge beside": lambda: merge_beside(ModelDrafter(draft)),
     }
     return made[name]() if name in made else name
 

@@ -1,5 +1,6 @@
 """How a merge splits its nodes: the numbers, what they are learnt from, and that rows do not see their neighbours."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,15 @@ import torch
 from doubles import perturbed, step_of, tiny_model
 
 import polydraft
-from polydraft.drafters import Drafter, MergedDrafter, ModelDrafter, NgramDrafter, RecyclingDrafter, Session
+from polydraft.drafters import (
+    Drafter,
+    MergedDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    RecyclingDrafter,
+    Session,
+    merge_beside,
+)
 from polydraft.drafters.routing.split import HOPED, Kept, best_split, worth_of_budgets, worth_of_levels
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
@@ -170,3 +179,11 @@ def test_grown_trees_keep_to_the_budgets_of_their_rows() -> None:
             trees.append([sorted(tree.tokens[row][tree.valid[row]].tolist()) for row in range(3)])
         assert found == [[2, 9, 5], [9, 9, 9], [9, 9, 9]]
         assert trees[1] == trees[2] and trees[0][1] == trees[1][1]
+
+
+def test_what_was_learnt_of_a_text_is_no_part_of_what_is_kept_of_it() -> None:
+    drafter = merge_beside(ModelDrafter(DRAFT))
+    text = Text(torch.tensor([[3, 1, 4, 1, 5]] * 2), torch.tensor([5, 5]))
+    state = drafter.start(text, Session((SamplingParams(),) * 2, 40, VOCAB))
+    learnt = replace(state, kept=(Kept(9, 8), Kept(5, 1)))
+    assert drafter.untaught(learnt).kept == state.kept == (Kept(), Kept())

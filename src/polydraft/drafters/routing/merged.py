@@ -223,8 +223,9 @@ class MergedDrafter(Together):
         return self.other is None or self.other.continues(state.other)
 
     def untaught(self, state: MergedState) -> MergedState:
-        """Ask everybody."""
-        return self.told(state, lambda one, own: one.untaught(own))
+        """Ask everybody, and forget what was kept of the other drafter."""
+        asked = self.told(state, lambda one, own: one.untaught(own))
+        return replace(asked, kept=(Kept(),) * len(state.kept), joint=())
 
     def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
         """Return every row's guesses within their budget, and the members' states."""
