@@ -323,3 +323,12 @@ def test_a_drafter_has_missed_no_more_than_a_text_in_progress_has() -> None:
     assert planner._unread == 40
     planner.opens(replace(opening(), others=0))
     assert planner._unread == 10
+
+
+def test_odd_times_cost_a_planner_no_step() -> None:
+    """By a clock that was set back a plain step took less than nothing: no tree is sure to lose little against that."""
+    planner = opened()
+    planner.current = planner._best = 0
+    planner.note([lesson(1, 0)], Spent(0.0, 1.0, -1.05), 1)
+    planner.opens(opening())
+    assert planner._best and planner.current == 0

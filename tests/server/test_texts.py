@@ -1,6 +1,7 @@
 """What is written: streams and whole answers, seeds, choices, stop strings, log-probabilities, penalties, batches."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, alone, ask, chunks, client, streamed
 
+from polydraft.drafters import NgramDrafter, Session
+from polydraft.drafters.text import GivenDrafter
 from polydraft.engine import as_drafter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.server.settings import Settings
@@ -277,6 +280,25 @@ def test_greedy_and_sampled_texts_have_planners_of_their_own(pair: Pair) -> None
             writing.step()
         assert own.policy.steps > before[0] and other.policy.steps == before[1]
     assert not [one for one in events if one.kind in ("refused", "failed")]
+
+
+def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: NgramDrafter, text: object, session: Session) -> object:
+        time.sleep(0.2)
+        return GivenDrafter.start(self, text, session)
+
+    monkeypatch.setattr(NgramDrafter, "start", start)
+    served = Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
+    writing = Writing(served, lambda event: None)
+    planner, rests = writing._planned[True].policy, list[float]()
+    note = planner.note
+    planner.note = lambda lessons, spent, scored: (rests.append(spent.rest), note(lessons, spent, scored))
+    for number in range(3):
+        writing.take(Ask(f"{number}", (PROMPT,), options={"do_sample": False}, max_tokens=6, ignore_eos=True))
+        writing.step()
+    while not writing.idle:
+        writing.step()
+    assert rests and min(rests) > 0 and max(rests) < 0.2
 
 
 def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:

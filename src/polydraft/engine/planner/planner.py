@@ -357,7 +357,7 @@ class Planner(FixedShape):
         plain = self.costs.step(PLAIN)
         losses = [self.costs.step(shape) + self._reading(arm) - plain for arm, shape in enumerate(self.shapes)]
         safe = [arm for arm in range(len(losses)) if losses[arm] <= self.stake * plain]
-        if not best or safe == [0]:
+        if not best or not any(safe):
             return 0
         if 1 in safe and self._rates[1] >= NEAR * self._rates[best]:
             return 1

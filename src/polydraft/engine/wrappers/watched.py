@@ -105,6 +105,11 @@ class Watched:
             if one.planner is whose:
                 one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others))
 
+    def begins(self) -> None:
+        """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
+        for watch in {id(watch): watch for watch in (self._watch, *(one.watch for one in self._planned))}.values():
+            watch.lap()
+
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
         """Charge the time spent inside to the total, and hand all times on, also after an error."""
@@ -122,7 +127,7 @@ class Watched:
         if not self._planned:
             return
         spent, torn, self._torn = self._watch.lap(), self._torn, False
-        rest = spent["total"] - spent["draft"] - spent["target"]
+        rest = max(0.0, spent["total"] - spent["draft"] - spent["target"])  # on a GPU these are of two clocks
         for one, lessons in zip(self._planned, block.lessons, strict=True):
             drafted = spent["draft"] if one.watch is self._watch else one.watch.lap()["draft"]
             if lessons and not torn:

@@ -150,6 +150,7 @@ class Writing:
         self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
         if not self._planned:
             return self._batch.step()
+        self._watched.begins()
         with self._watched.counting(self._statistics):
             self._batch.read()
         self._open()
