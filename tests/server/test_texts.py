@@ -310,7 +310,7 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     opens, note = planner.opens, planner.note
     planner.opens = lambda opening: (told.append(opening), opens(opening))
     planner.note = lambda lessons, spent, scored: (
-        noted.append((planner.costs.rows, len(lessons), scored)),
+        noted.append((planner.timed.rows, len(lessons), scored)),
         note(lessons, spent, scored),
     )
     for number, words in enumerate((2, 90, 4, 3)):
@@ -320,3 +320,4 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     assert noted and all(rows == lessons and scored % rows == 0 for rows, lessons, scored in noted)
     assert {rows for rows, _, _ in noted} >= {1, 2} and told[0].others == 0 and told[-1].rows == noted[-1][0]
     assert any(one.others and one.length for one in told), "one joined those in progress"
+    assert any(one.soon > one.rows for one in told), "a prompt is being read, and soon there is one more"

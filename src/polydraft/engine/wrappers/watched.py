@@ -97,13 +97,20 @@ class Watched:
         return next((guard.failure for guard in guards if guard.failure), "")
 
     def opens(
-        self, length: int, left: int, rows: int, law: TargetLaw, policy: TreePolicy | None = None, others: int = 0
+        self,
+        length: int,
+        left: int,
+        rows: int,
+        law: TargetLaw,
+        policy: TreePolicy | None = None,
+        others: int = 0,
+        soon: int = 0,
     ) -> None:
         """Tell a planner what begins; the arguments are those of `Opening`, and whose texts; None for the method's."""
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others))
+                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others, soon))
 
     def begins(self) -> None:
         """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
