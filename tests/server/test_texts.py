@@ -1,6 +1,7 @@
 """What is written: streams and whole answers, seeds, choices, stop strings, log-probabilities, penalties, batches."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,8 @@ from serving import PROMPT, alone, ask, chunks, client, streamed
 
 import polydraft
 from polydraft.drafters import Followed
+from polydraft.drafters import NgramDrafter, Session
+from polydraft.drafters.text import GivenDrafter
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
@@ -355,6 +358,23 @@ def test_the_choices_of_a_request_read_their_prompt_once(app: TestClient, pair: 
     assert counted("prefix_cache_hits") - before[1] == 2 * (count - 1)
     texts = [alone(pair, prompt, seed=seed, temperature=1.0, max_new_tokens=6) for seed in answer["polydraft"]["seeds"]]
     assert [one["text"] for one in answer["choices"]] == texts
+def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: NgramDrafter, text: object, session: Session) -> object:
+        time.sleep(0.2)
+        return GivenDrafter.start(self, text, session)
+
+    monkeypatch.setattr(NgramDrafter, "start", start)
+    served = Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
+    writing = Writing(served, lambda event: None)
+    planner, rests = writing._planned[True].policy, list[float]()
+    note = planner.note
+    planner.note = lambda lessons, spent, scored: (rests.append(spent.rest), note(lessons, spent, scored))
+    for number in range(3):
+        writing.take(Ask(f"{number}", (PROMPT,), options={"do_sample": False}, max_tokens=6, ignore_eos=True))
+        writing.step()
+    while not writing.idle:
+        writing.step()
+    assert rests and min(rests) > 0 and max(rests) < 0.2
 
 
 def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
@@ -366,7 +386,7 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     opens, note = planner.opens, planner.note
     planner.opens = lambda opening: (told.append(opening), opens(opening))
     planner.note = lambda lessons, spent, scored: (
-        noted.append((planner.costs.rows, len(lessons), scored)),
+        noted.append((planner.timed.rows, len(lessons), scored)),
         note(lessons, spent, scored),
     )
     for number, words in enumerate((2, 90, 4, 3)):
@@ -376,3 +396,4 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     assert noted and all(rows == lessons and scored % rows == 0 for rows, lessons, scored in noted)
     assert {rows for rows, _, _ in noted} >= {1, 2} and told[0].others == 0 and told[-1].rows == noted[-1][0]
     assert any(one.others and one.length for one in told), "one joined those in progress"
+    assert any(one.soon > one.rows for one in told), "a prompt is being read, and soon there is one more"

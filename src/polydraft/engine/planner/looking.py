@@ -14,7 +14,8 @@ class Looking:
     Problem: to look takes time in every step and for every row, also where nothing is found, and where all rows
     together are a full batch there is little to be saved.
     Rule: continuations are looked up as long as they save at least as much time, on the mean over recent steps, as
-    looking takes. What they save is what was expected when they were taken, and nothing where none was.
+    looking takes. What they save is the time in which the tree of the step would have brought as many tokens, less that
+    of the step; nothing where none were taken.
 
     Args:
         rows: the texts in the batch.
@@ -38,7 +39,7 @@ class Looking:
 
         Args:
             took: the seconds; None where they could not be told from those of a draft model.
-            saved: the seconds that those which were taken were expected to save.
+            saved: the seconds that continuations saved; below nothing where they lost some.
             drafts: whether a draft model drafts the rows for which nothing is found.
         """
         if took is not None:

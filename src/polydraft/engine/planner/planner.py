@@ -89,6 +89,7 @@ class Opening:
         relative: the expected cost of a pass of the drafter, in passes of the target.
         law: the names of processors and filters of the target's law.
         others: the tokens of the longest text in progress that they join; 0 for none.
+        soon: the number of texts as soon as all prompts are read, for which trees are chosen; 0 for as many.
     """
 
     length: int
@@ -97,6 +98,7 @@ class Opening:
     relative: float
     law: Law = ()
     others: int = 0
+    soon: int = 0
 
 
 @runtime_checkable
@@ -158,11 +160,11 @@ class Planner(FixedShape):
         self._suited, self._plan = trees is None, plan
         self._choose_from(BRANCHING if trees is None else trees)
         self.chances = Chances(plan.acceptance if plan else None)
-        self.costs = Costs(1, 0.25, plan.costs if plan else None)
+        self.costs = self.timed = Costs(1, 0.25, plan.costs if plan else None)  # by which it chooses, and learns
         self.sureness = Sureness()
         self._of_rows: dict[int, Costs] = {}
         self._gains: dict[Found, float] = {}  # until the next comparison
-        self._looked, self._looks, self._saved = False, True, 0.0
+        self._looked, self._looks = False, True
         self.current = self._best = 1
         self.steps = 0
         self.spent = self.lost = self.stake = self._risk = 0.0
@@ -193,7 +195,8 @@ class Planner(FixedShape):
     def opens(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
         known = self._plan.costs if self._plan else None
-        self.costs = costs_for(self._of_rows, opening.rows, opening.relative, known)
+        self.timed = costs_for(self._of_rows, opening.rows, opening.relative, known)
+        self.costs = costs_for(self._of_rows, opening.soon or opening.rows, opening.relative, known)
         self._laws = Counter({opening.law: opening.rows})
         missed = min(self._unread, opening.others)
         self._unread = max(missed, opening.length)
@@ -214,7 +217,7 @@ class Planner(FixedShape):
         The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
         steps and these shapes alone, so that it is the same where an interrupted step is taken again.
         """
-        self._looked, self._saved = True, 0.0
+        self._looked = True
         taken = tuple(row for row, one in enumerate(found) if one.parents)
         if not taken:
             return ()
@@ -222,9 +225,9 @@ class Planner(FixedShape):
         tokens = (sum(self._gain(found[row]) for row in taken) + others * own) / len(found)
         nodes = max(1 + max(len(one.parents) for one in found), self.shape.size if others else 1)
         finders = [one.source if one.parents else self._finder for one in found]
-        seconds = self.costs.scored(self.costs.rows * nodes, finders) + (self.costs.draft(self.shape) if others else 0)
-        saved = tokens / own * self.costs.step(self.shape) - seconds
-        self._risk, self._saved = max(0.0, -saved), max(0.0, saved)
+        costs, shape = self.timed, self.shape
+        seconds = costs.scored(costs.rows * nodes, finders) + (costs.draft(shape) if others else 0.0)
+        self._risk = max(0.0, seconds - tokens / own * costs.step(shape))
         due = self.steps - self._searched >= PAUSE and self._risk <= BUDGET * self.spent - self.lost
         return taken if not self._risk or due else ()
 
@@ -244,20 +247,20 @@ class Planner(FixedShape):
         if not lessons:
             return
         drafted = bool(self.current) and any(not lesson.source for lesson in lessons)
-        spent = self._without_looking(spent, drafted)
-        if not (self.current or self._best) and scored == self.costs.rows and (self.steps + 1) % PAUSE:
+        spent = self._without_looking(lessons, spent, drafted)
+        if not (self.current or self._best) and scored == self.timed.rows and (self.steps + 1) % PAUSE:
             self._plain(spent, scored)
             return
         tokens = sum(lesson.tokens for lesson in lessons)
         trial = self.current != self._best and (drafted or not self.current) and not self._is_new(self.current)
         taken = self.current
         unread = max(0, self._unread - 2) if drafted else 0
-        reading = self.costs.reading(unread)
+        reading = self.timed.reading(unread)
         shape = self.shape if drafted else PLAIN
         depths = [lesson.depth for lesson in lessons if not lesson.source]
         stopped = any(lesson.stopped for lesson in lessons)
         finders = [lesson.source or self._finder for lesson in lessons]
-        self.costs.learn(spent, scored, shape, unread, max(depths) if stopped else None, finders)
+        self.timed.learn(spent, scored, shape, unread, max(depths) if stopped else None, finders)
         self.chances.learn(lessons, shape)
         self.sureness.learn(lessons)
         self._forgive(lessons)
@@ -272,26 +275,34 @@ class Planner(FixedShape):
         if due or laws.keys() != self._laws.keys():
             self._laws = laws
             best = self._compared()
-            self.lost += self._loss(taken, best) + reading if trial else 0.0
+            self.lost += max(self._loss(taken, best) + reading, self._lost(lessons, spent)) if trial else 0.0
             self.current = self._trial(best)
 
-    def _without_looking(self, spent: Spent, drafted: bool) -> Spent:
+    def _without_looking(self, lessons: Sequence[Lesson], spent: Spent, drafted: bool) -> Spent:
         """Learn what looking for continuations took and saved, and return the step's time without it.
 
         Then decide whether the next step looks: where that loses, only if a trial is due and affordable.
         """
-        looked, drafts, looking = self._looked, bool(self.current), self.costs.looking
+        looked, drafts, looking = self._looked, bool(self.current), self.timed.looking
         self._looked = False
         if looked:
             trial = looking.loss(drafts=drafts) > 0
             took = min(spent.draft, looking.took) if drafted else spent.draft
-            looking.learn(None if drafted else took, self._saved, drafts=drafts)
-            self.lost += max(0.0, took - self._saved) if trial else 0.0
-            self.spent += took
             spent = replace(spent, draft=spent.draft - took)
+            saved = self._saved(lessons, spent)
+            looking.learn(None if drafted else took, saved, drafts=drafts)
+            self.lost += max(0.0, took - saved) if trial else 0.0
+            self.spent += took
             self._asked = self.steps
         self._looks = not self._looking_loses()
         return spent
+
+    def _saved(self, lessons: Sequence[Lesson], spent: Spent) -> float:
+        """Return the seconds in which the tree would have brought what a step with continuations brought more."""
+        if not any(lesson.source for lesson in lessons):
+            return 0.0
+        tokens, usual = sum(lesson.tokens for lesson in lessons) / len(lessons), self.timed.step(self.shape)
+        return max(-usual, tokens / self._tokens[self.current] * usual - spent.total)
 
     def _looking_loses(self) -> bool:
         """Tell whether nothing is to be looked up in the next step."""
@@ -348,7 +359,7 @@ class Planner(FixedShape):
 
     def _plain(self, spent: Spent, scored: int) -> None:
         """Learn from one more plain step, which is not worth a thought."""
-        self.costs.learn(spent, scored, PLAIN)
+        self.timed.learn(spent, scored, PLAIN)
         self.steps, self.spent, self._unread = self.steps + 1, self.spent + spent.total, self._unread + 1
         self._last[0] = self.steps
 
@@ -357,7 +368,7 @@ class Planner(FixedShape):
         plain = self.costs.step(PLAIN)
         losses = [self.costs.step(shape) + self._reading(arm) - plain for arm, shape in enumerate(self.shapes)]
         safe = [arm for arm in range(len(losses)) if losses[arm] <= self.stake * plain]
-        if not best or safe == [0]:
+        if not best or not any(safe):
             return 0
         if 1 in safe and self._rates[1] >= NEAR * self._rates[best]:
             return 1
@@ -395,7 +406,7 @@ class Planner(FixedShape):
         arm that was not timed for long is tried if it may be the best, and plain decoding in any case. The arm with the
         least loss per step since its last turn goes first.
         """
-        if self.steps - self._tried < PAUSE and self.steps > 1:
+        if self.timed is not self.costs or (self.steps - self._tried < PAUSE and self.steps > 1):
             return best
         left, stake = BUDGET * self.spent - self.lost, self.stake * self.costs.step(PLAIN)
         near = [arm for arm, rate in enumerate(self._rates) if not arm or rate >= UNSURE * self._rates[best]]
@@ -408,6 +419,11 @@ class Planner(FixedShape):
             return best
         self._tried = self.steps
         return min(affordable, key=lambda arm: losses[arm] / (1 + self.steps - self._last[arm]))
+
+    def _lost(self, lessons: Sequence[Lesson], spent: Spent) -> float:
+        """Return the time that a step has lost against the best arm: a trial may take more than was expected of it."""
+        tokens = sum(lesson.tokens for lesson in lessons) / len(lessons)
+        return spent.total - tokens / self._rates[self._best]
 
     def _is_new(self, arm: int) -> bool:
         """Tell whether nothing of the kind was tried, no tree or no plain step: a stake is set aside for this."""

@@ -97,13 +97,25 @@ class Watched:
         return next((guard.failure for guard in guards if guard.failure), "")
 
     def opens(
-        self, length: int, left: int, rows: int, law: TargetLaw, policy: TreePolicy | None = None, others: int = 0
+        self,
+        length: int,
+        left: int,
+        rows: int,
+        law: TargetLaw,
+        policy: TreePolicy | None = None,
+        others: int = 0,
+        soon: int = 0,
     ) -> None:
         """Tell a planner what begins; the arguments are those of `Opening`, and whose texts; None for the method's."""
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others))
+                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others, soon))
+
+    def begins(self) -> None:
+        """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
+        for watch in {id(watch): watch for watch in (self._watch, *(one.watch for one in self._planned))}.values():
+            watch.lap()
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
@@ -122,7 +134,7 @@ class Watched:
         if not self._planned:
             return
         spent, torn, self._torn = self._watch.lap(), self._torn, False
-        rest = spent["total"] - spent["draft"] - spent["target"]
+        rest = max(0.0, spent["total"] - spent["draft"] - spent["target"])  # on a GPU these are of two clocks
         for one, lessons in zip(self._planned, block.lessons, strict=True):
             drafted = spent["draft"] if one.watch is self._watch else one.watch.lap()["draft"]
             if lessons and not torn:

@@ -57,7 +57,7 @@ class Writing:
         self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy, time=bool(self._planned))
         for parts in self._planned.values():
             self._watched.method_of(parts)  # all planners are known before the first step
-        self._statistics, self._known = Statistics(), dict[bool, tuple[int, frozenset[Hashable]]]()
+        self._statistics, self._known = Statistics(), dict[bool, tuple[tuple[int, int], frozenset[Hashable]]]()
         self._batch = OpenBatch(
             self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
         )
@@ -154,6 +154,7 @@ class Writing:
         self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
         if not self._planned:
             return self._batch.step()
+        self._watched.begins()
         with self._watched.counting(self._statistics):
             self._batch.read()
         self._open()
@@ -167,16 +168,16 @@ class Writing:
         """Tell the planners of new texts, and of another number of rows, for which steps take another time."""
         if self._batch.rows is None:
             return
-        counts = self._batch.rows.text.counts
+        counts, soon = self._batch.rows.text.counts, len(self._batch.running) + len(self._batch.reading)
         for kind, parts in self._planned.items():
             own = {one.name: one for one in self._batch.running if one.method is self._watched.method_of(parts)}
-            rows, names = self._known.get(kind, (0, frozenset()))
+            before, names = self._known.get(kind, ((0, 0), frozenset()))
             new = own.keys() - names
-            if own and (new or rows != len(counts)):
+            if own and (new or before != (len(counts), soon)):
                 longest, law = max((len(own[one].tokens) for one in new), default=0), [*own.values()][-1].law
                 others = max(counts) if own.keys() & names else 0
-                self._watched.opens(longest, AHEAD, len(counts), law, parts.policy, others)
-            self._known[kind] = len(counts), frozenset(own)
+                self._watched.opens(longest, AHEAD, len(counts), law, parts.policy, others, soon)
+            self._known[kind] = (len(counts), soon), frozenset(own)
 
     def _join(self) -> None:
         """Let texts join as long as there is room; one that cannot is lost alone."""
