@@ -186,12 +186,12 @@ def test_drafters_without_their_store_are_refused_before_models_are_loaded(tmp_p
         given = ["generate", "x", "--drafter", word, "--target", str(tmp_path)]
         with pytest.raises((InvalidParameter, StoreError), match=says):
             CliRunner().invoke(app, given, catch_exceptions=False, standalone_mode=False)
-    with pytest.raises(
-        Exception, match=r"'ngram:x' is not one of 'model', 'ngram', 'suffix\[:FOLDER\]', 'rest:FOLDER'"
-    ):
-        CliRunner().invoke(
-            app, ["generate", "x", "--drafter", "ngram:x"], catch_exceptions=False, standalone_mode=False
-        )
+    for word, says in {
+        "ngram:x": r"from 1 to 999999, not 'x': write ngram:3, or ngram alone",
+        "recycling:x": r"'recycling:x' is not one of 'model', 'ngram\[:N\]', 'suffix\[:FOLDER\]', 'rest:FOLDER'",
+    }.items():
+        with pytest.raises(Exception, match=says):
+            CliRunner().invoke(app, ["generate", "x", "--drafter", word], catch_exceptions=False, standalone_mode=False)
 
 
 @pytest.mark.parametrize(("folder", "told"), [("a" * 300, "File name too long"), ("~nosuchuser/x", "no home folder")])

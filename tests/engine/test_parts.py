@@ -173,8 +173,8 @@ def test_what_cannot_be_one_prompts_own_is_refused_by_name() -> None:
         many(PROMPTS, {"both": {"drafter": 3}}, **common(0.0))
     with pytest.raises(InvalidParameter, match="The drafter route-first needs a draft model"):
         many(PROMPTS, {"both": {"drafter": "route-first"}}, **common(0.0))
-    with pytest.raises(InvalidParameter, match="The drafter ngram takes nothing behind a colon"):
-        many(PROMPTS, {"both": {"drafter": "ngram:3"}}, **common(0.0))
+    with pytest.raises(InvalidParameter, match="The drafter recycling takes nothing behind a colon"):
+        many(PROMPTS, {"both": {"drafter": "recycling:3"}}, **common(0.0))
 
 
 def test_a_planner_for_all_prompts_plans_beside_drafters_of_single_ones() -> None:

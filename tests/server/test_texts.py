@@ -10,8 +10,7 @@ from fastapi.testclient import TestClient
 from serving import PROMPT, alone, ask, chunks, client, streamed
 
 import polydraft
-from polydraft.drafters import Followed
-from polydraft.drafters import NgramDrafter, Session
+from polydraft.drafters import Followed, NgramDrafter, Session
 from polydraft.drafters.text import GivenDrafter
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
@@ -358,6 +357,8 @@ def test_the_choices_of_a_request_read_their_prompt_once(app: TestClient, pair: 
     assert counted("prefix_cache_hits") - before[1] == 2 * (count - 1)
     texts = [alone(pair, prompt, seed=seed, temperature=1.0, max_new_tokens=6) for seed in answer["polydraft"]["seeds"]]
     assert [one["text"] for one in answer["choices"]] == texts
+
+
 def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: NgramDrafter, text: object, session: Session) -> object:
         time.sleep(0.2)
