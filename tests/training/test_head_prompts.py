@@ -1,4 +1,4 @@
-"""Prompts to train a head behind: what the script makes of texts, and whether the commands that pages give are right."""
+"""Prompts to train a head behind: what the script makes of texts, and that commands on pages are right."""
 
 import importlib.util
 import json
