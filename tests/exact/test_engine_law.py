@@ -284,7 +284,7 @@ def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> Non
 )
 def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
     chosen = set[object]()
-    for salt in range(6):
+    for salt in range(12):
         planner, drafter = Scheming(salt), LookupFirst(ModelDrafter(SMALL_DRAFT), 1, 2)
         prompts = [[0, 1, 1, 0]] if salt else [[1, 0, 1], [0, 0, 1]]
         assert not checked(SMALL, drafter, rule, planner, prompts, 2 if salt else 1)
