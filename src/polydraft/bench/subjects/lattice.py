@@ -242,7 +242,7 @@ class _Bench:
         for number, text in enumerate(self.texts):
             seen.append(Watching(rules[-1], rules))
             own = _options(temperature, self.options, number) | {"policy": group.policy(drafts), "verifier": seen[-1]}
-            stream(self.pair.target, text.input_ids, drafter=self.head, **own).exhaust()
+            stream(self.pair.target, text.input_ids, drafter=group.drafter(self.head), **own).exhaust()
             self.on_progress(what, number + 1, len(self.texts))
         every = _summed([one.accepted for one in seen])
         steps = torch.tensor([len(one.accepted) for one in seen], dtype=torch.float64)
@@ -265,7 +265,11 @@ class _Bench:
     def speeds(self, temperature: float) -> Speeds:
         """Let all arms and plain decoding write the texts side by side."""
         arms = {
-            (drafts, group.name, name): {"drafter": self.head, "policy": group.policy(drafts), "verifier": rule}
+            (drafts, group.name, name): {
+                "drafter": group.drafter(self.head),
+                "policy": group.policy(drafts),
+                "verifier": rule,
+            }
             for drafts in self.options.drafts
             for group in GROUPS
             for name, rule in group.rules(drafts).items()

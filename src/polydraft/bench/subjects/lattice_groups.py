@@ -1,9 +1,11 @@
 """Which trees `bench lattice` draws, and which rules verify them: all that the catalogue has for their scheme."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from polydraft.catalogue import RuleLine, tables
+from polydraft.drafters import Drafter
 from polydraft.drafters.rows import LISTED
 from polydraft.schemes import IID, ConditionalPoisson, Scheme, SpecHub, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, ExpectedAcceptance, Fixed, TreePolicy, TreeShape
@@ -31,11 +33,14 @@ class LatticeGroup:
         shape: what the trees are.
         scheme: how drafts are drawn.
         make: makes the trees of so many drafts, under the scheme.
+        whole: whether drafts come from whole rows; from `LISTED` tokens of each where False, as in all groups but one,
+            so that trees are compared on equal rows.
     """
 
     shape: str
     scheme: Scheme
     make: Callable[[int, Scheme], TreePolicy]
+    whole: bool = False
 
     @property
     def name(self) -> str:
@@ -45,6 +50,10 @@ class LatticeGroup:
     def policy(self, drafts: int) -> TreePolicy:
         """Return the trees of so many drafts."""
         return self.make(drafts, self.scheme)
+
+    def drafter(self, head: Any) -> Drafter:
+        """Return a head that draws from as many tokens as the group asks for; it is a dataclass, as all heads are."""
+        return head if self.whole else replace(head, shortlist_size=LISTED)
 
     def rules(self, drafts: int) -> dict[str, PathVerifier]:
         """Return the rules for these trees by name; the last decides while all are asked."""
@@ -119,6 +128,7 @@ def most_drafts_of(scheme: Scheme) -> int:
 
 
 GROUPS = (
+    LatticeGroup("chain, whole rows", IID(), _chain, whole=True),
     LatticeGroup("chain", IID(), _chain),
     LatticeGroup("best first, top tokens", TopK(), _wide),
     LatticeGroup("expected acceptance", WithoutReplacement(), _expected),
@@ -127,6 +137,6 @@ GROUPS = (
         for scheme in (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenSample(), SpecHub())
     ),
 )
-"""Chains; JetSpec's way: the likeliest paths, kept where a sample of the target's meets them; and drawn trees: where
-most is expected to be accepted, as the confidence head says before a node's children are drawn, and chains side by
-side."""
+"""Chains, also from whole rows, as they are drafted by default; JetSpec's way: the likeliest paths, kept where a sample
+of the target's meets them; and drawn trees: where most is expected to be accepted, as the confidence head says before a
+node's children are drawn, and chains side by side."""

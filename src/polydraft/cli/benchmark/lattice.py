@@ -21,6 +21,7 @@ from polydraft.cli.benchmark.subjects import (
 )
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
+from polydraft.drafters.rows import LISTED
 from polydraft.engine import head_for
 from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head, shipped_head
@@ -155,7 +156,8 @@ def notes_on(options: LatticeOptions) -> list[str]:
     """Return what the tables do not say by themselves."""
     return [
         f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
-        "tree see the same trees. First kept: how often a call keeps a draft at all, computed for lifted rules and "
-        "estimated for others, and what share that is of the largest chance that any exact rule has. Over plain: "
-        "median over texts that all arms wrote side by side."
+        f"tree see the same trees. Drafts are drawn from the {LISTED} likeliest tokens of each row, except where whole "
+        "rows are named. First kept: how often a call keeps a draft at all, computed for lifted rules and estimated "
+        "for others, and what share that is of the largest chance that any exact rule has. Over plain: median over "
+        "texts that all arms wrote side by side."
     ]
