@@ -175,7 +175,7 @@ def test_a_new_drafter_is_known_by_its_word(monkeypatch: pytest.MonkeyPatch, com
     monkeypatch.setattr(tables, "DRAFTERS", (DrafterLine("brief", Brief), *tables.DRAFTERS))
     assert "brief" in drafter_words(0) and drafters_in_help() == (
         "brief, model, ngram[:N], suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route, route-first, merge, "
-        "merge-beside, jacobi, lookahead, ouroboros or none"
+        "merge-beside, jacobi, lookahead[:N,W,G], ouroboros or none"
     )
     found = generated(command, "--drafter", "brief", "--verifier", "naive", "--scheme", "given")
     assert found["settings"]["drafter"] == "brief lookup"

@@ -122,7 +122,9 @@ class DrafterLine:
         wraps: whether it has another drafter inside; a drafter that does not is whatever a draft, be it a model or a
             head, drafts by itself.
         store: whether its word may name a folder of texts behind a colon, as `store` of its class: "no", "may", "must".
-        number: the argument of its class that a whole number behind a colon gives; empty for none.
+        numbers: the arguments of its class that whole numbers behind a colon give, with commas between them; empty for
+            none.
+        numbers_for_example: such numbers, for help and errors.
     """
 
     word: str
@@ -132,19 +134,20 @@ class DrafterLine:
     proposes: bool = True
     wraps: bool = False
     store: Literal["no", "may", "must"] = "no"
-    number: str = ""
+    numbers: tuple[str, ...] = ()
+    numbers_for_example: str = ""
 
     @property
     def spelling(self) -> str:
         """How it is named in help."""
-        if self.number:
-            return f"{self.word}[:N]"
+        if self.numbers:
+            return f"{self.word}[:{','.join('NWG'[: len(self.numbers)])}]"
         return {"no": self.word, "may": f"{self.word}[:FOLDER]", "must": f"{self.word}:FOLDER"}[self.store]
 
     @property
     def takes_more(self) -> bool:
         """Whether something may stand behind its word and a colon."""
-        return self.store != "no" or bool(self.number)
+        return self.store != "no" or bool(self.numbers)
 
     def named(self, text: str) -> Drafter:
         """Return the drafter that a text names, which begins with its word and may have more behind a colon.
@@ -161,21 +164,25 @@ class DrafterLine:
         Raises:
             InvalidParameter: what is behind the colon is not what the drafter takes, or is missing and must be there.
         """
-        if self.number:
-            return self._number_in(text)
+        if self.numbers:
+            return self._numbers_in(text)
         folder = self._folder_in(text)
         return {"store": folder} if folder else {}
 
-    def _number_in(self, text: str) -> dict[str, int]:
-        _, colon, digits = text.partition(":")
+    def _numbers_in(self, text: str) -> dict[str, int]:
+        _, colon, told = text.partition(":")
         if not colon:
             return {}
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 6 and int(digits)):
+        found = told.split(",")
+        fine = [one.isascii() and one.isdecimal() and len(one) <= 6 and int(one) > 0 for one in found]
+        if not all(fine) or len(found) != len(self.numbers):
+            many = len(self.numbers) > 1
+            asked = f"{len(self.numbers)} whole numbers, {', '.join(self.numbers)}," if many else "a whole number of "
             raise InvalidParameter(
-                f"The drafter {self.word!r} takes a whole number of {self.number} behind its colon, from 1 to 999999, "
-                f"not {shown(digits)}: write {self.word}:3, or {self.word} alone."
+                f"The drafter {self.word!r} takes {asked}{'' if many else self.numbers[0]} behind its colon, from 1 to "
+                f"999999, not {shown(told)}: write {self.word}:{self.numbers_for_example}, or {self.word} alone."
             )
-        return {self.number: int(digits)}
+        return dict(zip(self.numbers, map(int, found), strict=True))
 
     def _folder_in(self, text: str) -> str:
         _, colon, folder = text.partition(":")

@@ -180,7 +180,7 @@ POLICIES: tuple[PolicyLine, ...] = (
 
 DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", ModelDrafter, models=1),
-    DrafterLine("ngram", NgramDrafter, scheme=Given(), number="matches"),
+    DrafterLine("ngram", NgramDrafter, scheme=Given(), numbers=("matches",), numbers_for_example="3"),
     DrafterLine("suffix", SuffixDrafter, scheme=Given(), store="may"),
     DrafterLine("rest", RetrievalDrafter, scheme=Given(), store="must"),
     DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
@@ -190,7 +190,13 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("merge", merge, scheme=Given()),
     DrafterLine("merge-beside", merge_beside, models=1, wraps=True),
     DrafterLine("jacobi", JacobiDrafter, scheme=Given()),
-    DrafterLine("lookahead", LookaheadDrafter, scheme=Given()),
+    DrafterLine(
+        "lookahead",
+        LookaheadDrafter,
+        scheme=Given(),
+        numbers=("level", "window", "guesses"),
+        numbers_for_example="5,7,7",
+    ),
     DrafterLine("ouroboros", OuroborosDrafter, models=1, scheme=Given(), wraps=True),
     DrafterLine("ensemble", EnsembleDrafter, models=2, scheme=Product()),
     DrafterLine("none", NoDraft, proposes=False),

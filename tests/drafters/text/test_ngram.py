@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.cli.benchmark.arms import spell_arm
-from polydraft.drafters import NgramDrafter, Session, given_chain
+from polydraft.drafters import LookaheadDrafter, NgramDrafter, Session, given_chain
 from polydraft.drafters.text import Bounds
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
@@ -188,6 +188,17 @@ def test_words_with_no_number_of_matches_are_refused(wrong: str) -> None:
 def test_arms_refuse_them_too(wrong: str) -> None:
     with pytest.raises(InvalidParameter, match="write ngram:3, or ngram alone"):
         spell_arm(f"drafter=ngram:{wrong}")
+
+
+def test_a_word_gives_lookahead_its_three_numbers() -> None:
+    line = drafter_line("lookahead:3,2,4")
+    found, usual = line.named("lookahead:3,2,4"), line.named("lookahead")
+    assert isinstance(found, LookaheadDrafter) and isinstance(usual, LookaheadDrafter)
+    assert (found.level, found.window, found.guesses) == (3, 2, 4)
+    assert spell_arm("drafter=lookahead:3,2,4 tree=chain:2").settings["drafter"] == "lookahead:3,2,4"
+    for wrong in ("", "3", "3,2", "3,2,4,1", "3,,4", "3,0,4", "3,2,x"):
+        with pytest.raises(InvalidParameter, match="takes 3 whole numbers, level, window, guesses, behind its colon"):
+            line.named(f"lookahead:{wrong}")
 
 
 @pytest.mark.parametrize("wrong", [(0,), (-1,), (2.5,), ("3",), (True,), (1, 2), (3, 1, 0), (3, 1, None)])
