@@ -133,7 +133,7 @@ def make_head(
     learnt = Shards(text.learnt)
     with noting() as interrupted:
         run = work / run_name(plan)
-        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted)
+        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
     return _written(head, model, out, plan, found, len(learnt))
 
 
@@ -173,6 +173,7 @@ def _begun(
     """Return a head with the weights and tokens of another one."""
     given = load_start(start, model)
     tokens = tokens_of(given)
+    tokens = None if tokens is None else tokens.to(target.device)
     head = _new(target, tokens, reads, plan)
     begin_with(head, given, start, TargetEnds.of(target, tokens))
     return head
