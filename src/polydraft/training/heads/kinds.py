@@ -208,7 +208,7 @@ def _block(
     filled = end[0] if isinstance(end, list) else end or 0
     shape = BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, None if mixes else filled, shifted=True)
     path = Mixing(width, width, 3 * width // 2) if mixes else Markov(vocab, len(ends.rows), size.rank)
-    head = BlockHead(shape, path, path.size)
+    head = BlockHead(shape, path, path.told)
     drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
 
     def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
