@@ -10,6 +10,7 @@ from doubles import tiny_model
 from heads import VOCAB, WIDTH, block_drafter
 from safetensors.torch import load_file
 from test_block_folders import same
+from transformers import Qwen3Config
 
 from polydraft.drafters import BlockDrafter, load_head, write_block
 from polydraft.drafters.heads.ends import HeadEnds
@@ -154,6 +155,32 @@ def test_layers_that_are_causal_without_their_windows_are_refused(tmp_path: Path
     drafter = of_term("markov", causal=(True, False), windows=(None, 5))
     with pytest.raises(InvalidParameter, match="can be written only if those with windows are"):
         write_block(drafter, tmp_path / "head", TARGET)
+
+
+@pytest.mark.parametrize("beside", [None, 0, 6])
+def test_speculators_says_what_a_confidence_head_reads(beside: int | None, tmp_path: Path) -> None:
+    """Its own default takes the last token's row beside the slot, so that a head of the slot alone must say so."""
+    head = of_term("markov").head
+    head.confidence = None if beside is None else torch.nn.Linear(WIDTH + beside, 1).requires_grad_(False)
+    drafter = BlockDrafter(head, HeadEnds())
+    write_block(drafter, tmp_path, TARGET, speculators=True, dtype=torch.float32)
+    told = {name: one for name, one in config_in(tmp_path).items() if "confidence" in name}
+    wanted = {} if beside is None else {"confidence_head_with_markov": beside > 0}
+    assert told == {"enable_confidence_head": beside is not None, **wanted}
+    same(load_head(tmp_path), drafter)
+
+
+@pytest.mark.parametrize("speculators", [False, True], ids=["official", "speculators"])
+@pytest.mark.parametrize("windows", [(9, None), (None, None)])
+def test_hugging_face_reads_the_windows_that_are_written(
+    windows: tuple[int | None, int | None], speculators: bool, tmp_path: Path
+) -> None:
+    """Its configuration of Qwen3 takes a window only where `use_sliding_window` is set."""
+    write_block(of_term("markov", windows=windows), tmp_path, TARGET, speculators=speculators)
+    config = config_in(tmp_path)
+    found = Qwen3Config(**config["transformer_layer_config"] if speculators else config)
+    assert found.sliding_window == windows[0]
+    assert found.layer_types == ["full_attention" if one is None else "sliding_attention" for one in windows]
 
 
 def test_speculators_holds_embeddings_with_what_they_are_multiplied_by(tmp_path: Path) -> None:

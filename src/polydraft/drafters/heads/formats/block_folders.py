@@ -116,13 +116,15 @@ def _sizes(drafter: BlockDrafter) -> dict[str, Any]:
 
 
 def _windows(drafter: BlockDrafter) -> dict[str, Any]:
+    """Return the layers' windows; Hugging Face's Qwen3 forgets them where `use_sliding_window` is not set."""
     shape = drafter.head.shape
     windows = shape.windows or (None,) * shape.layers
     found = {window for window in windows if window is not None}
     if len(found) > 1:
         raise InvalidParameter(f"Layers with windows of {sorted(found)} positions cannot be written in one folder.")
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    return {"layer_types": kinds, "sliding_window": next(iter(found), None)}
+    window = next(iter(found), None)
+    return {"layer_types": kinds, "sliding_window": window, "use_sliding_window": window is not None}
 
 
 def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None) -> dict[str, Any]:
@@ -223,8 +225,15 @@ def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, A
     }
     if markov:
         config |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
-        config |= {"enable_confidence_head": drafter.head.confidence is not None}
+        config |= _confidence(drafter)
     return config
+
+
+def _confidence(drafter: BlockDrafter) -> dict[str, Any]:
+    """Tell whether there is a confidence head, and whether it reads the last token beside the slot."""
+    head, width = drafter.head.confidence, drafter.head.shape.anatomy.width
+    there = {"enable_confidence_head": head is not None}
+    return there if head is None else {**there, "confidence_head_with_markov": head.in_features > width}
 
 
 def _beyond_speculators(drafter: BlockDrafter) -> dict[str, bool]:
