@@ -33,7 +33,7 @@ class HeadPlan:
         writing: the target's text.
         recipe: the training run.
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
-        form: of the folder: official, or the other one that the family has: speculators, and vllm of Medusa.
+        form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
         name: what the target is called on the card.
         start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None.
 
@@ -186,7 +186,7 @@ def _written(
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in head.drafter.networks() for one in network.parameters())
     made = MadeHead(out, found, parameters, texts * plan.writing.length)
-    head.write(out, model, plan.form != OFFICIAL, card_of(made, plan, model))
+    head.write(out, model, plan.form, card_of(made, plan, model))
     return made
 
 
