@@ -24,7 +24,7 @@ from polydraft.drafters.heads.paths import Markov, Mixing
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
-from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss, own_rows
+from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
 from polydraft.training.heads.targets import TargetEnds
@@ -123,7 +123,7 @@ MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
 }
 """What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
 EAGLE_3_LOSSES: Mapping[str, str] = {
-    "published": "soft",
+    "published": RENORMED,
     "entropy": "soft",
     "acceptance": "mixed",
     "lk-alpha": "lk_alpha",
