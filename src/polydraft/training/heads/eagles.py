@@ -117,7 +117,12 @@ class _Training(nn.Module):
         return self.target[0].output(states) if self.ends.lm_head is None else self.ends.lm_head(states)
 
     def asked(
-        self, depth: int, ids: Int[Tensor, "b t"], valid: Int[Tensor, "b t"], final: Float[Tensor, "b t d"], lse: Values
+        self,
+        depth: int,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
     ) -> tuple[Float[Tensor, "b n v"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """Return the target's laws and the text's tokens at the indices of a pass, and which of them count."""
         (target,) = self.target
