@@ -66,7 +66,7 @@ def block_head(
         **{"anatomy": own, "layers": 2, "reads": (0, 1, 2), "target_width": width, "block": 4, "mask_id": 1, **changes}
     )
     path = path_term(term, vocab, width, rows)
-    head = BlockHead(shape, path, path.size if confidence and path.size else None).double()
+    head = BlockHead(shape, path, path.told if confidence and path.size else None).double()
     with torch.no_grad():
         for weights in head.parameters():
             weights.add_(spread * torch.randn(weights.shape, dtype=weights.dtype))

@@ -20,6 +20,7 @@ from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
 from polydraft.schemes import IID
 from polydraft.training.heads.eagles import (
+    RENORMED,
     ROW_LOSSES,
     Eagle1Training,
     Eagle3Training,
@@ -154,6 +155,47 @@ def test_eagle_1_learns_states_and_rows(target: PreTrainedModel) -> None:
         laws = (given["final"][:, 1:] @ rows.T).softmax(-1)
         entropy = -(laws * (made @ rows.T).log_softmax(-1)).sum(-1)[there].mean()
         assert float(training(**given)["loss"]) == pytest.approx(float(states + 0.1 * entropy), rel=1e-5)
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_eagle_3_learns_as_its_authors_do(fewer: bool, target: PreTrainedModel) -> None:
+    """SafeAILab/EAGLE, `traineagle3/cnets.py`: the target's law over the head's tokens alone sums to 1.
+
+    Rows at which the target's likeliest token is none of them count as 0 in the mean.
+    """
+    head, given = head_of("three"), texts(target)
+    assert isinstance(head, Eagle3Head)
+    ends = TargetEnds.of(target, TOKENS if fewer else None)
+    training = Eagle3Training(head, ends, PASSES, EagleLoss(RENORMED), own_rows(ends))
+    tokens = TOKENS.tolist() if fewer else [*range(VOCAB)]
+    wanted, outside = 0.0, 0
+    with torch.no_grad():
+        made = unrolled(head, training.embedded, given["ids"], given["features"], PASSES)
+        whole = target.get_output_embeddings()(given["final"])
+        for depth, states in enumerate(made):
+            logs, values = training.logits(states).log_softmax(-1), list[float]()
+            for row in range(2):
+                for index in range(LENGTH - 2 - depth):
+                    if not given["valid"][row, index + 2 + depth]:
+                        continue
+                    logits = whole[row, index + 1 + depth]
+                    known = int(logits.argmax()) in tokens
+                    law = logits[tokens].softmax(-1)
+                    values.append(-float((law * logs[row, index]).sum()) if known else 0.0)
+                    outside += not known
+            wanted += 0.8**depth * sum(values) / len(values)
+        assert float(training(**given)["loss"]) == pytest.approx(wanted, rel=1e-5)
+    assert (outside > 0) == fewer
+
+
+def test_the_targets_choice_follows_from_all_of_its_rows(target: PreTrainedModel) -> None:
+    with_rows = TargetEnds.of(target, TOKENS)
+    without = TargetEnds(with_rows.embedding, with_rows.rows, TOKENS)
+    final = texts(target)["final"].repeat(100, 1, 1)  # more states than are compared at a time
+    best = target.get_output_embeddings()(final).argmax(-1)
+    assert torch.equal(with_rows.likeliest_known(final), torch.isin(best, TOKENS))
+    with pytest.raises(InvalidParameter, match="give every"):
+        without.likeliest_known(final)
 
 
 @pytest.mark.parametrize("rows", ROW_LOSSES)

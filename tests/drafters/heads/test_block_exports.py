@@ -10,6 +10,7 @@ from doubles import tiny_model
 from heads import VOCAB, WIDTH, block_drafter
 from safetensors.torch import load_file
 from test_block_folders import same
+from transformers import Qwen3Config
 
 from polydraft.drafters import BlockDrafter, load_head, write_block
 from polydraft.drafters.heads.ends import HeadEnds
@@ -154,6 +155,110 @@ def test_layers_that_are_causal_without_their_windows_are_refused(tmp_path: Path
     drafter = of_term("markov", causal=(True, False), windows=(None, 5))
     with pytest.raises(InvalidParameter, match="can be written only if those with windows are"):
         write_block(drafter, tmp_path / "head", TARGET)
+
+
+DEEPSPEC = {
+    "markov": {"markov_rank": 6, "markov_head_type": "vanilla"},
+    "gated": {"markov_rank": 6, "markov_head_type": "gated"},
+    "recurrent": {"markov_rank": 6, "markov_head_type": "rnn"},
+    "none": {"markov_rank": 0},
+}
+
+
+@pytest.mark.parametrize("term", DEEPSPEC)
+def test_deepspecs_form_has_its_names_shapes_and_one_flat_table(term: str, tmp_path: Path) -> None:
+    """What `Qwen3DSparkModel` asks of its configuration, and the parameters that it has."""
+    drafter = of_term(term, reads=(0, 1, 3))
+    write_block(drafter, tmp_path, TARGET, deepspec=True, dtype=torch.float32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    parts = {"confidence_proj": "confidence_head.proj", "markov_w": "markov_head.markov_w"}
+    parts |= {"gate_proj.": "markov_head.gate_proj.", "joint_proj.": "markov_head.joint_proj."}
+    extra = {replaced(name, parts): shape for name, shape in EXTRA[term].items()}
+    ends = {"embed_tokens.weight": (VOCAB, WIDTH), "lm_head.weight": (VOCAB, WIDTH)}
+    assert {name: tuple(one.shape) for name, one in tensors.items()} == {**BACKBONE, **extra, **ends}
+    model = TARGET.model
+    torch.testing.assert_close(tensors["embed_tokens.weight"], model.get_input_embeddings().weight.detach().float())
+    torch.testing.assert_close(tensors["lm_head.weight"], model.get_output_embeddings().weight.detach().float())
+    config, sure = config_in(tmp_path), term not in NO_CONFIDENCE
+    flat = {"block_size": 4, "mask_token_id": 1, "target_layer_ids": [-1, 0, 2], "num_target_layers": 4}
+    flat |= {"architectures": ["Qwen3DSparkModel"], "vocab_size": VOCAB, "tie_word_embeddings": False}
+    flat |= {"enable_confidence_head": sure, **({"confidence_head_with_markov": True} if sure else {})}
+    assert {**flat, **DEEPSPEC[term]}.items() <= config.items()
+    assert config["num_anchors"] > 0 and not any(isinstance(one, dict) for one in config.values())
+    assert Qwen3Config(**config).layer_types == ["full_attention"] * 2
+    found = load_head(tmp_path)
+    same(found, drafter)
+    assert isinstance(found, BlockDrafter) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+
+
+def replaced(name: str, parts: dict[str, str]) -> str:
+    """Return a name whose beginning has another name."""
+    return next((new + name.removeprefix(old) for old, new in parts.items() if name.startswith(old)), name)
+
+
+FEW = torch.arange(0, VOCAB, 2)
+NOT_DEEPSPECS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("domino", {}, {}, "the path term Domino"),
+    ("mixing", {}, {}, "the path term Mixing"),
+    ("markov", {"taps": 2, "group": 4}, {}, "convolutions over slots"),
+    ("markov", {"mask_id": None}, {}, "a mask embedding of their own"),
+    ("markov", {"rows": len(FEW)}, {"tokens": FEW}, "fewer tokens than their target"),
+    ("markov", {"vocab": VOCAB + 2}, {}, "tables of different numbers of tokens"),
+    ("markov", {"shifted": False}, {}, "slots that draft their own place"),
+    ("markov", {"causal": (True, True)}, {}, "causal layers"),
+    ("markov", {"windows": (5, None)}, {}, "windows"),
+    ("markov", {"reads": (1, 2, "final")}, {}, "the target's last hidden states to read"),
+    ("markov", {"reads": (2, 1, 3)}, {}, "layers to read that do not rise"),
+    ("markov", {"target_width": 2 * WIDTH}, {}, "another width than their target's"),
+    ("markov", {}, {"multiplier": 2.0}, "a factor or a cap of their logits"),
+    ("markov", {"anatomy": {"normed": False}}, {}, "queries and keys without norms"),
+    ("markov", {"anatomy": {"bias": True}}, {}, "biases in some projections of attention"),
+]
+
+
+@pytest.mark.parametrize(("term", "changes", "ends", "said"), NOT_DEEPSPECS, ids=[one[-1] for one in NOT_DEEPSPECS])
+def test_deepspec_refuses_by_name_what_its_form_cannot_say(
+    term: str, changes: dict[str, Any], ends: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    drafter = BlockDrafter(of_term(term, **changes).head, HeadEnds(**ends))
+    with pytest.raises(InvalidParameter, match=f"DeepSpec has no form for heads with {said}; leave out"):
+        write_block(drafter, tmp_path / "head", TARGET, deepspec=True)
+    assert not (tmp_path / "head").exists()
+
+
+def test_one_form_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="is written in one form"):
+        write_block(of_term("markov"), tmp_path / "head", TARGET, deepspec=True, speculators=True)
+    drafter = of_term("markov")
+    drafter.head.confidence = torch.nn.Linear(WIDTH + 3, 1).requires_grad_(False)
+    with pytest.raises(InvalidParameter, match="told a part of a token's row"):
+        write_block(drafter, tmp_path / "head", TARGET, deepspec=True)
+
+
+@pytest.mark.parametrize("beside", [None, 0, 6])
+def test_speculators_says_what_a_confidence_head_reads(beside: int | None, tmp_path: Path) -> None:
+    """Its own default takes the last token's row beside the slot, so that a head of the slot alone must say so."""
+    head = of_term("markov").head
+    head.confidence = None if beside is None else torch.nn.Linear(WIDTH + beside, 1).requires_grad_(False)
+    drafter = BlockDrafter(head, HeadEnds())
+    write_block(drafter, tmp_path, TARGET, speculators=True, dtype=torch.float32)
+    told = {name: one for name, one in config_in(tmp_path).items() if "confidence" in name}
+    wanted = {} if beside is None else {"confidence_head_with_markov": beside > 0}
+    assert told == {"enable_confidence_head": beside is not None, **wanted}
+    same(load_head(tmp_path), drafter)
+
+
+@pytest.mark.parametrize("speculators", [False, True], ids=["official", "speculators"])
+@pytest.mark.parametrize("windows", [(9, None), (None, None)])
+def test_hugging_face_reads_the_windows_that_are_written(
+    windows: tuple[int | None, int | None], speculators: bool, tmp_path: Path
+) -> None:
+    """Its configuration of Qwen3 takes a window only where `use_sliding_window` is set."""
+    write_block(of_term("markov", windows=windows), tmp_path, TARGET, speculators=speculators)
+    config = config_in(tmp_path)
+    found = Qwen3Config(**config["transformer_layer_config"] if speculators else config)
+    assert found.sliding_window == windows[0]
+    assert found.layer_types == ["full_attention" if one is None else "sliding_attention" for one in windows]
 
 
 def test_speculators_holds_embeddings_with_what_they_are_multiplied_by(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from doubles import tiny_model
 from heads import TERMS, VOCAB, WIDTH, block_drafter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
 
 import polydraft
 from polydraft.drafters import BlockDrafter, is_head, load_head, write_block
 from polydraft.drafters.heads.block import BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.blocks import block_tensors
+from polydraft.drafters.heads.formats.blocks import LAYERS, block_tensors
+from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields
+from polydraft.drafters.heads.layers import Rotation
 from polydraft.errors import CheckpointError, TargetMismatch, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 
@@ -169,6 +172,54 @@ def test_speculators_count_layers_from_one(term: str, tmp_path: Path) -> None:
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
     other = load_head(tmp_path / "head", target_layers=5)
     same(other, drafter, shifted=term == "markov", reads=(2, 2, 2))
+
+
+@pytest.mark.parametrize("told", [None, True, False])
+@pytest.mark.parametrize("label", [None, True, False])
+def test_speculators_alignment_is_that_of_the_anchor_or_else_of_the_labels(
+    told: bool | None, label: bool | None, tmp_path: Path
+) -> None:
+    """Domino's folders say `shift_label`; a head without a word is in place."""
+    drafter, tensors = named("domino", reads=(1, 2), confidence=False)
+    words = {"sample_from_anchor": told, "shift_label": label}
+    config = {
+        "speculators_model_type": "dflash",
+        "projector_type": "domino",
+        "transformer_layer_config": SIZES,
+        "block_size": 4,
+        "mask_token_id": 1,
+        "aux_hidden_state_layer_ids": [1, 2],
+        **{name: word for name, word in words.items() if word is not None},
+    }
+    shifted = bool(label) if told is None else told
+    found = load_head(folder_of(tmp_path, config, tensors))
+    same(found, drafter, shifted=shifted)
+    assert isinstance(found, BlockDrafter) and found.head.shape.drafts == (4 if shifted else 3)
+
+
+@pytest.mark.parametrize("kind", [{}, {"model_type": "qwen3"}])
+def test_speculators_table_of_layers_may_leave_out_what_hugging_face_has_anyway(
+    kind: dict[str, str], tmp_path: Path
+) -> None:
+    sizes = {"heads": 32, "groups": 32, "channels": 128, "inner": 22016}
+    drafter = block_drafter("none", reads=(1,), layers=1, anatomy={**sizes, "rotation": Rotation()})
+    config = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {**kind, "hidden_size": WIDTH, "num_hidden_layers": 1},
+        "block_size": 4,
+        "mask_token_id": 1,
+        "aux_hidden_state_layer_ids": [1],
+    }
+    tensors = {name: one.float() for name, one in block_tensors(drafter.head, drafter.ends).items()}
+    same(load_head(folder_of(tmp_path, config, tensors)), drafter, shifted=False)
+
+
+@pytest.mark.parametrize(("kind", "made"), [("llama", LlamaConfig), ("qwen3", Qwen3Config)])
+def test_sizes_that_may_be_left_out_are_hugging_faces(kind: str, made: Any) -> None:
+    theirs, alone = made(), Fields("a folder", {}, (DEFAULTS[kind],)).anatomy()
+    assert {name: getattr(theirs, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    assert (alone.groups, alone.channels) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert alone.rotation.theta == theirs.rope_parameters["rope_theta"] and LAYERS == theirs.num_hidden_layers
 
 
 class Trap:

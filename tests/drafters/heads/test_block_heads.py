@@ -8,7 +8,7 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import TERMS, VOCAB, WIDTH, Seen, block_drafter, block_head
+from heads import TERMS, VOCAB, WIDTH, Seen, block_drafter, block_head, every_head
 from torch import Tensor
 
 import polydraft
@@ -30,10 +30,12 @@ from polydraft import (
 from polydraft.conformance import check
 from polydraft.drafters import Session
 from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.lattice import _Growing
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Text
 from polydraft.schemes import IID, TopK, TopThenSample, WithoutReplacement
+from polydraft.trees import Frontier
 from polydraft.verifiers import RecursiveRejectionWithoutReplacement, TopThenSampleRule
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8]]
@@ -227,6 +229,37 @@ def test_the_row_of_every_node_is_that_of_its_path(term: str, policy: Any) -> No
         torch.testing.assert_close(ours, wanted[listed[there]] / wanted[listed[there]].sum(), rtol=1e-6, atol=1e-9)
         seen += 1
     assert seen > 9
+
+
+@pytest.mark.parametrize("kind", every_head())
+def test_a_start_records_no_gradients(kind: str) -> None:
+    recorded = list[bool]()
+
+    class Watched(HuggingFaceModel):
+        def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
+            recorded.append(torch.is_grad_enabled())
+            return super().embedded(tokens, table)
+
+    drafter = every_head()[kind]
+    drafter.start(text_of(ROWS), session_for(Watched(tiny_model(vocab=VOCAB)), drafter, len(ROWS)))
+    assert recorded and not any(recorded)
+
+
+@pytest.mark.parametrize("term", ["markov", "gated", "recurrent"])
+def test_a_confidence_head_is_told_the_slot_and_the_last_tokens_row(term: str) -> None:
+    """sigmoid(w [h_i; W1[token]] + b) along a path (DeepSpec's `predict_confidence_step`), whatever the term keeps."""
+    target, text = HuggingFaceModel(tiny_model(vocab=VOCAB)), text_of(ROWS)
+    drafter = block_drafter(term)
+    state, _ = begun(target, drafter, text)
+    slots, table = drafter._slots(state, text), drafter.head.path.state_dict()["markov_w1.weight"]
+    growing, read = _Growing.of(state, slots), drafter.head.confidence
+    assert read is not None and read.in_features == WIDTH + 6
+    for depth, tokens in enumerate([[6, 1, 8], [2, 20, 2], [23, 0, 5], [9, 9, 1]]):
+        above = torch.ones(3, 1, depth + 1, dtype=torch.bool)
+        frontier = Frontier(range(depth, depth + 1), torch.tensor(tokens).unsqueeze(-1), depth, above)
+        growing.propose(frontier, None, IID())
+        logits = torch.cat([slots[:, depth], table[tokens]], -1) @ read.weight[0] + read.bias
+        torch.testing.assert_close(growing.overlap(frontier)[:, 0], 1 / (1 + torch.exp(-logits)))
 
 
 @pytest.mark.parametrize("term", ["mixing", "recurrent", "selector"])

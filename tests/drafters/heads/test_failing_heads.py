@@ -10,12 +10,12 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import VOCAB, Seen, block_drafter, eagle_drafter
+from heads import VOCAB, Seen, block_drafter, eagle_drafter, medusa_drafter
 from torch import Tensor
 
 import polydraft
 from polydraft import BottomUp, Chain, Optimal, Widths
-from polydraft.drafters import BlockDrafter
+from polydraft.drafters import BlockDrafter, MedusaDrafter
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.models import LanguageModel
 from polydraft.schemes import IID
@@ -25,9 +25,8 @@ HEADS: dict[str, Callable[[], Any]] = {
     "markov": lambda: block_drafter("markov"),
     "mixing": lambda: block_drafter("mixing"),
     "eagle": eagle_drafter,
+    "medusa": medusa_drafter,
 }
-
-
 SMALL = {"heads": 2, "groups": 1, "channels": 2}
 
 
@@ -37,19 +36,24 @@ class Failing(HeadEnds):
     Args:
         after: how many calls go well.
         row: whose logits fail.
-        raises: raise an error instead.
+        raises: raise an error instead, as long as rows are asked together.
+        always: raise it for that row alone as well.
     """
 
-    def __init__(self, after: int, row: int = 1, *, raises: bool = False) -> None:
+    def __init__(self, after: int, row: int = 1, *, raises: bool = False, always: bool = False) -> None:
         super().__init__()
-        self.left, self.row, self.raises = after, row, raises
+        self.left, self.row, self.raises, self.always = after, row, raises, always
+        self.bad: Tensor | None = None
 
     def bound(self, target: LanguageModel, width: int) -> BoundEnds:
         whole = super().bound(target, width)
 
         def output(states: Tensor) -> Tensor:
             self.left -= 1
-            if self.left >= 0 or len(states) <= self.row:
+            together = len(states) > self.row
+            if self.left < 0 and self.always and self.bad is None:
+                self.bad = states[self.row]
+            if self.left >= 0 or not (together or self.meets(states)):
                 return whole.output(states)
             if self.raises:
                 raise ArithmeticError("a row of this batch went wrong")
@@ -58,6 +62,25 @@ class Failing(HeadEnds):
             return logits
 
         return replace(whole, output=output)
+
+    def meets(self, states: Tensor) -> bool:
+        """Tell whether the row that fails is asked for alone."""
+        return self.bad is not None and self.bad.shape == states[0].shape and torch.allclose(states[0], self.bad)
+
+
+def made(name: str) -> Any:
+    """Return a head, every time the same."""
+    torch.manual_seed(2)
+    return HEADS[name]()
+
+
+def failing(name: str, ends: Failing) -> Any:
+    """Return a head with such ends; Medusa's make theirs of their heads."""
+    head = made(name)
+    if not isinstance(head, MedusaDrafter):
+        return replace(head, ends=ends)
+    object.__setattr__(head.heads, "ends", lambda: ends)
+    return head
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -72,11 +95,11 @@ def batch() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("after", [0, 1, 7, 8])
 @pytest.mark.parametrize("name", HEADS)
 def test_greedy_texts_stay_what_they_are(name: str, after: int, raises: bool, policy: Any) -> None:
-    """Rows go on without drafts, all of them after an error; `after` ends growth before the first draft or below it."""
+    """Rows in which it fails go on without drafts; `after` ends growth before the first draft or below it."""
     target, (prompts, mask) = tiny_model(vocab=VOCAB), batch()
     given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 40, "temperature": 0.0}
     wanted = polydraft.generate(target, prompts, drafter="none", **given).sequences
-    head = replace(HEADS[name](), ends=Failing(after, raises=raises))
+    head = failing(name, Failing(after, raises=raises))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = polydraft.generate(target, prompts, drafter=head, policy=policy, **given)
@@ -85,28 +108,43 @@ def test_greedy_texts_stay_what_they_are(name: str, after: int, raises: bool, po
     assert len([one for one in said if "decoded without drafts" in str(one.message)]) == 1
 
 
+FAILURES: dict[str, tuple[dict[str, bool], bool]] = {
+    "not a number": ({}, False),
+    "error": ({"raises": True, "always": True}, False),
+    "error of rows together": ({"raises": True}, True),
+}
+
+
 @pytest.mark.parametrize("policy", [Chain(3), Widths((2, 1)), polydraft.BestFirst(6)], ids=repr)
+@pytest.mark.parametrize(("settings", "mended"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("name", HEADS)
-def test_only_the_row_whose_rows_are_no_laws_loses_its_drafts(name: str, policy: Any) -> None:
+def test_only_the_row_that_fails_loses_its_drafts(
+    name: str, settings: dict[str, bool], mended: bool, policy: Any
+) -> None:
+    """After an error each row is asked alone in the same step; the others have the drafts of a head that is well."""
     target, (prompts, mask) = tiny_model(vocab=VOCAB), batch()
     given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "temperature": 0.0, "policy": policy}
-    drafted = [0, 0, 0]
-    with pytest.warns(RuntimeWarning, match="rows in which it fails are decoded without drafts"):
-        run = polydraft.stream(target, prompts, drafter=replace(HEADS[name](), ends=Failing(0)), **given)
-        for block in run:
+
+    def drafted(head: Any) -> list[int]:
+        counts = [0, 0, 0]
+        for block in polydraft.stream(target, prompts, drafter=head, **given):
             for row, gained in block.rows.items():
-                drafted[row] += gained.drafted
-    assert drafted[1] == 0 and min(drafted[0], drafted[2]) > 0
+                counts[row] += gained.drafted
+        return counts
+
+    well = drafted(made(name))
+    with pytest.warns(RuntimeWarning, match="rows in which it fails are decoded without drafts"):
+        found = drafted(failing(name, Failing(0, **settings)))
+    assert min(well) > 0 and found == [well[0], well[1] if mended else 0, well[2]]
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_texts_that_join_later_are_drafted_for_again(name: str) -> None:
     """The head fails for the first two texts of a running batch, and is well when the others come."""
-    target, (head, well) = tiny_model(vocab=VOCAB), (HEADS[name](), HEADS[name]())
-    ends, before = Failing(4, raises=True), 0
+    target, well, ends, before = tiny_model(vocab=VOCAB), HEADS[name](), Failing(4, raises=True), 0
     prompts = {place: torch.tensor(row) for place, row in enumerate([*ROWS, [5, 5, 5], [9, 2], [4, 4, 1, 3]])}
     given: dict[str, Any] = {"max_new_tokens": 15, "temperature": 0.0, "eos_token_id": None, "policy": Chain(3)}
-    many = polydraft.generate_many(target, prompts, batch_size=2, drafter=replace(head, ends=ends), **given)
+    many = polydraft.generate_many(target, prompts, batch_size=2, drafter=failing(name, ends), **given)
     found = dict[Any, Any]()
     with pytest.warns(RuntimeWarning, match="a row of this batch went wrong"):
         for one in many:
@@ -120,8 +158,10 @@ def test_texts_that_join_later_are_drafted_for_again(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("raises", [False, True], ids=["not a number", "error"])
-@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_the_law_of_both_texts_is_the_targets(after: int, raises: bool) -> None:
+@pytest.mark.parametrize(
+    ("after", "widths"), [(0, (1, 2)), *(pytest.param(after, (2, 1), marks=pytest.mark.slow) for after in range(3))]
+)
+def test_the_law_of_both_texts_is_the_targets(after: int, widths: tuple[int, ...], raises: bool) -> None:
     """Summed over all drafts and verdicts of two texts, of which one makes the head fail at some depth."""
     target, prompts, ends = Seen(2), [[1, 0, 1], [0, 1, 1]], Failing(after, raises=raises)
 
@@ -133,6 +173,6 @@ def test_the_law_of_both_texts_is_the_targets(after: int, raises: bool) -> None:
             return super().draft(state, text, scheme, policy, noise)
 
     head = Again(block_drafter("mixing", vocab=2, width=4, block=3, anatomy=SMALL).head, ends)
-    law, failures = law_of(target, head, BottomUp(Optimal(IID())), Widths((2, 1)), prompts, 2, steps=1)
+    law, failures = law_of(target, head, BottomUp(Optimal(IID())), Widths(widths), prompts, 2, steps=1)
     assert distance(law, target.texts(prompts[0], 2)) < 1e-12
     assert bool(failures) == (after < 2)

@@ -233,7 +233,7 @@ def test_what_is_not_read_is_named(changes: dict[str, Any], said: str, tmp_path:
 
 def test_such_heads_are_not_written(tmp_path: Path) -> None:
     drafter = loaded(tmp_path / "head", shared=True)
-    for speculators in (False, True):
+    for form in ({}, {"speculators": True}, {"deepspec": True}):
         with pytest.raises(InvalidParameter, match="with Gemma's layers are read, and not written"):
-            write_block(drafter, tmp_path / "new", TARGET, speculators=speculators)
+            write_block(drafter, tmp_path / "new", TARGET, **form)
     assert not (tmp_path / "new").exists()

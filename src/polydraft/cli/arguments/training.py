@@ -27,7 +27,11 @@ HeadWorkOption = Annotated[
     ),
 ]
 HeadFormOption = Annotated[
-    str, typer.Option(help="Form of the folder: official, or speculators (medusa: vllm).", rich_help_panel=OUTPUT)
+    str,
+    typer.Option(
+        help="Form of the folder: official, or speculators (medusa: vllm; dspark: deepspec too).",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 HeadLimitOption = Annotated[int, typer.Option(min=1, callback=count, help="Prompts per task.", rich_help_panel=PROMPTS)]
 HeadTokensOption = Annotated[

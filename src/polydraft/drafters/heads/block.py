@@ -206,7 +206,7 @@ class BlockHead(nn.Module):
     def sure(self, hidden: Float[Tensor, "b f d"], state: Float[Tensor, "b f s"]) -> Float[Tensor, "b f"]:
         """Return the estimated overlap of nodes' rows with the target's, by the confidence head."""
         assert self.confidence is not None
-        read = state[..., : self.confidence.in_features - hidden.shape[-1]]
+        read = self.path.tell(state)[..., : self.confidence.in_features - hidden.shape[-1]]
         return torch.sigmoid(self.confidence(torch.cat([hidden, read], dim=-1)).squeeze(-1))
 
     def _turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype):

@@ -90,11 +90,11 @@ class BlockDrafter(Drafter):
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A block head")
 
-    @torch.no_grad()
     def passes(self, depth: int) -> int:
         """Return one: all levels come of one pass."""
         return 1
 
+    @torch.no_grad()
     def start(self, text: Text, session: Session) -> BlockState:
         """Return an empty cache and the ends for this target."""
         shape = self.head.shape

@@ -163,13 +163,13 @@ class Attention(nn.Module):
     def _heads(self, flat: Float[Tensor, "b n c"]) -> Float[Tensor, "b n g h"]:
         return flat.unflatten(-1, (-1, self.anatomy.channels))
 
-    def keys(self, states: Float[Tensor, "b n d"], turn: Turn) -> tuple[Tensor, Tensor]:
+    def keys(self, states: Float[Tensor, "b n r"], turn: Turn) -> tuple[Tensor, Tensor]:
         """Return rotated keys and values of tokens: "b g n h" each."""
         keys = self.k_norm(self._heads(self.k_proj(states))).transpose(1, 2)
         return turned(keys, turn), self._heads(self.v_proj(states)).transpose(1, 2)
 
     def forward(
-        self, states: Float[Tensor, "b n d"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b #n m"]
+        self, states: Float[Tensor, "b n r"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b #n m"]
     ) -> Float[Tensor, "b n d"]:
         """Let tokens look at keys.
 

@@ -209,11 +209,11 @@ class MedusaDrafter(Drafter):
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A Medusa head")
 
-    @torch.no_grad()
     def passes(self, depth: int) -> int:
         """Return one: all levels come of one pass."""
         return 1
 
+    @torch.no_grad()
     def start(self, text: Text, session: Session) -> MedusaState:
         """Return a state in which nothing is known, and the ends for this target."""
         heads = self.heads

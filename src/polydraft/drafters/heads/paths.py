@@ -34,6 +34,15 @@ class PathTerm(nn.Module):
     mixes: bool = False
     embeds: bool = False
 
+    @property
+    def told(self) -> int:
+        """How many numbers of a state a confidence head is told: all."""
+        return self.size
+
+    def tell(self, state: Float[Tensor, "b f s"]) -> Float[Tensor, "b f t"]:
+        """Return what a confidence head reads of nodes' states beside the slot: all of them."""
+        return state
+
     def begin(self, like: Float[Tensor, "b *w"]) -> Float[Tensor, "b 1 s"]:
         """Return the state before the root's own token was read."""
         return like.new_zeros(len(like), 1, self.size)
@@ -127,6 +136,15 @@ class RecurrentMarkov(Markov):
         super().__init__(vocab_size, rows, rank)
         self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
         self.size = 3 * rank
+
+    @property
+    def told(self) -> int:
+        """How many numbers of a state a confidence head is told: those of e."""
+        return self.rank
+
+    def tell(self, state):
+        """Return what a confidence head reads of nodes' states: e, the last token's row."""
+        return state[..., self.rank : 2 * self.rank]
 
     def read(self, state, tokens, embedded, hidden):
         """Return the nodes' states."""

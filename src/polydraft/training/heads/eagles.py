@@ -38,13 +38,21 @@ def _mixed(logits: Tensor, laws: Tensor, labels: Tensor) -> Tensor:
     return 0.1 * cross_entropy(logits, labels) + 1.8 * (1 - agreement(logits, laws))
 
 
+def _renormed(logits: Tensor, laws: Tensor, labels: Tensor) -> Tensor:
+    whole = laws.sum(-1, keepdim=True).clamp_min(torch.finfo(laws.dtype).tiny)
+    return soft_cross_entropy(logits, laws / whole)
+
+
+RENORMED = "renormed"
 ROW_LOSSES: Mapping[str, RowLoss] = {
+    RENORMED: _renormed,
     "soft": lambda logits, laws, labels: soft_cross_entropy(logits, laws),
     "mixed": _mixed,
     "lk_alpha": lambda logits, laws, labels: lk_alpha(logits, laws),
     "lk_lambda": lambda logits, laws, labels: lk_lambda(logits, laws),
 }
-"""What a row may cost: soft cross entropy, 0.1 cross entropy + 1.8 total variation, or one of the LK losses."""
+"""What a row may cost: soft cross entropy, with the target's law over the head's tokens alone or as it is; 0.1 cross
+entropy + 1.8 total variation; or one of the LK losses."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,12 @@ class _Training(nn.Module):
         return self.target[0].output(states) if self.ends.lm_head is None else self.ends.lm_head(states)
 
     def asked(
-        self, depth: int, ids: Int[Tensor, "b t"], valid: Int[Tensor, "b t"], final: Float[Tensor, "b t d"], lse: Values
+        self,
+        depth: int,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
     ) -> tuple[Float[Tensor, "b n v"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """Return the target's laws and the text's tokens at the indices of a pass, and which of them count."""
         (target,) = self.target
@@ -204,15 +217,27 @@ class Eagle3Training(_Training):
         lse: Float[Tensor, "b t"],
     ) -> dict[str, Tensor]:
         """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        cost = ROW_LOSSES[self.weights.rows]
+        cost, inside = ROW_LOSSES[self.weights.rows], self._inside(final)
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth, states in enumerate(unrolled(self.head, self.embedded, ids, features, self.passes)):
             laws, labels, there = self.asked(depth, ids, valid, final, lse)
             logits = self.logits(states)
-            losses.append(self.weights.decay**depth * weighted(cost(logits, laws, labels), there.float()))
+            values = cost(logits, laws, labels)
+            if inside is not None:
+                values = values * nn.functional.pad(inside[:, 1 + depth :], (0, depth))
+            losses.append(self.weights.decay**depth * weighted(values, there.float()))
             overlaps.append(weighted(agreement(logits, laws), there.float()).detach())
             counts.append(there.sum())
         return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}
+
+    def _inside(self, final: Float[Tensor, "b t d"]) -> Bool[Tensor, "b t"] | None:
+        """Tell behind which tokens rows cost something; None for all.
+
+        EAGLE-3's authors count a row as 0 in the mean where the target's likeliest token is none of the head's.
+        """
+        (target,) = self.target
+        asked = self.weights.rows == RENORMED and target.tokens is not None
+        return target.likeliest_known(final) if asked else None
 
 
 def own_rows(target: TargetEnds) -> HeadEnds:

@@ -24,7 +24,7 @@ from polydraft.drafters.heads.paths import Markov, Mixing
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
-from polydraft.training.heads.eagles import Eagle1Training, Eagle3Training, EagleLoss, own_rows
+from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
 from polydraft.training.heads.targets import TargetEnds
@@ -33,8 +33,8 @@ ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
 PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
-OFFICIAL = "official"
-"""The form of folders of a family's authors."""
+OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
+"""The forms of folders: the usual one of a family's trainers, and others that some families have."""
 LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
 """What heads may learn by: their authors' losses; cross entropy alone; 0.1 of cross entropy and 1.8 of the total
 variation, which is what is rejected (DSpark's authors take it); cross entropy with D-PACE's weights, for block heads;
@@ -82,13 +82,12 @@ class NewHead:
     Args:
         training: the head with its losses.
         drafter: with the same weights.
-        write: writes the drafter as a folder: where to, for which target, whether in the family's other form, and the
-            text of its card.
+        write: writes the drafter as a folder: where to, for which target, in which form, and the text of its card.
     """
 
     training: nn.Module
     drafter: Drafter
-    write: Callable[[Path, HuggingFaceModel, bool, str], None]
+    write: Callable[[Path, HuggingFaceModel, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -97,22 +96,22 @@ class HeadMaker:
 
     Args:
         make: makes one for a target, with the ends that it shares and the layers that it reads.
-        other_form: the form of folders that its family has beside the official one; None if it has none.
+        other_forms: the forms of folders that its family has beside the official one.
         fewer: the forms that hold heads of fewer tokens than their target.
         losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
         own_rows: whether it has output rows of its own, as its authors' heads have.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize], NewHead]
-    other_form: str | None = "speculators"
-    fewer: tuple[str, ...] = (OFFICIAL, "speculators")
+    other_forms: tuple[str, ...] = (SPECULATORS,)
+    fewer: tuple[str, ...] = (OFFICIAL, SPECULATORS)
     losses: tuple[str, ...] = LOSSES
     own_rows: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
         """All forms of folders."""
-        return (OFFICIAL,) if self.other_form is None else (OFFICIAL, self.other_form)
+        return (OFFICIAL, *self.other_forms)
 
 
 MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
@@ -124,7 +123,7 @@ MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
 }
 """What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
 EAGLE_3_LOSSES: Mapping[str, str] = {
-    "published": "soft",
+    "published": RENORMED,
     "entropy": "soft",
     "acceptance": "mixed",
     "lk-alpha": "lk_alpha",
@@ -170,8 +169,8 @@ def _medusa(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
     heads = new_heads(ends, size.drafts, size.layers or 1)
     drafter = MedusaDrafter(heads)
 
-    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
-        write_medusa(drafter, folder, model, vllm=other, card=card)
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        write_medusa(drafter, folder, model, vllm=form == VLLM, card=card)
 
     row_loss = MEDUSA_LOSSES[size.loss]
     return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
@@ -192,9 +191,9 @@ def _eagle_3(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], 
     return NewHead(Eagle3Training(head, ends, size.drafts, weights, own), drafter, _writes_eagle(drafter))
 
 
-def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, bool, str], None]:
-    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
-        write_eagle(drafter, folder, model, speculators=other, card=card)
+def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, str, str], None]:
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        write_eagle(drafter, folder, model, speculators=form == SPECULATORS, card=card)
 
     return write
 
@@ -208,11 +207,12 @@ def _block(
     filled = end[0] if isinstance(end, list) else end or 0
     shape = BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, None if mixes else filled, shifted=True)
     path = Mixing(width, width, 3 * width // 2) if mixes else Markov(vocab, len(ends.rows), size.rank)
-    head = BlockHead(shape, path, path.size)
+    head = BlockHead(shape, path, path.told)
     drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
 
-    def write(folder: Path, model: HuggingFaceModel, other: bool, card: str) -> None:
-        write_block(drafter, folder, model, speculators=other, target_layers=model.layers, card=card)
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        other, authors = form == SPECULATORS, form == DEEPSPEC
+        write_block(drafter, folder, model, speculators=other, deepspec=authors, target_layers=model.layers, card=card)
 
     return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write)
 
@@ -226,10 +226,10 @@ def _mixing(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
 
 
 MAKERS: Mapping[str, HeadMaker] = {
-    "medusa": HeadMaker(_medusa, "vllm", fewer=("vllm",), losses=(*MEDUSA_LOSSES,)),
+    "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
-    "dspark": HeadMaker(_dspark),
-    "mixing": HeadMaker(_mixing, None),
+    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC)),
+    "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""

@@ -66,16 +66,19 @@ class Drafting:
 
 @torch.no_grad()
 def measured(training: nn.Module, texts: Dataset[dict[str, Tensor]], batch: int = 8, most: int = 64) -> Drafting:
-    """Return what a head drafts like on the first held-out texts; anchors are drawn anew with the same seed."""
-    was = training.training
+    """Return what a head drafts like on the first held-out texts; anchors are drawn anew with the same seed.
+
+    Texts come from shards on the host, and go to where the head is.
+    """
+    was, device = training.training, next(training.parameters()).device
     training.eval()
     found: list[dict[str, Tensor]] = []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         size = min(most, len(texts))  # pyright: ignore[reportArgumentType]  shards have a length
         for first in range(0, size, batch):
             rows = [texts[place] for place in range(first, min(first + batch, size))]
-            found.append(training(**{name: torch.stack([row[name] for row in rows]) for name in rows[0]}))
+            found.append(training(**{name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}))
     training.train(was)
     counts = torch.stack([one["count"] for one in found])
     overlaps = torch.stack([one["overlap"] for one in found])
@@ -121,6 +124,7 @@ def train_head(
     folder: Path,
     recipe: HeadRecipe,
     interrupted: Callable[[], bool] = lambda: False,
+    device: torch.device | None = None,
 ) -> Drafting:
     """Train a head, going on from the last checkpoint in `folder` if there is one; return what it drafts like.
 
@@ -131,6 +135,7 @@ def train_head(
         folder: checkpoints.
         recipe: steps and rates.
         interrupted: asked after every step; where it says yes, the run leaves a checkpoint and ends.
+        device: where the target's ends are, to which the head is moved; None for the host.
 
     Raises:
         KeyboardInterrupt: it was interrupted before its last step.
@@ -142,7 +147,7 @@ def train_head(
         lr_scheduler_type="cosine",
         warmup_steps=round(recipe.warmup * recipe.steps),
         max_grad_norm=1.0,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=device is None or device.type == "cpu",
         logging_steps=50,
         save_steps=recipe.save_every,
         save_total_limit=2,

@@ -33,7 +33,7 @@ class HeadPlan:
         writing: the target's text.
         recipe: the training run.
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
-        form: of the folder: official, or the other one that the family has: speculators, and vllm of Medusa.
+        form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
         name: what the target is called on the card.
         start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None.
 
@@ -133,7 +133,7 @@ def make_head(
     learnt = Shards(text.learnt)
     with noting() as interrupted:
         run = work / run_name(plan)
-        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted)
+        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
     return _written(head, model, out, plan, found, len(learnt))
 
 
@@ -173,6 +173,7 @@ def _begun(
     """Return a head with the weights and tokens of another one."""
     given = load_start(start, model)
     tokens = tokens_of(given)
+    tokens = None if tokens is None else tokens.to(target.device)
     head = _new(target, tokens, reads, plan)
     begin_with(head, given, start, TargetEnds.of(target, tokens))
     return head
@@ -185,7 +186,7 @@ def _written(
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in head.drafter.networks() for one in network.parameters())
     made = MadeHead(out, found, parameters, texts * plan.writing.length)
-    head.write(out, model, plan.form != OFFICIAL, card_of(made, plan, model))
+    head.write(out, model, plan.form, card_of(made, plan, model))
     return made
 
 

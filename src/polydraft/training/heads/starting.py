@@ -51,7 +51,9 @@ def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) ->
 
 def _is_copy(weight: Tensor | None, table: Tensor) -> bool:
     """Tell whether a head's table is its target's, as far as bfloat16 says."""
-    return weight is not None and weight.shape == table.shape and torch.allclose(weight, table, rtol=1e-2, atol=1e-6)
+    if weight is None or weight.shape != table.shape:
+        return False
+    return torch.allclose(weight.to(table), table, rtol=1e-2, atol=1e-6)
 
 
 def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Best first: a budget of drafts goes where the draft's own probability is highest; counts precede draws."""
 
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,7 +50,7 @@ class BestFirst:
         depth = min(self.depth, self.drafts)
         return bounds(self.drafts, depth, self.children, (depth - 1) * self.widest(1))
 
-    def rationed(self, budgets: tuple[int, ...]) -> Self:
+    def rationed(self, budgets: tuple[int, ...]) -> "BestFirst":
         """Return the same for a batch whose rows have these budgets."""
         return replace(self, budgets=budgets)
 

@@ -1,7 +1,6 @@
 """EAGLE-2: expand the likeliest nodes, then keep the likeliest of all drafts; for deterministic drafts only."""
 
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,7 +50,7 @@ class Eagle2:
         """Bounds on the trees."""
         return bounds(self.drafts, self.depth, self.width, (self.depth - 1) * self.width)
 
-    def rationed(self, budgets: tuple[int, ...]) -> Self:
+    def rationed(self, budgets: tuple[int, ...]) -> "Eagle2":
         """Return the same for a batch whose rows have these budgets."""
         return replace(self, budgets=budgets)
 

@@ -1,4 +1,4 @@
-"""Writing block heads: the folders of DFlash's and Model-Optimizer's trainers, and those of speculators.
+"""Writing block heads: the folders of DFlash's and Model-Optimizer's trainers, DeepSpec's, and those of speculators.
 
 The first form holds DSpark's terms as Model-Optimizer does, DFlash2's as its authors do, and one term that is this
 package's own.
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters.heads.formats.blocks import block_tensors
+from polydraft.drafters.heads.formats.deepspec import deepspec_config
 from polydraft.drafters.heads.formats.vocabulary import offsets_of
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
@@ -31,6 +32,7 @@ def write_block(
     target: LanguageModel,
     *,
     speculators: bool = False,
+    deepspec: bool = False,
     target_layers: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     card: str = "",
@@ -42,24 +44,31 @@ def write_block(
         folder: where to.
         target: its target.
         speculators: write the form of vllm-project/speculators, which holds embeddings and output rows as well.
+        deepspec: write the form of deepseek-ai/DeepSpec, which does so too and says all in one table.
         target_layers: how many layers the target has.
         dtype: the precision of the weights.
         card: the text of its README.md.
 
     Raises:
-        InvalidParameter: the form has no such head; what it lacks is named.
+        InvalidParameter: the form has no such head, what it lacks is named; or two forms are asked for.
         CheckpointError: it cannot be written.
     """
+    if speculators and deepspec:
+        raise InvalidParameter("A head is written in one form; leave out speculators=True or deepspec=True.")
     if drafter.head.shape.gemma:
         raise InvalidParameter("Block heads with Gemma's layers are read, and not written.")
     tokens = drafter.ends.tokens
     ids = None if tokens is None else drafter.ends.get_buffer("tokens").cpu()
-    if speculators:
+    tensors = block_tensors(drafter.head, drafter.ends)
+    if deepspec:
+        tensors |= _scaled_ends(drafter, target)
+        config = deepspec_config(drafter, _sizes(drafter), _terms(drafter), tensors, _depth(target, target_layers))
+    elif speculators:
         config = _of_speculators(drafter, target)
-        tensors = block_tensors(drafter.head, drafter.ends) | _scaled_ends(drafter, target)
+        tensors |= _scaled_ends(drafter, target)
     else:
         config = _own(drafter, target, target_layers)
-        tensors = {_flat(name): value for name, value in block_tensors(drafter.head, drafter.ends).items()}
+        tensors = {_flat(name): value for name, value in tensors.items()}
     written = {name: value.to(dtype) for name, value in tensors.items()}
     named: dict[str, Tensor] = {} if ids is None else offsets_of(ids, target.vocab_size)
     write_plain(folder, config, {**written, **named}, card)
@@ -116,13 +125,15 @@ def _sizes(drafter: BlockDrafter) -> dict[str, Any]:
 
 
 def _windows(drafter: BlockDrafter) -> dict[str, Any]:
+    """Return the layers' windows; Hugging Face's Qwen3 forgets them where `use_sliding_window` is not set."""
     shape = drafter.head.shape
     windows = shape.windows or (None,) * shape.layers
     found = {window for window in windows if window is not None}
     if len(found) > 1:
         raise InvalidParameter(f"Layers with windows of {sorted(found)} positions cannot be written in one folder.")
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    return {"layer_types": kinds, "sliding_window": next(iter(found), None)}
+    window = next(iter(found), None)
+    return {"layer_types": kinds, "sliding_window": window, "use_sliding_window": window is not None}
 
 
 def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None) -> dict[str, Any]:
@@ -143,7 +154,7 @@ def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None
     if ends.scale != 1 or ends.multiplier != 1 or ends.softcap is not None:
         kind |= {"input_embedding_scale": ends.scale, "output_multiplier": ends.multiplier}
         kind |= {"final_logit_softcapping": ends.softcap}
-    depth = target_layers or getattr(target, "layers", None)
+    depth = _known_depth(target, target_layers)
     return {
         "architectures": ["DFlashDraftModel"],
         **_sizes(drafter),
@@ -221,10 +232,32 @@ def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, A
         "sample_from_anchor": shape.shifted,
         "target_hidden_size": shape.target_width,
     }
-    if markov:
-        config |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
-        config |= {"enable_confidence_head": drafter.head.confidence is not None}
-    return config
+    return config | (_terms(drafter) if markov else {})
+
+
+def _terms(drafter: BlockDrafter) -> dict[str, Any]:
+    """Tell of the Markov term, and of the confidence head whether it reads the last token's row beside the slot."""
+    path, head, width = drafter.head.path, drafter.head.confidence, drafter.head.shape.anatomy.width
+    told: dict[str, Any] = {"enable_confidence_head": head is not None}
+    if isinstance(path, Markov):
+        told |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
+    return told if head is None else {**told, "confidence_head_with_markov": head.in_features > width}
+
+
+def _known_depth(target: LanguageModel, told: int | None) -> int | None:
+    return told or getattr(target, "layers", None)
+
+
+def _depth(target: LanguageModel, told: int | None) -> int:
+    """Return how many layers a target has.
+
+    Raises:
+        InvalidParameter: that is not known.
+    """
+    depth = _known_depth(target, told)
+    if depth is None:
+        raise InvalidParameter("DeepSpec's form names the target's depth, which is not known; give target_layers.")
+    return depth
 
 
 def _beyond_speculators(drafter: BlockDrafter) -> dict[str, bool]:

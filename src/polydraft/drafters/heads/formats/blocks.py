@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
+from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.gemma import gemma_anatomy, own_values
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.lattice import BlockDrafter
@@ -37,6 +37,8 @@ LONGEST = 1 << 16
 """Tokens of the longest block: beside those of the text, caches have room for one."""
 DEEPSPEC = "DSparkModel"
 """How the names of DeepSpec's classes end, those of its DFlash heads included."""
+QWEN, LAYERS = "qwen3", 32
+"""Whose layers speculators' block heads have where none are named, and how many layers Hugging Face's models have."""
 FOUR_NORMS = "layers.0.pre_feedforward_layernorm.weight"
 """A tensor of Gemma's layers, which differ from Qwen's."""
 BACKBONE = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"}
@@ -74,7 +76,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
     ends = _ends(fields, tensors, shape)
     path = _path(fields, tensors, shape.anatomy.width)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
-    read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.size)
+    read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.told)
     head = BlockHead(shape, path, read)
     if sure is not None and head.confidence is not None:
         if not tensors.has(f"{sure}bias"):
@@ -86,9 +88,13 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
 
 
 def _fields(folder: PlainFolder) -> Fields:
+    """Return a configuration with the tables inside it, and what speculators' table of layers may leave out."""
     inner = folder.config.get("dflash_config")
     layers = folder.config.get("transformer_layer_config")
     tables = [one for one in (inner, layers) if isinstance(one, Mapping)]
+    if folder.config.get("speculators_model_type") is not None:
+        kind = layers.get("model_type", QWEN) if isinstance(layers, Mapping) else QWEN
+        tables += [DEFAULTS[kind], {"num_hidden_layers": LAYERS}] if kind in DEFAULTS else []
     return Fields.of(folder, folder.config, *tables)
 
 
@@ -110,7 +116,7 @@ def _shifted(fields: Fields, tensors: Tensors) -> bool:
     """Tell whether slot i predicts the position behind it."""
     kind = fields.get("speculators_model_type")
     if kind is not None:
-        return bool(fields.get("sample_from_anchor", kind == "dspark"))
+        return bool(fields.get("sample_from_anchor", fields.get("shift_label", kind == "dspark")))
     told = fields.get("shift_label")
     return bool(told) if told is not None else _is_deepspec(fields) or any("markov_w1" in name for name in tensors.left)
 
@@ -261,7 +267,7 @@ def _markov(tensors: Tensors, width: int) -> PathTerm:
 
 
 def _width_beside(tensors: Tensors, name: str, width: int, size: int) -> int:
-    """Return how much of a node's state a confidence head reads beside the slot.
+    """Return how many of the numbers that it may be told of a node a confidence head reads beside the slot.
 
     Raises:
         CheckpointError: it reads less than the slot, or more than there is.

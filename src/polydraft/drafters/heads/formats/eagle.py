@@ -16,7 +16,7 @@ from torch import nn
 from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors, classes_of
+from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.errors import CheckpointError, shown
@@ -24,11 +24,6 @@ from polydraft.models import PlainFolder
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 """What the list of layers is called."""
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "rms_norm_eps": 1e-6},
-    "qwen3": {"hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "head_dim": 128},
-}
-"""Hugging Face's values, which speculators leaves out where a layer has them."""
 OLD_NAMES = {
     "fusion_fc.": "fc.",
     "transformer.": "layers.0.",

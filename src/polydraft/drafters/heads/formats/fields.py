@@ -16,6 +16,18 @@ from polydraft.models import PlainFolder
 MOST = 2**31 - 1
 """No number of a configuration that is counted is larger."""
 TABLES = ("rope_scaling", "rope_parameters")
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "rms_norm_eps": 1e-6},
+    "qwen3": {
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+    },
+}
+"""Hugging Face's sizes of layers, by kinds of models: a table of layers need not name what it has from there."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors, by their names in a folder."""
 
