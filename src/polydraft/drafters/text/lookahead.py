@@ -42,11 +42,19 @@ class LookaheadRow:
 
 @dataclass(frozen=True, eq=False)
 class LookaheadState:
-    """The rows, the model's number of tokens, and whether the windows ride in the step that is under way."""
+    """What is known of the rows.
+
+    Args:
+        rows: the rows.
+        vocab_size: the model's number of tokens.
+        rides: whether the windows ride in the step that is under way.
+        before: the rows before that step's draft; empty where nothing was drafted.
+    """
 
     rows: tuple[LookaheadRow, ...]
     vocab_size: int
     rides: bool = False
+    before: tuple[LookaheadRow, ...] = ()
 
     def pools(self) -> tuple[NgramPool, ...]:
         """Return the pool of every row."""
@@ -131,18 +139,24 @@ class LookaheadDrafter(GivenDrafter):
         rides, most = self.sizes(len(state.rows))
         pairs = [(self._read(row, own), own) for row, own in zip(state.rows, rows_of(text), strict=True)]
         found = [self._guess(row, own, rides, most).within(bounds, state.vocab_size) for row, own in pairs]
-        after = replace(state, rows=tuple(row for row, _ in pairs), rides=rides)
+        after = replace(state, rows=tuple(row for row, _ in pairs), rides=rides, before=state.rows)
         draft = given(text, found, scheme)
         riders = self._riders(after, draft.tree.tokens.shape[1], text) if rides else None
         return replace(draft, riders=riders), after
 
     def commit(self, state: LookaheadState, step: Step) -> LookaheadState:
-        """Move the windows on, and put the n-grams that they completed into the pools."""
-        if not state.rides:
-            return state
-        new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
-        rows = zip(state.rows, roots, new, strict=True)
-        return replace(state, rows=tuple(self._advanced(*row) for row in rows), rides=False)
+        """Move the windows on, and put the n-grams that they completed into the pools.
+
+        Rows for which another drafter drafted had no window in the pass. They are as before the draft, as if nobody had
+        asked: whether somebody does hangs on their neighbours.
+        """
+        rows = state.rows
+        if state.rides:
+            new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
+            rows = tuple(self._advanced(*row) for row in zip(rows, roots, new, strict=True))
+        if state.before:
+            rows = tuple(state.before[row] if row in step.others else own for row, own in enumerate(rows))
+        return replace(state, rows=rows, rides=False, before=())
 
     def join(self, state: LookaheadState, row: int, other: LookaheadState) -> LookaheadState:
         """Take over the newcomer's window and pool."""

@@ -79,12 +79,18 @@ class RecyclingDrafter(TextDrafter):
         return [_grown(table, int(row[-1]), bounds) for table, row in pairs], state
 
     def commit(self, state: RecyclingState, step: Step) -> RecyclingState:
-        """Learn from every node that was scored; accepted ones last, which were read in the right context."""
+        """Learn from every node that was scored; accepted ones last, which were read in the right context.
+
+        Rows for which another drafter drafted learn nothing: whether anything is told of them hangs on their neighbours.
+        """
         logits = step.scored.logits[..., : state.vocab_size]
         best = logits.topk(min(self.successors, logits.shape[-1]), dim=-1).indices.tolist()
         nodes, there, kept = step.tree.tokens.tolist(), step.tree.valid.tolist(), step.verdict.path.tolist()
         tables = list[Table]()
         for row, table in enumerate(state.tables):
+            if row in step.others:
+                tables.append(table)
+                continue
             path = [0, *(node for node in kept[row] if node >= 0)]
             scored = [node for node, valid in enumerate(there[row]) if valid]
             new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
