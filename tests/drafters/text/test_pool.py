@@ -145,6 +145,22 @@ def test_what_is_no_pool_at_all(tmp_path: Path) -> None:
         NgramPool.load(path)  # which would run what its maker pickled
 
 
+@pytest.mark.parametrize("flip", [0x01, 0x08, 0x80, 0xFF])
+def test_every_changed_byte_is_one_error_or_none(flip: int, tmp_path: Path) -> None:
+    """Zip files and arrays raise many kinds of errors, of which some name a password or a kind of compression."""
+    path = tmp_path / "pool.npz"
+    pool = NgramPool(2, 2).added([(1, (2,)), (3, (4,))])
+    pool.save(path)
+    whole, refused = path.read_bytes(), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+        try:
+            assert lists(NgramPool.load(path)) == lists(pool)
+        except CheckpointError:
+            refused += 1
+    assert len(whole) // 2 < refused < len(whole)
+
+
 @pytest.mark.parametrize("numbers", [(1, 1), (2, 0), (-2, 1)])
 def test_bad_sizes(numbers: tuple[int, int]) -> None:
     with pytest.raises(InvalidParameter, match="at least 2 tokens and 1 per key"):
