@@ -81,7 +81,7 @@ class RecyclingDrafter(TextDrafter):
     def commit(self, state: RecyclingState, step: Step) -> RecyclingState:
         """Learn from every node that was scored; accepted ones last, which were read in the right context.
 
-        Rows for which another drafter drafted learn nothing: whether anything is told of them hangs on their neighbours.
+        Rows for which another drafter drafted learn nothing: whether it is told of them hangs on their neighbours.
         """
         logits = step.scored.logits[..., : state.vocab_size]
         best = logits.topk(min(self.successors, logits.shape[-1]), dim=-1).indices.tolist()
