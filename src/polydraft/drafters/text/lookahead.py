@@ -125,6 +125,10 @@ class LookaheadDrafter(GivenDrafter):
         """Give trees of all guesses, side by side."""
         return Defaults(Given(), Widths((self.guesses, *(1,) * (self.level - 2))))
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the pool that texts begin with."""
+        return b"" if self.pool is None else self.pool.digest
+
     def start(self, text: Text, session: Session) -> LookaheadState:
         """Return rows whose windows begin with the first draft."""
         return LookaheadState((self._new(),) * len(text.counts), session.vocab_size)

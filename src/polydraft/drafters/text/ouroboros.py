@@ -175,6 +175,10 @@ class OuroborosDrafter(GivenDrafter):
         """Return the draft model."""
         return (self.model,)
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the pool that texts begin with."""
+        return self.lookahead.outside(row)
+
     def start(self, text: Text, session: Session) -> OuroborosState:
         """Begin the draft model's loop, which has read nothing."""
         check_same_size(session.vocab_size, self.model.vocab_size)

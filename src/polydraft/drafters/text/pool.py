@@ -3,11 +3,13 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.errors import CheckpointError, InvalidParameter, is_whole
 
 FORMAT = 1
@@ -63,6 +65,12 @@ class NgramPool:
     def __len__(self) -> int:
         """Return the number of entries."""
         return sum(map(len, self.entries.values()))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of the continuations; nothing of an empty pool."""
+        told = repr([(key, [one.tokens for one in entries]) for key, entries in self.entries.items()])
+        return digest_of(told.encode()) if self.entries else b""
 
     def of(self, key: int, most: int | None = None) -> tuple[Entry, ...]:
         """Return the continuations of a token, the newest first, and no more than `most`."""

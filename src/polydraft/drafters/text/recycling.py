@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
@@ -53,6 +54,7 @@ class RecyclingDrafter(TextDrafter):
     successors: int = 8
     shared: bool = False
     tables: dict[int, Table] = field(default_factory=dict, init=False, repr=False, compare=False)
+    written: list[bytes] = field(default_factory=lambda: [b""], init=False, repr=False, compare=False)
     name = "recycling"
     sound = True
 
@@ -63,6 +65,10 @@ class RecyclingDrafter(TextDrafter):
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of sixteen guesses."""
         return Defaults(Given(), BestFirst(16, depth=6, children=8))
+
+    def outside(self, row: int) -> bytes:
+        """Return a running digest of what was written into the tables that texts share."""
+        return self.written[0]
 
     def start(self, text: Text, session: Session) -> RecyclingState:
         """Return empty tables, or the one that all texts share."""
@@ -116,7 +122,10 @@ class RecyclingDrafter(TextDrafter):
         """Return a table with new entries; a row's own is a value, the shared one is written to."""
         if not self.shared:
             return {**table, **new}
-        table.update(new)
+        new = {token: after for token, after in new.items() if table.get(token) != after}  # none if it is done again
+        if new:
+            self.written[0] = digest_of(self.written[0], repr(new).encode())
+            table.update(new)
         return table
 
 

@@ -126,6 +126,10 @@ class SuffixDrafter(TextDrafter):
         """Give trees of sixteen, at most twelve deep."""
         return Defaults(Given(), TREES)
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the store as it is."""
+        return b"" if self._kept is None else self._kept.digest()
+
     def start(self, text: Text, session: Session) -> SuffixState:
         """Begin, with a store of the target's tokens.
 

@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
@@ -48,6 +49,7 @@ class _Buffer:
     tokens: NDArray[np.uint32]
     used: int = 1
     texts: int = 0
+    digest: bytes = b""
     since: float = 0.0
     process: int = field(default_factory=os.getpid)
     told: set[str] = field(default_factory=set[str])
@@ -61,14 +63,19 @@ class _Buffer:
         self.used += len(tokens) + 1
         self.tokens[self.used - 1] = SENTINEL
         self.texts += 1
+        self.digest = digest_of(self.digest, tokens.tobytes())
         self.since = self.since if self.texts > 1 else time.monotonic()
+
+    def empty(self) -> None:
+        """Forget the texts."""
+        self.used, self.texts, self.digest = 1, 0, b""
 
     def write(self) -> None:
         """Write what is there as a segment; if that fails, drop it and warn once."""
         if not self.texts or self.process != os.getpid():  # a fork's texts are its parent's to write
             return
         own, texts = np.array(self.tokens[: self.used]), self.texts
-        self.used, self.texts = 1, 0
+        self.empty()
         try:
             left = append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
         except (OSError, PolydraftError) as error:
@@ -175,6 +182,17 @@ class SuffixStore:
                 check_same(self.folder, ours, vocabulary)
                 self._buffer.vocabulary = ours.with_known(vocabulary)
 
+    def digest(self) -> bytes:
+        """Return a digest of what is in the store now; nothing of an empty one.
+
+        It is made of the names and checksums of segments, and of a running digest of what is not written yet, so that
+        no text is read. It changes with every text, and also where texts are written or segments merged.
+        """
+        with self._lock:
+            self._look()
+            told = [one.told for one in self.segments]
+            return digest_of(*told, self._buffer.digest) if told or self._buffer.texts else b""
+
     def add(self, tokens: Sequence[int] | NDArray) -> None:
         """Add a text; one of fewer than two tokens has nothing that follows.
 
@@ -193,7 +211,8 @@ class SuffixStore:
                 buffer.warn("read", f"The store {self.folder} was built to be only read; no texts are added to it.")
                 return
             if buffer.process != os.getpid():
-                buffer.used, buffer.texts, buffer.process = 1, 0, os.getpid()
+                buffer.empty()
+                buffer.process = os.getpid()
             buffer.add(text)
             if buffer.used >= FLUSHED or time.monotonic() - buffer.since > LATEST:
                 self.flush()
