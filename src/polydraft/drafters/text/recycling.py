@@ -27,10 +27,17 @@ Table = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class RecyclingState:
-    """A table for each row, which may be one and the same, and the target's number of tokens."""
+    """What is known of the rows.
+
+    Args:
+        tables: a table for each row, which may be one and the same.
+        vocab_size: the target's number of tokens.
+        read: per row, how many tokens of its prompt were read; 0 for none.
+    """
 
     tables: tuple[Table, ...]
     vocab_size: int
+    read: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,14 @@ class RecyclingDrafter(TextDrafter):
 
     def start(self, text: Text, session: Session) -> RecyclingState:
         """Return empty tables, or the one that all texts share."""
-        return RecyclingState(tuple(self._table(session.vocab_size) for _ in text.counts), session.vocab_size)
+        tables = tuple(self._table(session.vocab_size) for _ in text.counts)
+        return RecyclingState(tables, session.vocab_size, (0,) * len(tables))
 
     def read(self, state: RecyclingState, text: Text, features: Features | None) -> RecyclingState:
-        """Learn from the prompt what followed what."""
-        pairs = zip(state.tables, rows_of(text), strict=True)
-        return replace(state, tables=tuple(self._with(table, _followed(row, table)) for table, row in pairs))
+        """Learn from the prompt what followed what, as far as that is new."""
+        rows = zip(state.tables, rows_of(text), state.read, strict=True)
+        tables = tuple(self._with(table, _followed(row[max(0, read - 1) :], table)) for table, row, read in rows)
+        return replace(state, tables=tables, read=text.counts)
 
     def guesses(self, state: RecyclingState, text: Text, bounds: Bounds) -> tuple[list[Guess], RecyclingState]:
         """Grow every row's tree from its last token."""
@@ -105,11 +114,17 @@ class RecyclingDrafter(TextDrafter):
 
     def join(self, state: RecyclingState, row: int, other: RecyclingState) -> RecyclingState:
         """Take over the newcomer's table."""
-        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]))
+        read = (*state.read[:row], other.read[0], *state.read[row + 1 :])
+        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]), read=read)
+
+    def rewind(self, state: RecyclingState, row: int, length: int) -> RecyclingState:
+        """Keep the table; what comes behind so many tokens is read when it comes."""
+        read = (*state.read[:row], min(length, state.read[row]), *state.read[row + 1 :])
+        return replace(state, read=read)
 
     def of_row(self, state: RecyclingState, row: int) -> RecyclingState:
         """Return the row's table."""
-        return replace(state, tables=(state.tables[row],))
+        return replace(state, tables=(state.tables[row],), read=(state.read[row],))
 
     def continues(self, state: object) -> bool:
         """Tell whether a state has tables to go on from."""
@@ -121,7 +136,7 @@ class RecyclingDrafter(TextDrafter):
     def _with(self, table: Table, new: Table) -> Table:
         """Return a table with new entries; a row's own is a value, the shared one is written to."""
         if not self.shared:
-            return {**table, **new}
+            return {**table, **new} if new else table
         new = {token: after for token, after in new.items() if table.get(token) != after}  # none if it is done again
         if new:
             self.written[0] = digest_of(self.written[0], repr(new).encode())
@@ -132,7 +147,8 @@ class RecyclingDrafter(TextDrafter):
 def _followed(row: NDArray[np.int64], table: Table) -> Table:
     """Return what followed each token of a text, the latest counts, for tokens of which the target has said nothing.
 
-    What one chunk of a prompt said, the next may say anew: the table is the same however the prompt was cut.
+    What one chunk of a prompt said, the next may say anew: the table is the same however the prompt was cut. A chunk
+    begins with the last token of the one before.
     """
     tokens = row.tolist()
     return {before: (after,) for before, after in pairwise(tokens) if len(table.get(before, ())) < 2}
