@@ -1,16 +1,18 @@
 """Lookahead decoding: a window of guesses rides beside the tree, and the n-grams that it finds are the drafts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import GivenDrafter, given, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.pool import NgramPool, Phrase
+from polydraft.drafters.text.stores.vocabulary import Vocabulary, network_of
 from polydraft.drafters.text.window import Window, layout, most_scored
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import Noise, SamplingParams
@@ -49,20 +51,19 @@ class LookaheadState:
         vocab_size: the model's number of tokens.
         rides: whether the windows ride in the step that is under way.
         before: the rows before that step's draft; empty where nothing was drafted.
+        model: the model whose tokens these are; None where it is not known.
     """
 
     rows: tuple[LookaheadRow, ...]
     vocab_size: int
     rides: bool = False
     before: tuple[LookaheadRow, ...] = ()
+    model: nn.Module | None = None
 
     def pools(self) -> tuple[NgramPool, ...]:
-        """Return the pool of every row."""
-        return tuple(row.pool for row in self.rows)
-
-    def with_pools(self, pools: Iterable[NgramPool]) -> "LookaheadState":
-        """Return the same with other pools."""
-        return replace(self, rows=tuple(replace(row, pool=one) for row, one in zip(self.rows, pools, strict=True)))
+        """Return the pool of every row, which says whose tokens it holds."""
+        vocabulary = Vocabulary.of_model(self.model, self.vocab_size)
+        return tuple(replace(row.pool, vocabulary=vocabulary) for row in self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,7 @@ class LookaheadDrafter(GivenDrafter):
 
     Raises:
         InvalidParameter: a number is too small or too large, or the pool has n-grams of another length.
+        VocabularyMismatch: at the start, if the pool is of another tokenizer.
 
     Source: Fu et al., arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding.
     """
@@ -130,8 +132,15 @@ class LookaheadDrafter(GivenDrafter):
         return b"" if self.pool is None else self.pool.digest
 
     def start(self, text: Text, session: Session) -> LookaheadState:
-        """Return rows whose windows begin with the first draft."""
-        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size)
+        """Return rows whose windows begin with the first draft.
+
+        Raises:
+            VocabularyMismatch: the pool holds tokens of another tokenizer.
+        """
+        model = network_of(session.target)
+        if self.pool is not None and self.pool.vocabulary is not None:
+            self.pool.check(Vocabulary.of_model(model, session.vocab_size))
+        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size, model=model)
 
     def draft(
         self, state: LookaheadState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise

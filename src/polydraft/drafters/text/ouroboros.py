@@ -131,7 +131,7 @@ class OuroborosDrafter(GivenDrafter):
         InvalidParameter: a number is too small, the window is larger than the draft model's context, or what drafts is
             no single model.
         UnsupportedModel: the draft model scores chains only, or has an encoder.
-        VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
+        VocabularyMismatch: at the start, if the vocabularies differ by more than padding, or the pool's is another.
 
     Source: Zhao et al., arXiv 2402.13720; github.com/thunlp/Ouroboros, which refines by place and not by entry.
     """
@@ -205,8 +205,8 @@ class OuroborosDrafter(GivenDrafter):
             return Draft.nothing(text.last()), replace(state, asked=(Asked(),) * len(state.asked))
         chains, after = self._written(state, text, length, noise)
         asked = tuple(
-            Asked(chain, pool.of(chain[-1], min(self.phrases, bounds.children)))
-            for chain, pool in zip(chains, after.pools(), strict=True)
+            Asked(chain, own.pool.of(chain[-1], min(self.phrases, bounds.children)))
+            for chain, own in zip(chains, after.inner.rows, strict=True)
         )
         found = [_guess(one).within(bounds, state.vocab_size) for one in asked]
         return given(text, found, scheme), replace(after, asked=asked, before=state.inner.rows)
