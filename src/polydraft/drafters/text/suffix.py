@@ -79,6 +79,9 @@ class SuffixDrafter(TextDrafter):
     expected to be accepted; of equal ones the one of the longer match, then that of the text itself. Texts that are
     over are added to the store, if there is one, prompt and all; nothing of a text is added twice.
 
+    A store may hold what the same seed wrote. So a text's random numbers are forked by a digest of the store as the
+    text starts: above temperature 0 a seed gives the same text as long as the store stays as it is (`outside`).
+
     Args:
         longest: the most last tokens that are compared, up to 64.
         store: a `SuffixStore`, its folder, or None to look in the text alone. All drafters that name one folder share
