@@ -7,6 +7,7 @@ decoding needs no rules of its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import isfinite
 
 import numpy as np
@@ -338,6 +339,16 @@ class Noise:
         )
         return Noise(tuple(mixed))
 
+    def keyed(self, keys: Sequence[bytes]) -> "Noise":
+        """Return streams that depend on these streams' seeds and a key each; a row whose key is empty keeps its own."""
+        if not any(keys):
+            return self
+        mixed = (
+            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _KEYED, _number(key))) if key else one
+            for one, key in zip(self.generators, keys, strict=True)
+        )
+        return Noise(tuple(mixed))
+
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
@@ -366,7 +377,11 @@ def _unused(like: Generator) -> Generator:
     return Generator(like.device).manual_seed(0)
 
 
-_FORK = 0xD1B54A32D192ED03
+def _number(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+
+
+_FORK, _KEYED = 0xD1B54A32D192ED03, 0xA24BAED4963EE407
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

@@ -158,6 +158,21 @@ class Drafter(Protocol):
         """Raise `UnpairedScheme` if the drafter cannot draft under this scheme."""
         ...
 
+    def outside(self, row: int) -> bytes:
+        """Return a digest of what is known of a row from outside its text, as it starts; nothing where nothing is.
+
+        Outside are stores, predictions, and pools or tables that other texts filled. The engine asks once, before
+        `start`, and forks the row's random numbers by the digest. Drafters around others hand on what these say
+        (`known_outside`). It must be cheap, and the same as long as what is known is.
+
+        Why: drafts keep the law of a text if they do not depend on its random numbers. A store may hold what the same
+        seed wrote, and so drafts that follow from the numbers of that seed. With the digest, which has changed since
+        the store grew by such a text, the numbers are independent of all that is in it. They are not where texts of one
+        seed are written at the same time over one store that grows, which began with one digest, and where a prediction
+        is the very text that its seed writes with it.
+        """
+        return b""
+
     def start(self, text: Text, session: Session) -> Any:
         """Return the first state for these texts, of which nothing was read."""
         ...

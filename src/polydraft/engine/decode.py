@@ -163,11 +163,12 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
         reader = reader.join(0, past.reader, known)
     session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)
     drafts = past.drafts if past else None
+    noise = prompts.noise.keyed([method.drafter.outside(row) for row in range(batch)])
     state = resumed(method.drafter, drafts, 0 if drafts is None else known, text, session)
     own = (method.policy, laws[0].params)
     part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), *own)
     going = frozenset(range(batch))
-    return Rows(text, laws, tuple(prompts.endings), prompts.noise, (0,) * batch, going, reader, (part,))
+    return Rows(text, laws, tuple(prompts.endings), noise, (0,) * batch, going, reader, (part,))
 
 
 @torch.inference_mode()

@@ -10,7 +10,19 @@ from torch import Tensor
 
 import polydraft
 from polydraft.conformance import check
-from polydraft.drafters import EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft, RoutedDrafter, Session
+from polydraft.drafters import (
+    EnsembleDrafter,
+    JacobiDrafter,
+    LookaheadDrafter,
+    LookupFirst,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    OuroborosDrafter,
+    RecyclingDrafter,
+    RoutedDrafter,
+    Session,
+)
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -195,7 +207,16 @@ INNER = {
     "model": lambda: ModelDrafter(MODEL),
     "ensemble": lambda: EnsembleDrafter(((MODEL, None), (MODEL, SamplingParams(temperature=1.5)))),
     "none": NoDraft,
+    "lookahead": lambda: LookaheadDrafter(3, 3, 2),
+    "lookahead of the text": lambda: LookaheadDrafter(3, 3, 2, pool_from_prompt=True),
+    "ouroboros": lambda: OuroborosDrafter(MODEL, 3, level=3, window=3, guesses=2),
+    "jacobi": JacobiDrafter,
+    "recycling": RecyclingDrafter,
+    "route": lambda: RoutedDrafter((RecyclingDrafter(), JacobiDrafter())),
 }
+
+
+TEXTUAL = [*INNER][3:]
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -218,8 +239,9 @@ def test_greedy_texts_of_a_batch_are_those_of_plain_decoding(inner: str, monkeyp
         ("model", TopDown(NaiveMatch(Coupled())), Widths((2, 2))),
         ("ensemble", None, None),
         ("none", None, None),
+        *((inner, None, None) for inner in TEXTUAL),
     ],
-    ids=["default", "block", "recursive rejection", "naive match", "coupled", "ensemble", "none"],
+    ids=["default", "block", "recursive rejection", "naive match", "coupled", "ensemble", "none", *TEXTUAL],
 )
 def test_a_seed_gives_a_row_of_a_batch_the_text_that_it_gives_it_alone(
     inner: str, verifier: Any, policy: Any, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from polydraft.drafters import (
     MergedDrafter,
     ModelDrafter,
     NgramDrafter,
+    OuroborosDrafter,
     PredictedDrafter,
     RecyclingDrafter,
     RoutedDrafter,
@@ -49,6 +50,7 @@ MAKERS = {
     "route-first": lambda: RoutedDrafter(TEXT, model()),
     "merge": lambda: MergedDrafter(TEXT),
     "merge-beside": lambda: MergedDrafter(TEXT, model()),
+    "a merge beside ouroboros": lambda: MergedDrafter(TEXT[:1], OuroborosDrafter(model(), 3, level=3)),
     "a route between a merge's members and a model with lookups": lambda: RoutedDrafter(
         TEXT[:1], polydraft.LookupFirst(model())
     ),

@@ -1,5 +1,7 @@
 """The index of a text that grows, against a scan of the whole text, through whatever may happen to a row."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polydraft.drafters.text.index import ROOM, IndexedRows, IndexedText, TextIndex
-from polydraft.drafters.text.occurrences import Scanned, as_tokens
+from polydraft.drafters.text.occurrences import SENTINEL, Scanned, Tokens, as_tokens
 
 LONGEST = (1, 3, 64, 100)
 Row = NDArray[np.int64]
@@ -58,6 +60,41 @@ def test_states_of_before_and_texts_that_part_keep_their_own(data: st.DataObject
         states.append((after, row))
     for own, row in states[1:]:
         assert agrees(own, row) and agrees(own.to(row), row)
+
+
+@given(
+    parts=st.lists(st.lists(st.sampled_from([0, 1, 2, SENTINEL]), max_size=8), min_size=1, max_size=5),
+    context=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+)
+def test_another_text_is_looked_for_as_by_a_scan(parts: list[list[int]], context: list[int]) -> None:
+    index, asked = TextIndex(), as_tokens(np.array(context))
+    for part in parts:
+        assert index.add(np.array(part, np.uint32))
+        every = as_tokens(index.tokens[: len(index)])
+        for longest in LONGEST:
+            found, slow = index.found(asked, longest), Scanned.of(every, len(every), asked, longest)
+            assert found.counts == slow.counts and found.tokens.tolist() == slow.tokens.tolist()
+            assert (found.ends.tolist(), found.lengths.tolist()) == (slow.ends.tolist(), slow.lengths.tolist())
+
+
+@pytest.mark.parametrize("block", [63, 64, 65, 130])
+def test_another_text_is_looked_for_in_long_repetitions(block: int) -> None:
+    one = np.random.default_rng(block).integers(0, 3, block).astype(np.uint32)
+    every = np.concatenate([[SENTINEL], one, one, [9], one[5:], [SENTINEL], one, one[: block // 2]]).astype(np.uint32)
+    index = TextIndex(len(every))
+    assert index.add(every) and not index.add(every[:1]) and len(index) == len(every)
+    for context in (one, np.concatenate([one, one]), one[:-1], one[1:], np.array([9]), np.array([9, *one[5:20]])):
+        found, slow = (of(as_tokens(context)) for of in (_indexed(index), _scanned(every)))
+        assert found.counts == slow.counts and found.lengths.tolist() == slow.lengths.tolist()
+        assert found.ends.tolist() == slow.ends.tolist()
+
+
+def _indexed(index: TextIndex) -> Callable[[Tokens], Scanned]:
+    return lambda context: index.found(context, LONGEST[2])
+
+
+def _scanned(every: NDArray[np.uint32]) -> Callable[[Tokens], Scanned]:
+    return lambda context: Scanned.of(as_tokens(every), len(every), context, LONGEST[2])
 
 
 def test_an_index_grows_in_place_and_is_read_again_only_where_there_is_no_room() -> None:

@@ -5,17 +5,20 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from doubles import plain_logits, tiny_model
+from doubles import plain_logits, step_of, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polydraft import Chain, HuggingFaceModel, JacobiDrafter, NaiveMatch, TopDown
 from polydraft.drafters import Session
+from polydraft.drafters.text import Guess
+from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.jacobi import JacobiState, filled
 from polydraft.engine.decode import LOOP
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
+from polydraft.trees import Verdict
 
 VOCAB, STEPS, LENGTH = 12, 12, 4
 PROMPTS = [[3, 1, 4, 1, 5], [7], [2, 7]]
@@ -94,3 +97,21 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted(size: int) -> None:
     state = drafter.start(text, Session(SamplingParams(), 64, size))
     draft, _ = drafter.draft(state, text, Given(), Chain(3), Noise.from_seed(0, 1))
     assert draft.tree.tokens[0, 1:].tolist() == ([1, 2] if size == 4 else [1, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [((2,), (14, 15)), ((), (11, 13)), ((1,), (13,)), ((2, 4), (15,)), ((1, 3), ()), ((2, 4, 5), ())],
+)
+def test_in_a_tree_of_others_the_branch_below_the_last_accepted_node_counts(
+    path: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """Nodes 1 and 2 are below the root, 3 is below 1, 4 below 2 and 5 below 4; the target says 10 + n behind node n."""
+    text = Text(torch.tensor([[1, 2, 4]]), torch.tensor([3]))
+    tree = Guess(np.array([5, 6, 7, 8, 9]), np.array([-1, -1, 0, 1, 3]), np.array([0.5, 0.4, 0.3, 0.2, 0.1]))
+    draft = drafted(text, [tree], Given())
+    kept = Verdict(torch.tensor([[*path, *[-1] * (3 - len(path))]]), torch.tensor([len(path)]), torch.tensor([3]))
+    step = step_of(text, draft, kept, vocab_size=16)
+    step.scored.logits[0, range(6), range(10, 16)] = 1.0
+    after = JacobiDrafter().commit(JacobiState(((1, 2),), 16), step)
+    assert after.guesses == (expected,)

@@ -1,6 +1,7 @@
 """Lookahead decoding against the published algorithm, written out with one plain pass per token, without masks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -208,7 +209,9 @@ def test_a_full_match_brings_the_targets_own_token_too() -> None:
     whole = list(tail)
     for _ in range(4):
         whole.append(likeliest(*whole))
-    loop = LOOP.drafting(loop, LOOP.drafts(loop).with_pools([pool.added([(tail[-1], tuple(whole[len(tail) :][:3]))])]))
+    state = LOOP.drafts(loop)
+    knowing = replace(state.rows[0], pool=pool.added([(tail[-1], tuple(whole[len(tail) :][:3]))]))
+    loop = LOOP.drafting(loop, replace(state, rows=(knowing,)))
     loop, taken = LOOP.step(loop)
     assert taken.verdict.kept == (3,)
     assert loop.rows.text.tokens[0, : loop.rows.text.counts[0]].tolist() == whole

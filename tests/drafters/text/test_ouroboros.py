@@ -1,7 +1,8 @@
 """Ouroboros: chains of a draft model that decodes by lookahead, and phrases that both models find for one another."""
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NaiveMatch, NgramDrafter, NgramPool, OuroborosDrafter, TopDown
-from polydraft.drafters import Session
+from polydraft.drafters import LookaheadDrafter, Session, Vocabulary
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.ouroboros import Asked, FollowLikeliest, OuroborosState, _children, confirmed, taught
@@ -174,7 +175,7 @@ def test_the_pool_is_one_for_draft_and_target() -> None:
     drafter, learnt = ouroboros(drafts=5), 0
     for before, after, taken in steps(drafter, PROMPTS, 10):
         state: OuroborosState = LOOP.drafts(after)
-        assert state.pools() == state.inner.pools()
+        assert all(own.entries is row.pool.entries for own, row in zip(state.pools(), state.inner.rows, strict=True))
         said = taken.scored.logits.argmax(dim=-1)
         for row, kept in enumerate(taken.verdict.kept):
             chain, tree = (
@@ -255,6 +256,28 @@ def test_a_pool_that_was_saved_helps_the_next_text(tmp_path: Path) -> None:
     warm = polydraft.generate(target(), ids, drafter=warmed, **options)
     assert torch.equal(first.sequences, warm.sequences)
     assert warm.statistics.target_calls < first.statistics.target_calls
+
+
+def test_a_pool_of_another_tokenizer_is_named(tmp_path: Path) -> None:
+    pair = polydraft.load_pair()
+    ids = pair.tokenizer("def add(a, b):", return_tensors="pt")
+    options: dict[str, Any] = {"max_new_tokens": 4, "temperature": 0, "keep_past": True}
+    draft_model = HuggingFaceModel(pair.draft)
+    for number, make in enumerate(
+        (partial(LookaheadDrafter, 3, 3, 3), partial(OuroborosDrafter, draft_model, level=3))
+    ):
+        path = tmp_path / f"{number}.npz"
+        found = polydraft.generate(pair.target, **ids, drafter=make(), **options)
+        assert isinstance(found, polydraft.GenerationOutput) and found.past is not None
+        found.past.drafts.pools()[0].save(path)
+        pool = NgramPool.load(path)
+        assert pool.vocabulary == Vocabulary.of(pair.tokenizer, pool.vocabulary.name) and pool.vocabulary.mark
+        polydraft.generate(pair.target, **ids, drafter=make(pool=pool), **options)
+        other = replace(pool, vocabulary=Vocabulary(pool.vocabulary.size, b"m" * 32, "gpt-7"))
+        other.save(path)
+        with pytest.raises(VocabularyMismatch, match=r"pool holds tokens of gpt-7 .*, and the model's are those of"):
+            polydraft.generate(pair.target, **ids, drafter=make(pool=NgramPool.load(path)), **options)
+        polydraft.generate(pair.target, **ids, drafter=make(pool=replace(pool, vocabulary=None)), **options)
 
 
 def test_the_drafter_of_a_model_is_taken_for_the_model() -> None:

@@ -1,5 +1,6 @@
 """The pool of n-grams against lists written the slow and plain way, and its files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydraft.drafters import NgramPool
-from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.drafters import NgramPool, Vocabulary
+from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch
 
 phrases = st.tuples(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 1)))
 
@@ -86,6 +87,18 @@ def test_a_file_holds_the_whole_pool(added: list, tmp_path_factory: pytest.TempP
     assert [one.name for one in path.parent.iterdir()] == ["pool.npz"]
 
 
+@pytest.mark.parametrize("known", [None, Vocabulary(7), Vocabulary(9, bytes(range(32)), "a näme"), Vocabulary(0, b"m")])
+def test_a_file_says_whose_tokens_it_holds(known: Vocabulary | None, tmp_path: Path) -> None:
+    pool = NgramPool(3, 3, vocabulary=known).added([(1, (2, 3))])
+    pool.save(tmp_path / "pool")
+    again = NgramPool.load(tmp_path / "pool")
+    assert again.vocabulary == known and again.digest == pool.digest
+    again.check(known or Vocabulary(5000))
+    if known and known.mark:
+        with pytest.raises(VocabularyMismatch, match="leave it out, or save one of this model"):
+            again.check(replace(known, mark=b"other", name="other"))
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pool.npz"
     NgramPool(3, 3).added([(1, (2, 3))]).save(path)
@@ -115,6 +128,9 @@ DAMAGED: dict[str, dict[str, object]] = {
     "a negative token": {"tokens": [[2, 3], [4, -5]]},
     "no integers": {"tokens": [[2.0, 3.0], [4.0, 5.0]]},
     "a single key": {"keys": 1},
+    "a short vocabulary": {"vocabulary": [9]},
+    "a vocabulary with a short mark": {"vocabulary": [9, 4, 1, 2, 3]},
+    "a vocabulary of no bytes": {"vocabulary": [9, 1, 256]},
 }
 
 
@@ -143,6 +159,22 @@ def test_what_is_no_pool_at_all(tmp_path: Path) -> None:
     np.savez(path, **{name: np.array([object()], dtype=object) for name in ("head", "keys", "numbers", "tokens")})
     with pytest.raises(CheckpointError, match="damaged, or no pool"):
         NgramPool.load(path)  # which would run what its maker pickled
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x08, 0x80, 0xFF])
+def test_every_changed_byte_is_one_error_or_none(flip: int, tmp_path: Path) -> None:
+    """Zip files and arrays raise many kinds of errors, of which some name a password or a kind of compression."""
+    path = tmp_path / "pool.npz"
+    pool = NgramPool(2, 2, vocabulary=Vocabulary(3, b"m", "n")).added([(1, (2,)), (3, (4,))])
+    pool.save(path)
+    whole, refused = path.read_bytes(), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+        try:
+            assert lists(NgramPool.load(path)) == lists(pool)
+        except CheckpointError:
+            refused += 1
+    assert len(whole) // 2 < refused < len(whole)
 
 
 @pytest.mark.parametrize("numbers", [(1, 1), (2, 0), (-2, 1)])

@@ -1,12 +1,14 @@
 """Token recycling: what is learnt of a step, whom it belongs to, and the trees that are grown from it."""
 
+from typing import Any
+
 import pytest
 import torch
 from doubles import tiny_model
 
 import polydraft
 from polydraft.drafters import RecyclingDrafter, Session
-from polydraft.drafters.text import Bounds, given, rows_of
+from polydraft.drafters.text import Bounds, given, recycling, rows_of
 from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.reading import Scored, Step, Text
@@ -37,6 +39,32 @@ def test_a_prompt_says_what_followed_what() -> None:
     state = drafter.read(drafter.start(text, SESSION), text, None)
     (guess,), _ = drafter.guesses(state, text, Bounds(3, 3, 3))
     assert guess.tokens.tolist() == [7, 4, 7]  # 4 was followed by 7 last, and 7 by 4
+
+
+def test_a_prompt_in_chunks_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is that of the whole prompt, and as many pairs are looked at as the prompt has."""
+    noise, seen = torch.Generator().manual_seed(4), list[int]()
+    tokens = torch.randint(VOCAB, (2, 200), generator=noise)
+    followed = recycling._followed
+
+    def noted(row: Any, table: Any) -> Any:
+        seen.append(len(row) - 1)
+        return followed(row, table)
+
+    monkeypatch.setattr(recycling, "_followed", noted)
+    tables = []
+    for cuts in ([200], [1, 2, 50, 51, 120, 200], [*range(1, 201)]):
+        drafter, sizes = RecyclingDrafter(3), [torch.tensor([cut, min(cut, 90)]) for cut in cuts]
+        state = drafter.start(Text(tokens, sizes[0]), SESSION)
+        seen.clear()
+        for lengths in sizes:
+            state = drafter.read(state, Text(tokens, lengths), None)
+        tables.append(state.tables)
+        assert sum(seen) == 199 + 89
+    assert tables[0] == tables[1] == tables[2]
+    other = drafter.rewind(state, 0, 3)
+    again = drafter.read(other, Text(tokens.flip(1), sizes[-1]), None)
+    assert again.tables[0] == {**state.tables[0], **followed(tokens.flip(1)[0, 2:].numpy(), {})}
 
 
 def test_the_highest_logits_of_every_node_are_learnt_and_the_accepted_path_counts_most() -> None:

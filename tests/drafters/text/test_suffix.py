@@ -268,7 +268,7 @@ def test_a_step_that_is_taken_again_adds_nothing(tmp_path: Path) -> None:
     joined = drafter.join(after, 0, drafter.start(text_of([7, 7]), Session(SamplingParams(), 64, VOCAB)))
     drafter.finish(joined, text_of([7, 7, 7], [4, 5, 6]), 0)
     assert store.texts == 2
-    assert store._buffer.tokens[:9].tolist() == [0xFFFFFFFF, 1, 2, 3, 0xFFFFFFFF, 7, 7, 7, 0xFFFFFFFF]
+    assert store._buffer.index.tokens[:9].tolist() == [0xFFFFFFFF, 1, 2, 3, 0xFFFFFFFF, 7, 7, 7, 0xFFFFFFFF]
 
 
 def _bounds() -> Any:
@@ -287,7 +287,7 @@ def test_a_conversation_that_goes_on_adds_what_is_new(tmp_path: Path) -> None:
     went_on = drafter.join(drafter.start(longer, session), 0, drafter.rewind(state, 0, 8))
     drafter.finish(went_on, longer, 0)
     mark = 0xFFFFFFFF
-    assert store._buffer.tokens[: store._buffer.used].tolist() == [mark, *range(1, 10), mark, *range(5, 15), mark]
+    assert store._buffer.index.tokens[: store._buffer.used].tolist() == [mark, *range(1, 10), mark, *range(5, 15), mark]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,10 @@ class LookupFirst(Drafter):
         """Raise `UnpairedScheme` where the other drafter does."""
         self.drafter.check(scheme)
 
+    def outside(self, row: int) -> bytes:
+        """Ask the other drafter: lookups know the text alone."""
+        return self.drafter.outside(row)
+
     def start(self, text: Text, session: Session) -> LookupState:
         """Start lookups and the other drafter."""
         return LookupState(self.drafter.start(text, session), self._lookups.start(text, session))

@@ -130,11 +130,11 @@ class MergedDrafter(Together):
         return self.other is None or is_sound(self.other)
 
     def defaults(self, params: SamplingParams) -> Defaults:
-        """Give trees of eight guesses; with another drafter its own trees, under `Product` above temperature 0."""
+        """Give trees of eight guesses; with another drafter its own, under `Product` where its drafts are drawn."""
         if self.other is None:
             return Defaults(Given(), USUAL)
         usual = self.other.defaults(params)
-        if params.temperature:
+        if params.temperature and not (usual and usual.scheme == Given()):
             return Defaults(Product(), Chain(8) if usual is None else usual.policy)
         return usual or Defaults(Given(), Chain(12))
 

@@ -259,16 +259,11 @@ class RoutedDrafter(Together):
         if self.other is not None and (state.asked or self.reads):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
-        asked = set(state.asked) - step.others  # what was looked up before it is no draft of the other drafter's
-        standings = (
-            tuple(
-                self._judged(one, [token for token in path if token >= 0], row in asked)
-                for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True))
-            )
-            if state.rounds
-            else state.standings
-        )
-        return replace(state, members=members, other=other, standings=standings, rounds=(), asked=())
+        standings = list(state.standings)
+        for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True) if state.rounds else ()):
+            if row not in step.others:  # else whether it is told of the row hangs on the row's neighbours
+                standings[row] = self._judged(one, [token for token in path if token >= 0], row in state.asked)
+        return replace(state, members=members, other=other, standings=tuple(standings), rounds=(), asked=())
 
     def join(self, state: RoutedState, row: int, other: object) -> RoutedState:
         """Take over the newcomer, also from a state of the other drafter alone (`continues`)."""

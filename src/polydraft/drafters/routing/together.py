@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from polydraft.drafters.outside import known_outside
 from polydraft.drafters.protocol import Drafter
 from polydraft.drafters.text import TextDrafter
 from polydraft.models import LanguageModel
@@ -24,6 +25,10 @@ class Together(Drafter):
     def models(self) -> tuple[LanguageModel, ...] | None:
         """Return the other drafter's."""
         return () if self.other is None else self.other.models()
+
+    def outside(self, row: int) -> bytes:
+        """Ask everybody."""
+        return known_outside([*self.members, *([] if self.other is None else [self.other])], row)
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         """Let everybody read the prompts."""

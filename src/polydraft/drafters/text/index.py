@@ -54,6 +54,21 @@ class TextIndex:
         known = self._last, self._before, self._earlier, self._agree, self._used
         return len(row) <= self.full and take_in(row, sure, self.tokens, *known)
 
+    def add(self, more: NDArray[np.uint32]) -> bool:
+        """Take in what follows the text, if there is room; else say no."""
+        size, known = len(self) + len(more), (self._last, self._before, self._earlier, self._agree, self._used)
+        if size > self.full:
+            return False
+        self.tokens[len(self) : size] = more
+        return take_in(self.tokens[:size], len(self), self.tokens, *known)
+
+    def found(self, context: Tokens, longest: int) -> Scanned:
+        """Find where another text's last tokens occurred, as `Scanned.of` does by reading all of this one."""
+        own = as_tokens(self.tokens[: len(self)])
+        known = self._last, self._before, self._earlier, self._agree
+        ends, lengths, counts = walk_with(own, *known, context, min(longest, len(context)))
+        return Scanned(own, ends, lengths, counts.tolist())
+
     def occurrences(self, size: int, longest: int) -> Scanned:
         """Find where the last of the first `size` tokens occurred before, as `Scanned.of` does by reading them all."""
         own = as_tokens(self.tokens[:size])
@@ -132,7 +147,7 @@ class IndexedRows:
 
 @compiled
 def take_in(
-    row: NDArray[np.int64],
+    row: NDArray[np.int64] | NDArray[np.uint32],
     sure: int,
     tokens: Tokens,
     last: Numbers,
@@ -204,6 +219,44 @@ def walk(
     for size in range(longest - 1, 0, -1):
         counts[size] += counts[size + 1]
     counts[0], most = final, 0
+    while most < longest and counts[most + 1]:
+        most += 1
+    return ends, lengths, counts[: most + 1]
+
+
+@compiled
+def walk_with(
+    tokens: Tokens,
+    last: Numbers,
+    before: Numbers,
+    earlier: Numbers,
+    agree: NDArray[np.uint8],
+    context: Tokens,
+    longest: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return what `scan` does for a context, from place to place with its last token, the latest first."""
+    size, counts = len(context), np.zeros(longest + 1, np.int64)
+    final, mask = context[size - 1], np.uint64(len(last) - 1)
+    slot = (np.uint64(final) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) & mask
+    while last[slot] > 0 and tokens[last[slot] - 1] != final:
+        slot = (slot + np.uint64(1)) & mask
+    place, at = np.int64(last[slot]) - 1, 0
+    found = np.int64(0) if place < 0 else np.int64(earlier[place]) + 1
+    ends, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
+    length, between = np.int64(1), np.int64(64)
+    while place >= 0:
+        if between < 64 and between < length:
+            length = between
+        elif between == length or between == 64:
+            while length < longest and length <= place and tokens[place - length] == context[size - 1 - length]:
+                length += 1
+        ends[at], lengths[at] = place, length
+        counts[length] += 1
+        at += 1
+        between, place = np.int64(agree[place]), np.int64(before[place])
+    for match in range(longest - 1, 0, -1):
+        counts[match] += counts[match + 1]
+    counts[0], most = len(tokens), 0
     while most < longest and counts[most + 1]:
         most += 1
     return ends, lengths, counts[: most + 1]

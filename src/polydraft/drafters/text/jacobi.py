@@ -51,16 +51,21 @@ class JacobiDrafter(TextDrafter):
         return [Guess.chain(filled(row, known, length)) for row, known in rows], state
 
     def commit(self, state: JacobiState, step: Step) -> JacobiState:
-        """Take the target's likeliest tokens behind the accepted ones."""
+        """Take the target's likeliest tokens behind the accepted ones.
+
+        The tree may be one that others made too: then those of the first rejected branch, of which each stands below
+        the one before it. Rows for which another drafter drafted keep their guesses, as if nobody had asked.
+        """
         likeliest = step.scored.logits.argmax(dim=-1).tolist()
-        drafted = (step.tree.valid.sum(dim=-1) - 1).tolist()
-        rows = zip(state.guesses, likeliest, drafted, step.verdict.kept, strict=True)
-        return replace(
-            state,
-            guesses=tuple(
-                tuple(tokens[kept + 1 : count + 1]) if count else known[1:] for known, tokens, count, kept in rows
-            ),
-        )
+        parents, there, paths = (one.tolist() for one in (step.tree.parents, step.tree.valid, step.verdict.path))
+        found = list(state.guesses)
+        for row, (kept, known) in enumerate(zip(step.verdict.kept, state.guesses, strict=True)):
+            if row in step.others:
+                continue
+            last = paths[row][kept - 1] if kept else 0
+            behind = _behind(last, parents[row], there[row])
+            found[row] = tuple(likeliest[row][node] for node in behind) if any(there[row][1:]) else known[1:]
+        return replace(state, guesses=tuple(found))
 
     def join(self, state: JacobiState, row: int, other: JacobiState) -> JacobiState:
         """Take over the newcomer's guesses."""
@@ -81,6 +86,16 @@ class JacobiDrafter(TextDrafter):
     def untaught(self, state: Any) -> Any:
         """Return the state, which forgets its guesses when it is rewound."""
         return state
+
+
+def _behind(last: int, parents: Sequence[int], there: Sequence[bool]) -> list[int]:
+    """Return the nodes of the first branch below a node, from the top down."""
+    found = list[int]()
+    for node in range(last + 1, len(parents)):  # parents have smaller numbers than their children
+        if there[node] and parents[node] == last:
+            found.append(node)
+            last = node
+    return found
 
 
 def filled(text: NDArray[np.int64], known: Sequence[int], length: int) -> NDArray[np.int64]:

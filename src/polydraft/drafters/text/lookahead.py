@@ -1,16 +1,18 @@
 """Lookahead decoding: a window of guesses rides beside the tree, and the n-grams that it finds are the drafts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import GivenDrafter, given, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.pool import NgramPool, Phrase
+from polydraft.drafters.text.stores.vocabulary import Vocabulary, network_of
 from polydraft.drafters.text.window import Window, layout, most_scored
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import Noise, SamplingParams
@@ -42,19 +44,26 @@ class LookaheadRow:
 
 @dataclass(frozen=True, eq=False)
 class LookaheadState:
-    """The rows, the model's number of tokens, and whether the windows ride in the step that is under way."""
+    """What is known of the rows.
+
+    Args:
+        rows: the rows.
+        vocab_size: the model's number of tokens.
+        rides: whether the windows ride in the step that is under way.
+        before: the rows before that step's draft; empty where nothing was drafted.
+        model: the model whose tokens these are; None where it is not known.
+    """
 
     rows: tuple[LookaheadRow, ...]
     vocab_size: int
     rides: bool = False
+    before: tuple[LookaheadRow, ...] = ()
+    model: nn.Module | None = None
 
     def pools(self) -> tuple[NgramPool, ...]:
-        """Return the pool of every row."""
-        return tuple(row.pool for row in self.rows)
-
-    def with_pools(self, pools: Iterable[NgramPool]) -> "LookaheadState":
-        """Return the same with other pools."""
-        return replace(self, rows=tuple(replace(row, pool=one) for row, one in zip(self.rows, pools, strict=True)))
+        """Return the pool of every row, which says whose tokens it holds."""
+        vocabulary = Vocabulary.of_model(self.model, self.vocab_size)
+        return tuple(replace(row.pool, vocabulary=vocabulary) for row in self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +92,7 @@ class LookaheadDrafter(GivenDrafter):
 
     Raises:
         InvalidParameter: a number is too small or too large, or the pool has n-grams of another length.
+        VocabularyMismatch: at the start, if the pool is of another tokenizer.
 
     Source: Fu et al., arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding.
     """
@@ -117,9 +127,20 @@ class LookaheadDrafter(GivenDrafter):
         """Give trees of all guesses, side by side."""
         return Defaults(Given(), Widths((self.guesses, *(1,) * (self.level - 2))))
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the pool that texts begin with."""
+        return b"" if self.pool is None else self.pool.digest
+
     def start(self, text: Text, session: Session) -> LookaheadState:
-        """Return rows whose windows begin with the first draft."""
-        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size)
+        """Return rows whose windows begin with the first draft.
+
+        Raises:
+            VocabularyMismatch: the pool holds tokens of another tokenizer.
+        """
+        model = network_of(session.target)
+        if self.pool is not None and self.pool.vocabulary is not None:
+            self.pool.check(Vocabulary.of_model(model, session.vocab_size))
+        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size, model=model)
 
     def draft(
         self, state: LookaheadState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
@@ -131,18 +152,24 @@ class LookaheadDrafter(GivenDrafter):
         rides, most = self.sizes(len(state.rows))
         pairs = [(self._read(row, own), own) for row, own in zip(state.rows, rows_of(text), strict=True)]
         found = [self._guess(row, own, rides, most).within(bounds, state.vocab_size) for row, own in pairs]
-        after = replace(state, rows=tuple(row for row, _ in pairs), rides=rides)
+        after = replace(state, rows=tuple(row for row, _ in pairs), rides=rides, before=state.rows)
         draft = given(text, found, scheme)
         riders = self._riders(after, draft.tree.tokens.shape[1], text) if rides else None
         return replace(draft, riders=riders), after
 
     def commit(self, state: LookaheadState, step: Step) -> LookaheadState:
-        """Move the windows on, and put the n-grams that they completed into the pools."""
-        if not state.rides:
-            return state
-        new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
-        rows = zip(state.rows, roots, new, strict=True)
-        return replace(state, rows=tuple(self._advanced(*row) for row in rows), rides=False)
+        """Move the windows on, and put the n-grams that they completed into the pools.
+
+        Rows for which another drafter drafted had no window in the pass. They are as before the draft, as if nobody had
+        asked: whether somebody does hangs on their neighbours.
+        """
+        rows = state.rows
+        if state.rides:
+            new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
+            rows = tuple(self._advanced(*row) for row in zip(rows, roots, new, strict=True))
+        if state.before:
+            rows = tuple(state.before[row] if row in step.others else own for row, own in enumerate(rows))
+        return replace(state, rows=rows, rides=False, before=())
 
     def join(self, state: LookaheadState, row: int, other: LookaheadState) -> LookaheadState:
         """Take over the newcomer's window and pool."""

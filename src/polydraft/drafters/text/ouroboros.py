@@ -81,6 +81,7 @@ class OuroborosState:
         lookahead: the drafter of the loop.
         vocab_size: the target's number of tokens.
         asked: what each row was drafted.
+        before: the lookahead's rows before the draft of the step that is under way; empty where nothing was drafted.
     """
 
     decoder: Decoder
@@ -88,6 +89,7 @@ class OuroborosState:
     lookahead: LookaheadDrafter
     vocab_size: int
     asked: tuple[Asked, ...]
+    before: tuple[LookaheadRow, ...] = ()
 
     @property
     def inner(self) -> LookaheadState:
@@ -129,7 +131,7 @@ class OuroborosDrafter(GivenDrafter):
         InvalidParameter: a number is too small, the window is larger than the draft model's context, or what drafts is
             no single model.
         UnsupportedModel: the draft model scores chains only, or has an encoder.
-        VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
+        VocabularyMismatch: at the start, if the vocabularies differ by more than padding, or the pool's is another.
 
     Source: Zhao et al., arXiv 2402.13720; github.com/thunlp/Ouroboros, which refines by place and not by entry.
     """
@@ -173,6 +175,10 @@ class OuroborosDrafter(GivenDrafter):
         """Return the draft model."""
         return (self.model,)
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the pool that texts begin with."""
+        return self.lookahead.outside(row)
+
     def start(self, text: Text, session: Session) -> OuroborosState:
         """Begin the draft model's loop, which has read nothing."""
         check_same_size(session.vocab_size, self.model.vocab_size)
@@ -199,23 +205,29 @@ class OuroborosDrafter(GivenDrafter):
             return Draft.nothing(text.last()), replace(state, asked=(Asked(),) * len(state.asked))
         chains, after = self._written(state, text, length, noise)
         asked = tuple(
-            Asked(chain, pool.of(chain[-1], min(self.phrases, bounds.children)))
-            for chain, pool in zip(chains, after.pools(), strict=True)
+            Asked(chain, own.pool.of(chain[-1], min(self.phrases, bounds.children)))
+            for chain, own in zip(chains, after.inner.rows, strict=True)
         )
         found = [_guess(one).within(bounds, state.vocab_size) for one in asked]
-        return given(text, found, scheme), replace(after, asked=asked)
+        return given(text, found, scheme), replace(after, asked=asked, before=state.inner.rows)
 
     def commit(self, state: OuroborosState, step: Step) -> OuroborosState:
-        """Let the draft model go on from what was kept, and put what the target said into the pools."""
+        """Let the draft model go on from what was kept, and put what the target said into the pools.
+
+        Rows for which another drafter drafted have the windows and pools of before, as if nobody had asked.
+        """
         likeliest, trees = step.scored.logits.argmax(dim=-1).tolist(), _children(step.tree)
-        loop, pools = state.loop, list[NgramPool]()
-        told = zip(state.asked, state.pools(), likeliest, trees, step.verdict.kept, strict=True)
-        for row, (asked, pool, said, tree, kept) in enumerate(told):
-            nodes = _walk(tree, 0, asked.chain)
-            pools.append(taught(pool, asked, nodes, tree, said, min(kept, len(nodes))))
+        loop, rows = state.loop, list[LookaheadRow]()
+        told = zip(state.asked, state.inner.rows, likeliest, trees, step.verdict.kept, strict=True)
+        for row, (asked, own, said, tree, kept) in enumerate(told):
             loop = state.decoder.rewind(loop, row, step.text.counts[row] + min(kept, len(asked.chain)))
-        after = replace(state, loop=loop, asked=(Asked(),) * len(state.asked))
-        return after.with_inner(after.inner.with_pools(pools))
+            if row in step.others:
+                rows.append(state.before[row] if state.before else own)
+                continue
+            nodes = _walk(tree, 0, asked.chain)
+            rows.append(replace(own, pool=taught(own.pool, asked, nodes, tree, said, min(kept, len(nodes)))))
+        after = replace(state, loop=loop, asked=(Asked(),) * len(state.asked), before=())
+        return after.with_inner(replace(after.inner, rows=tuple(rows)))
 
     def join(self, state: OuroborosState, row: int, other: OuroborosState) -> OuroborosState:
         """Take over the newcomer's loop."""

@@ -1,15 +1,18 @@
 """A pool of n-grams: what followed a token, the newest last."""
 
 import os
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.errors import CheckpointError, InvalidParameter, is_whole
+from polydraft.drafters.outside import digest_of
+from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch, is_whole
 
 FORMAT = 1
 """The number of the form of files, which a later form raises."""
@@ -42,6 +45,7 @@ class NgramPool:
         most: continuations of a key.
         entries: per key, its continuations, the oldest first.
         following: the number of the next new entry.
+        vocabulary: whose tokens these are; None where nobody has said so.
 
     Raises:
         InvalidParameter: `level` is below 2, or `most` below 1.
@@ -54,6 +58,7 @@ class NgramPool:
     most: int
     entries: Mapping[int, tuple[Entry, ...]] = field(default_factory=dict[int, tuple[Entry, ...]], repr=False)
     following: int = 0
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         if not (is_whole(self.level) and is_whole(self.most)) or self.level < 2 or self.most < 1:
@@ -64,6 +69,12 @@ class NgramPool:
     def __len__(self) -> int:
         """Return the number of entries."""
         return sum(map(len, self.entries.values()))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of the continuations; nothing of an empty pool."""
+        told = repr([(key, [one.tokens for one in entries]) for key, entries in self.entries.items()])
+        return digest_of(told.encode()) if self.entries else b""
 
     def of(self, key: int, most: int | None = None) -> tuple[Entry, ...]:
         """Return the continuations of a token, the newest first, and no more than `most`."""
@@ -104,6 +115,18 @@ class NgramPool:
         kept = tuple(one for one in changed if last[one.tokens] == one.number)
         return replace(self, entries={**self.entries, key: kept}) if kept else self
 
+    def check(self, vocabulary: Vocabulary) -> None:
+        """Check that the n-grams are of a model's tokens, as far as that is known.
+
+        Raises:
+            VocabularyMismatch: they are not.
+        """
+        if self.vocabulary is not None and not self.vocabulary.agrees(vocabulary):
+            raise VocabularyMismatch(
+                f"The pool holds tokens of {self.vocabulary.title}, and the model's are those of {vocabulary.title}: "
+                "leave it out, or save one of this model."
+            )
+
     def save(self, path: str | Path) -> None:
         """Write the pool to a file, in one piece: the file is the old one or the whole new one.
 
@@ -112,6 +135,7 @@ class NgramPool:
         """
         goal = Path(path)
         part = goal.with_name(f".{goal.name}.{os.getpid()}")
+        known: dict[str, Any] = {} if self.vocabulary is None else {"vocabulary": _packed(self.vocabulary)}
         every = [(key, one) for key, entries in self.entries.items() for one in entries]
         try:
             with part.open("wb") as file:
@@ -121,6 +145,7 @@ class NgramPool:
                     keys=np.array([key for key, _ in every], np.int64),
                     numbers=np.array([one.number for _, one in every], np.int64),
                     tokens=np.array([one.tokens for _, one in every], np.int64).reshape(len(every), self.level - 1),
+                    **known,
                 )
             os.replace(part, goal)
         except OSError as error:
@@ -137,10 +162,10 @@ class NgramPool:
         """
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as whole:
-                arrays = {name: whole[name] for name in ("head", "keys", "numbers", "tokens")}
+                arrays = {name: whole[name] for name in whole.files}
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: there is no such file.") from error
-        except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
+        except Exception as error:  # nobody lists what archives and arrays raise where a byte is wrong
             raise CheckpointError(f"{path} is damaged, or no pool of n-grams.") from error
         return _read(cls, str(path), arrays)
 
@@ -157,7 +182,10 @@ def _read(kind: type[NgramPool], path: str, arrays: Mapping[str, NDArray]) -> Ng
     Raises:
         CheckpointError: they are not those of a pool.
     """
-    head, keys, numbers, tokens = (arrays[name] for name in ("head", "keys", "numbers", "tokens"))
+    names = ("head", "keys", "numbers", "tokens")
+    if missing := [name for name in names if name not in arrays]:
+        raise CheckpointError(f"{path} is damaged, or no pool of n-grams: it has no {missing[0]}.")
+    head, keys, numbers, tokens = (arrays[name] for name in names)
     whole = all(one.dtype == np.int64 and not (one < 0).any() for one in arrays.values()) and head.shape == (4,)
     version, level, most, following = head.tolist() if whole else (0, 0, 0, 0)
     if version != FORMAT or level < 2 or most < 1:
@@ -172,4 +200,24 @@ def _read(kind: type[NgramPool], path: str, arrays: Mapping[str, NDArray]) -> Ng
     repeated = len({*named}) < count or any(len({one.tokens for one in own}) < len(own) for own in lists)
     if repeated or max(map(len, lists), default=0) > most or max(named, default=-1) >= following:
         raise CheckpointError(f"{path} is damaged: it has entries twice, too many of a key, or numbers out of range.")
-    return kind(level, most, entries, following)
+    return kind(
+        level, most, entries, following, _unpacked(path, arrays["vocabulary"]) if "vocabulary" in arrays else None
+    )
+
+
+def _packed(vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """Return a vocabulary as numbers: its size, the length of its mark, then the bytes of mark and name."""
+    mark = vocabulary.mark
+    return np.array([vocabulary.size, len(mark), *mark, *vocabulary.name.encode(errors="replace")], np.int64)
+
+
+def _unpacked(path: str, told: NDArray) -> Vocabulary:
+    """Return the vocabulary in a file's numbers.
+
+    Raises:
+        CheckpointError: they are none.
+    """
+    size, length, *every = told.tolist() if told.ndim == 1 and len(told) > 1 else (0, 1)
+    if length > len(every) or max(every, default=0) > 255:
+        raise CheckpointError(f"{path} is damaged: it does not say whose tokens these are.")
+    return Vocabulary(size, bytes(every[:length]), bytes(every[length:]).decode(errors="replace"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.following import TRUSTED, Place, moved
 from polydraft.drafters.text.given import TextDrafter, rows_of
@@ -70,6 +71,10 @@ class PredictedDrafter(TextDrafter):
         """Give long chains: where a prediction is right, it is right for long."""
         return Defaults(Given(), Chain(16))
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the row's prediction, which may be what the same seed wrote."""
+        return digest_of(self._of_row(row).tobytes())
+
     def start(self, text: Text, session: Session) -> PredictedState:
         """Place every row at its prediction's beginning: what it has so far is its prompt.
 
@@ -114,15 +119,18 @@ class PredictedDrafter(TextDrafter):
         """Say no: another call has another prediction."""
         return False
 
+    def _of_row(self, row: int) -> NDArray[np.int64]:
+        """Return a row's prediction; none where there are fewer, which `start` refuses."""
+        if isinstance(self.prediction[0], int | np.integer):
+            return np.asarray(self.prediction, np.int64)
+        return np.asarray(self.prediction[row] if row < len(self.prediction) else (), np.int64)
+
     def _rows(self, count: int) -> tuple[NDArray[np.int64], ...]:
-        first = self.prediction[0]
-        if isinstance(first, int | np.integer):
-            return (np.asarray(self.prediction, np.int64),) * count
-        if len(self.prediction) != count:
+        if not isinstance(self.prediction[0], int | np.integer) and len(self.prediction) != count:
             raise InvalidParameter(
                 f"There are {len(self.prediction)} predictions for {count} rows; give one for all, or one for each."
             )
-        return tuple(np.asarray(one, np.int64) for one in self.prediction)
+        return tuple(self._of_row(row) for row in range(count))
 
 
 def _are_tokens(given: object) -> bool:

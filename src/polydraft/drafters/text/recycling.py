@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
@@ -26,10 +27,17 @@ Table = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class RecyclingState:
-    """A table for each row, which may be one and the same, and the target's number of tokens."""
+    """What is known of the rows.
+
+    Args:
+        tables: a table for each row, which may be one and the same.
+        vocab_size: the target's number of tokens.
+        read: per row, how many tokens of its prompt were read; 0 for none.
+    """
 
     tables: tuple[Table, ...]
     vocab_size: int
+    read: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class RecyclingDrafter(TextDrafter):
     successors: int = 8
     shared: bool = False
     tables: dict[int, Table] = field(default_factory=dict, init=False, repr=False, compare=False)
+    written: list[bytes] = field(default_factory=lambda: [b""], init=False, repr=False, compare=False)
     name = "recycling"
     sound = True
 
@@ -64,14 +73,20 @@ class RecyclingDrafter(TextDrafter):
         """Give trees of sixteen guesses."""
         return Defaults(Given(), BestFirst(16, depth=6, children=8))
 
+    def outside(self, row: int) -> bytes:
+        """Return a running digest of what was written into the tables that texts share."""
+        return self.written[0]
+
     def start(self, text: Text, session: Session) -> RecyclingState:
         """Return empty tables, or the one that all texts share."""
-        return RecyclingState(tuple(self._table(session.vocab_size) for _ in text.counts), session.vocab_size)
+        tables = tuple(self._table(session.vocab_size) for _ in text.counts)
+        return RecyclingState(tables, session.vocab_size, (0,) * len(tables))
 
     def read(self, state: RecyclingState, text: Text, features: Features | None) -> RecyclingState:
-        """Learn from the prompt what followed what."""
-        pairs = zip(state.tables, rows_of(text), strict=True)
-        return replace(state, tables=tuple(self._with(table, _followed(row, table)) for table, row in pairs))
+        """Learn from the prompt what followed what, as far as that is new."""
+        rows = zip(state.tables, rows_of(text), state.read, strict=True)
+        tables = tuple(self._with(table, _followed(row[max(0, read - 1) :], table)) for table, row, read in rows)
+        return replace(state, tables=tables, read=text.counts)
 
     def guesses(self, state: RecyclingState, text: Text, bounds: Bounds) -> tuple[list[Guess], RecyclingState]:
         """Grow every row's tree from its last token."""
@@ -79,12 +94,18 @@ class RecyclingDrafter(TextDrafter):
         return [_grown(table, int(row[-1]), bounds) for table, row in pairs], state
 
     def commit(self, state: RecyclingState, step: Step) -> RecyclingState:
-        """Learn from every node that was scored; accepted ones last, which were read in the right context."""
+        """Learn from every node that was scored; accepted ones last, which were read in the right context.
+
+        Rows for which another drafter drafted learn nothing: whether it is told of them hangs on their neighbours.
+        """
         logits = step.scored.logits[..., : state.vocab_size]
         best = logits.topk(min(self.successors, logits.shape[-1]), dim=-1).indices.tolist()
         nodes, there, kept = step.tree.tokens.tolist(), step.tree.valid.tolist(), step.verdict.path.tolist()
         tables = list[Table]()
         for row, table in enumerate(state.tables):
+            if row in step.others:
+                tables.append(table)
+                continue
             path = [0, *(node for node in kept[row] if node >= 0)]
             scored = [node for node, valid in enumerate(there[row]) if valid]
             new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
@@ -93,11 +114,17 @@ class RecyclingDrafter(TextDrafter):
 
     def join(self, state: RecyclingState, row: int, other: RecyclingState) -> RecyclingState:
         """Take over the newcomer's table."""
-        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]))
+        read = (*state.read[:row], other.read[0], *state.read[row + 1 :])
+        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]), read=read)
+
+    def rewind(self, state: RecyclingState, row: int, length: int) -> RecyclingState:
+        """Keep the table; what comes behind so many tokens is read when it comes."""
+        read = (*state.read[:row], min(length, state.read[row]), *state.read[row + 1 :])
+        return replace(state, read=read)
 
     def of_row(self, state: RecyclingState, row: int) -> RecyclingState:
         """Return the row's table."""
-        return replace(state, tables=(state.tables[row],))
+        return replace(state, tables=(state.tables[row],), read=(state.read[row],))
 
     def continues(self, state: object) -> bool:
         """Tell whether a state has tables to go on from."""
@@ -109,15 +136,19 @@ class RecyclingDrafter(TextDrafter):
     def _with(self, table: Table, new: Table) -> Table:
         """Return a table with new entries; a row's own is a value, the shared one is written to."""
         if not self.shared:
-            return {**table, **new}
-        table.update(new)
+            return {**table, **new} if new else table
+        new = {token: after for token, after in new.items() if table.get(token) != after}  # none if it is done again
+        if new:
+            self.written[0] = digest_of(self.written[0], repr(new).encode())
+            table.update(new)
         return table
 
 
 def _followed(row: NDArray[np.int64], table: Table) -> Table:
     """Return what followed each token of a text, the latest counts, for tokens of which the target has said nothing.
 
-    What one chunk of a prompt said, the next may say anew: the table is the same however the prompt was cut.
+    What one chunk of a prompt said, the next may say anew: the table is the same however the prompt was cut. A chunk
+    begins with the last token of the one before.
     """
     tokens = row.tolist()
     return {before: (after,) for before, after in pairwise(tokens) if len(table.get(before, ())) < 2}

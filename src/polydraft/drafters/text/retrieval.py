@@ -78,6 +78,10 @@ class RetrievalDrafter(TextDrafter):
         """Give trees of sixty-four, ten deep, as published."""
         return Defaults(Given(), TREES)
 
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the store."""
+        return self._texts.digest()
+
     def start(self, text: Text, session: Session) -> int:
         """Begin, with a store of the target's tokens.
 

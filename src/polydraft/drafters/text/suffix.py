@@ -79,6 +79,9 @@ class SuffixDrafter(TextDrafter):
     expected to be accepted; of equal ones the one of the longer match, then that of the text itself. Texts that are
     over are added to the store, if there is one, prompt and all; nothing of a text is added twice.
 
+    A store may hold what the same seed wrote. So a text's random numbers are forked by a digest of the store as the
+    text starts: above temperature 0 a seed gives the same text as long as the store stays as it is (`outside`).
+
     Args:
         longest: the most last tokens that are compared, up to 64.
         store: a `SuffixStore`, its folder, or None to look in the text alone. All drafters that name one folder share
@@ -125,6 +128,10 @@ class SuffixDrafter(TextDrafter):
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of sixteen, at most twelve deep."""
         return Defaults(Given(), TREES)
+
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the store as it is."""
+        return b"" if self._kept is None else self._kept.digest()
 
     def start(self, text: Text, session: Session) -> SuffixState:
         """Begin, with a store of the target's tokens.

@@ -68,6 +68,18 @@ class Guarded(Drafter):
         """Return the drafter's."""
         return self.drafter.models()
 
+    def outside(self, row: int) -> bytes:
+        """Pass the question on; a drafter that cannot answer does not draft, here and later."""
+        if self._refused:
+            return b""
+        try:
+            return self.drafter.outside(row)
+        except MENDABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            self._refused = self._fail(error).reason
+            return b""
+
     def start(self, text: Text, session: Session) -> Any:
         """Start the drafter, or note its failure."""
         self._vocab_size = session.vocab_size

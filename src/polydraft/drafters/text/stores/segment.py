@@ -73,6 +73,11 @@ class Segment:
         """The file's bytes."""
         return HEADER.size + 8 * len(self.tokens)
 
+    @cached_property
+    def told(self) -> bytes:
+        """What tells it from other segments: its name, its tokens and its checksum."""
+        return f"{self.path.name} {len(self.tokens)} {self.checksum}".encode()
+
     @property
     def count(self) -> int:
         """The number of tokens, without sentinels."""

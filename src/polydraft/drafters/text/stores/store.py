@@ -8,6 +8,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.outside import digest_of
 from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
@@ -86,6 +87,10 @@ class TextStore:
             StoreError: what the folder says of it is damaged.
         """
         return bound_for(self.path, None, self.size).most_bytes if self.path.is_dir() else None
+
+    def digest(self) -> bytes:
+        """Return a digest of the texts, by the names and checksums of segments; nothing of them is read."""
+        return digest_of(*(one.told for one in self.segments))
 
     def check(self, vocabulary: Vocabulary) -> None:
         """Check that the texts are of a target's tokens.

@@ -13,7 +13,9 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.occurrences import LONGEST, SENTINEL, Occurrences, Scanned, Tokens, as_tokens
+from polydraft.drafters.outside import digest_of
+from polydraft.drafters.text.index import TextIndex
+from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
     Place,
@@ -26,7 +28,7 @@ from polydraft.drafters.text.stores.folder import (
     places,
     unmerged,
 )
-from polydraft.drafters.text.stores.segment import Segment, stored
+from polydraft.drafters.text.stores.segment import Segment, joined, stored
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
@@ -40,35 +42,44 @@ RESCAN = 1.0
 
 @dataclass
 class _Buffer:
-    """Texts that are not written yet, in an array with room."""
+    """Texts that are not written yet, with sentinels around them, in an index with room."""
 
     folder: Path
     most_bytes: int | None
     vocabulary: Vocabulary | None
-    tokens: NDArray[np.uint32]
-    used: int = 1
+    index: TextIndex = field(default_factory=lambda: _begun(FLUSHED + 1))
     texts: int = 0
+    digest: bytes = b""
     since: float = 0.0
     process: int = field(default_factory=os.getpid)
     told: set[str] = field(default_factory=set[str])
 
     def add(self, tokens: NDArray[np.uint32]) -> None:
-        if self.used + len(tokens) + 1 > len(self.tokens):
-            room = np.full(2 * (self.used + len(tokens) + 1), SENTINEL, np.uint32)
-            room[: self.used] = self.tokens[: self.used]
-            self.tokens = room
-        self.tokens[self.used : self.used + len(tokens)] = tokens
-        self.used += len(tokens) + 1
-        self.tokens[self.used - 1] = SENTINEL
+        more = joined([tokens])[1:]
+        if not self.index.add(more):
+            known = self.index.tokens[1 : self.used]
+            self.index = _begun(2 * (self.used + len(more)))
+            self.index.add(known)
+            self.index.add(more)
         self.texts += 1
+        self.digest = digest_of(self.digest, tokens.tobytes())
         self.since = self.since if self.texts > 1 else time.monotonic()
+
+    @property
+    def used(self) -> int:
+        """How many tokens there are, sentinels included."""
+        return len(self.index)
+
+    def empty(self) -> None:
+        """Forget the texts; whoever found something in them may still look."""
+        self.index, self.texts, self.digest = _begun(FLUSHED + 1), 0, b""
 
     def write(self) -> None:
         """Write what is there as a segment; if that fails, drop it and warn once."""
         if not self.texts or self.process != os.getpid():  # a fork's texts are its parent's to write
             return
-        own, texts = np.array(self.tokens[: self.used]), self.texts
-        self.used, self.texts = 1, 0
+        own, texts = self.index.tokens[: self.used], self.texts
+        self.empty()
         try:
             left = append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
         except (OSError, PolydraftError) as error:
@@ -87,6 +98,13 @@ class _Buffer:
         if what not in self.told:
             self.told.add(what)
             warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+
+
+def _begun(room: int) -> TextIndex:
+    """Return an index with the first sentinel."""
+    index = TextIndex(room)
+    index.add(joined([]))
+    return index
 
 
 class SuffixStore:
@@ -127,7 +145,7 @@ class SuffixStore:
         if most_bytes is not None and (not is_whole(most_bytes) or most_bytes < 1_000_000):
             raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
         self.folder = path_of(folder, "folder")
-        self._buffer = _Buffer(self.folder, most_bytes, vocabulary, np.full(FLUSHED + 1, SENTINEL, np.uint32))
+        self._buffer = _Buffer(self.folder, most_bytes, vocabulary)
         self.made = self._make()
         self._segments: dict[Place, Segment | None] = {}
         self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
@@ -175,6 +193,17 @@ class SuffixStore:
                 check_same(self.folder, ours, vocabulary)
                 self._buffer.vocabulary = ours.with_known(vocabulary)
 
+    def digest(self) -> bytes:
+        """Return a digest of what is in the store now; nothing of an empty one.
+
+        It is made of the names and checksums of segments, and of a running digest of what is not written yet, so that
+        no text is read. It changes with every text, and also where texts are written or segments merged.
+        """
+        with self._lock:
+            self._look()
+            told = [one.told for one in self.segments]
+            return digest_of(*told, self._buffer.digest) if told or self._buffer.texts else b""
+
     def add(self, tokens: Sequence[int] | NDArray) -> None:
         """Add a text; one of fewer than two tokens has nothing that follows.
 
@@ -193,7 +222,8 @@ class SuffixStore:
                 buffer.warn("read", f"The store {self.folder} was built to be only read; no texts are added to it.")
                 return
             if buffer.process != os.getpid():
-                buffer.used, buffer.texts, buffer.process = 1, 0, os.getpid()
+                buffer.empty()
+                buffer.process = os.getpid()
             buffer.add(text)
             if buffer.used >= FLUSHED or time.monotonic() - buffer.since > LATEST:
                 self.flush()
@@ -230,8 +260,7 @@ class SuffixStore:
             found: list[Occurrences] = [one.found(context, longest) for one in self.segments]
             buffer = self._buffer
             if buffer.texts:
-                own = as_tokens(buffer.tokens[: buffer.used])
-                found.append(Scanned.of(own, buffer.used, context, longest))
+                found.append(buffer.index.found(context, longest))
             return found
 
     def _make(self) -> bool:

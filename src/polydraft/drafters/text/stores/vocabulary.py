@@ -49,11 +49,13 @@ class Vocabulary:
     @classmethod
     def of_target(cls, session: Session) -> "Vocabulary":
         """Return the vocabulary of a session's target: its tokenizer's where that is on this machine, else its size."""
-        model: Any = session.target
-        while model is not None and not isinstance(model, nn.Module):  # readers, clocks and our models hold one
-            model = getattr(model, "model", None)
+        return cls.of_model(network_of(session.target), session.vocab_size)
+
+    @classmethod
+    def of_model(cls, model: nn.Module | None, vocab_size: int) -> "Vocabulary":
+        """Return the vocabulary of a network with so many tokens: its tokenizer's where that is on this machine."""
         found = None if model is None else _of_module(model)
-        return found or cls(session.vocab_size)
+        return found or cls(vocab_size)
 
     @property
     def title(self) -> str:
@@ -69,6 +71,13 @@ class Vocabulary:
     def with_known(self, other: "Vocabulary") -> "Vocabulary":
         """Return the one of two that agree of which more is known."""
         return other if (other.mark and not self.mark) or not self.size else self
+
+
+def network_of(model: Any) -> nn.Module | None:
+    """Return the network inside a reader, a clock or a model of ours; None if there is none."""
+    while model is not None and not isinstance(model, nn.Module):
+        model = getattr(model, "model", None)
+    return model
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, Vocabulary | None] = WeakKeyDictionary()
