@@ -17,6 +17,9 @@ from serving import PROMPT, ask, client, error, served, until
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import AdditivePenalties
 from polydraft.server import Settings, build_app
+from polydraft.server.worker import Ask, Event
+from polydraft.server.worker.served import load_served
+from polydraft.server.worker.writing import Writing
 
 LONG = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
 
@@ -132,6 +135,18 @@ def test_slots_and_steps_are_measured() -> None:
         asked = ask(found, seed=1, max_tokens=20)["usage"]
         assert seen[-1] == 0 and seen.count(asked["prompt_tokens"] / 400) == 1
         assert (asked["total_tokens"] - 20) / 400 <= max(seen) < asked["total_tokens"] / 400
+
+
+def test_a_step_is_counted_before_anybody_has_an_answer() -> None:
+    said = list[Event]()
+    writing = Writing(load_served(Settings()), said.append)
+    writing.take(Ask("a", ((5, 6),), n=2, seed=1, max_tokens=6))
+    while not writing.idle:
+        writing.step()
+    kinds = [one.kind for one in said if one.kind in ("stepped", "gained")]
+    assert kinds[0] == "stepped" and kinds[-1] == "gained"
+    counted = sum(one.said["tokens"] for one in said if one.kind == "stepped")
+    assert counted == 2 * 2 + 2 * 6
 
 
 def test_a_request_has_an_id(app: TestClient) -> None:

@@ -218,7 +218,8 @@ class Writing:
         self._old = left
 
     def _tell(self, step: OpenStep) -> None:
-        tokens = 0
+        """Say what a step brought: first its tokens in all, so that whoever has an answer finds it counted."""
+        tokens, said = 0, list[tuple[Wanted, dict[str, Any]]]()
         for row, gain in step.block.rows.items():
             name = step.names[row]
             text = self._texts.get(name)
@@ -230,11 +231,13 @@ class Writing:
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._fail(text.wanted.ask.name, error)
                 continue
-            self._say("gained", text.wanted, told)
+            said.append((text.wanted, told))
             tokens += len(told["tokens"])
             if told["finish"]:
                 self._leave(name)
         self.say(Event("stepped", said={"tokens": tokens}))
+        for wanted, told in said:
+            self._say("gained", wanted, told)
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
