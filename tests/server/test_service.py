@@ -252,6 +252,23 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         Settings(draft="pair-head")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tree": "9,9,9"}, "tree has more than 127 drafts"),
+        ({"drafter": "ngram", "verifier": "spec-hub"}, "not spechub; pass a verifier"),
+        ({"drafter": "model", "verifier": "block", "tree": "2,2"}, "Block verification verifies one draft per node"),
+        ({"drafter": "ensemble"}, "needs a draft model"),
+        ({"batch_size": 10**7}, "A batch of 10000000 texts .* would fit"),
+    ],
+    ids=str,
+)
+def test_options_that_no_text_could_be_written_with_are_said_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolydraftError, match=said) as found, client(**options):
+        raise AssertionError
+    assert str(found.value).count("\n") == 0
+
+
 def no_more(*_: object) -> Any:
     raise OSError("no more")
 
