@@ -66,30 +66,38 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
     with about("logit_bias"):
         served.check_tokens([*ask.bias], "logit_bias")
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
-    with about("response_format"):
+    with about(ask.grammar.field if ask.grammar else "response_format"):
         grammar = grammar_of(ask)
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
             served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
-                _check_length(served, len(prompt), ask.max_tokens)
+                _check_length(served, len(prompt), ask)
             tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
-            _check_length(served, len(tokens), ask.max_tokens)
+            _check_length(served, len(tokens), ask)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
     return found
 
 
-def _check_length(served: Served, count: int, new: int | None) -> None:
+def _check_length(served: Served, count: int, ask: Ask) -> None:
+    """Check that a prompt of so many tokens may be taken, with as many new ones as are asked for.
+
+    Raises:
+        ContextOverflow: it is too long, or the text would be.
+        InvalidParameter: there is no token.
+    """
     if not count:
         raise InvalidParameter("prompt is empty: give at least one token.")
     if count > served.max_prompt:
         raise ContextOverflow(f"The prompt has {count} tokens, but at most {served.max_prompt} are taken.")
-    if new is not None and count + new > served.max_length:
-        raise ContextOverflow(
-            f"The prompt has {count} tokens and max_tokens asks for {new} more, but a text has at most "
-            f"{served.max_length} tokens here."
-        )
+    room = served.max_length - count
+    for name, new in {ask.limit or "": ask.max_tokens or 0, "min_tokens": ask.min_tokens}.items():
+        if new > room:
+            said = f"{name} is {new}" if name else f"A request that does not say max_tokens asks for {new} tokens"
+            raise ContextOverflow(
+                f"{said}, but behind the {count} tokens of the prompt a text has room for {room} here."
+            )
 
 
 def request_of(served: Served, wanted: Wanted) -> Request:
