@@ -42,6 +42,8 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": True}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
+    ({"prompt": [5] * 1000, "n": 128, "echo": True, "logprobs": 20, "max_tokens": 0}, "n"),
+    ({"prompt": [[5] * 1000] * 64, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs"),
     ({"suffix": "b"}, "suffix"),
     ({"min_tokens": 5}, "min_tokens"),
     ({"min_tokens": -1}, "min_tokens"),

@@ -25,6 +25,8 @@ MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
 MOST_RIDERS = 64
 """Fewer tokens than these may be scored beside a tree."""
+MOST_TOLD = 1_000_000
+"""So many log-probabilities of prompts an answer tells at most, those of the likeliest tokens among them."""
 MOST_KEPT = 64
 """So many kinds of parts are kept for the next request."""
 
@@ -77,7 +79,24 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
             tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
             _check_length(served, len(tokens), ask)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
+    with about("logprobs"):
+        _check_echo(ask, sum(len(one.tokens) for one in found))
     return found
+
+
+def _check_echo(ask: Ask, count: int) -> None:
+    """Check that no more is to be told of prompts than an answer may hold: they cost no pass of the model for each.
+
+    Raises:
+        InvalidParameter: it is more.
+    """
+    told = count * (1 + (ask.logprobs or 0)) if ask.echo and ask.logprobs is not None else 0
+    if told > MOST_TOLD:
+        name = "n" if ask.n > 1 else "logprobs"
+        raise InvalidParameter(
+            f"{name} asks for {told:,} log-probabilities of prompts that are told back, but at most {MOST_TOLD:,} are; "
+            "ask for fewer prompts, choices or logprobs."
+        )
 
 
 def _check_length(served: Served, count: int, ask: Ask) -> None:
