@@ -53,7 +53,8 @@ test-smollm2: env
 	$(BIN)/polydraft fetch smollm2
 	$(BIN)/python -m pytest -m smollm2
 
-# The server's page in Debian's Chromium, with axe-core for its accessibility where npm is there to fetch it.
+# The server's page in Debian's Chromium, with axe-core for its accessibility where npm is there to fetch it. With
+# POLYDRAFT_SCREENSHOTS=FOLDER every page is saved there as it looked at the end of its test.
 test-browser: env
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright starlette uvicorn
 	test -f $(AXE)/package/axe.min.js || ! command -v npm > /dev/null || { mkdir -p $(AXE) && cd $(AXE) && \

@@ -2,11 +2,19 @@
 
 Every arm is a server of its own, at a port of its own. In each round all of them get the same requests, one after the
 other, so that what else runs on the machine comes to all: ratios of one round are to be trusted, speeds are not.
+
+The arm `engine` is no server: a process that writes the same texts by direct calls, one after the other, with the
+drafts of the arm `default`. So it takes part where there is one client, and tells what the server itself costs; no
+server keeps prompts for later ones then, since direct calls do not:
+
+    python docs/measure_server.py --arms engine default --clients 1
+    python docs/measure_server.py --arms engine default --clients 1 --server-option=--target=smollm2
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import socket
@@ -16,17 +24,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from multiprocessing.connection import Connection
 from statistics import median
+from typing import Any
 
 import httpx
 import numpy as np
 import torch
 
+import polydraft
 from polydraft.bench.environment import load, machine, versions
 from polydraft.bench.prompts import read_prompts
 
-ARMS = {"plain": ("--drafter", "none"), "default": (), "plan auto": ("--plan", "auto")}
+ENGINE, USUAL = "engine", "default"
+SERVERS = {"plain": ("--drafter", "none"), USUAL: (), "plan auto": ("--plan", "auto")}
 """What each server is told beside its port."""
 SETS = ("humaneval", "python")
 START = "from polydraft_command import main; main()"
@@ -38,40 +49,75 @@ READY, LONGEST = 180, 900
 
 @dataclass(frozen=True)
 class Told:
-    """One request: the seconds to the first token, and the tokens."""
+    """One request: the seconds to the first token, the tokens, and the text."""
 
     first: float
     tokens: int
+    text: str
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one arm did in one round: tokens per second, and the times to first tokens."""
+    """What one arm did in one round: tokens per second, the times to first tokens, and the texts by their number."""
 
     speed: float
     firsts: tuple[float, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Server:
+    """An arm that is a server: its port, and whether a planner chooses its trees, for which it must get no seed."""
+
+    port: int
+    plans: bool
+
+    def loaded(self, clients: int, texts: Sequence[str], asked: argparse.Namespace) -> Load:
+        """Let clients send texts."""
+        return asyncio.run(loaded(self, clients, texts, asked))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The arm without a server: a process that is sent texts."""
+
+    pipe: Connection
+
+    def loaded(self, clients: int, texts: Sequence[str], asked: argparse.Namespace) -> Load | None:
+        """Write the texts, one after the other; nothing where there are several clients."""
+        if clients > 1:
+            return None
+        self.pipe.send(list(texts))
+        took, told = self.pipe.recv()
+        return _load(told, took)
 
 
 def main() -> None:
     """Measure what is asked for, and print it as Markdown."""
     asked = _arguments()
-    ports = [asked.port + number for number in range(len(asked.arms))]
     options = ("--batch-size", str(asked.batch_size), "--threads", str(asked.threads), "--max-queue", "1024")
-    options += tuple(asked.server_option)
+    options += (*(("--kept-texts", "0") if ENGINE in asked.arms else ()), *asked.server_option)
     before = load()
     with ExitStack() as stack:
-        for name, port in zip(asked.arms, ports, strict=True):
-            stack.enter_context(served(port, (*options, *ARMS[name])))
+        arms = list[Server | Engine]()
+        for number, name in enumerate(asked.arms):
+            if name == ENGINE:
+                arms.append(stack.enter_context(engine(asked)))
+                continue
+            arms.append(Server(asked.port + number, "--plan" in SERVERS[name]))
+            stack.enter_context(served(asked.port + number, (*options, *SERVERS[name])))
         for clients in asked.clients:  # every kind of batch is met once before the clock runs
-            for port in ports:
-                asyncio.run(loaded(port, clients, _texts(clients, asked.warm * clients, 0), asked))
-        found = {clients: measured(asked, ports, clients) for clients in asked.clients}
+            for arm in arms if asked.warm else ():
+                arm.loaded(clients, _texts(clients, asked.warm * clients, 0), asked)
+        found = {clients: measured(asked, arms, clients) for clients in asked.clients}
     print(table(asked, found, (before, load())))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], help="the first is what others are over")
+    parser.add_argument(
+        "--arms", nargs="+", choices=[ENGINE, *SERVERS], default=[*SERVERS], help="the first is what others are over"
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=64, help="of each text")
@@ -85,7 +131,62 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--server-option", action="append", default=[], help="for all servers, such as --target=smollm2"
     )
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.arms[0] == ENGINE and {*asked.clients} != {1}:
+        raise SystemExit(f"The arm {ENGINE} writes for one client: name it behind others, or --clients 1.")
+    return asked
+
+
+@contextmanager
+def engine(asked: argparse.Namespace) -> Iterator[Engine]:
+    """Run the process of the arm without a server; it must be ready before."""
+    known = argparse.ArgumentParser()
+    for name in ("--target", "--draft", "--dtype"):
+        known.add_argument(name, default="auto" if name == "--dtype" else None)
+    named, strange = known.parse_known_args(asked.server_option)
+    if strange:
+        raise SystemExit(f"The arm {ENGINE} knows --target, --draft and --dtype, but not {strange[0]}: leave one out.")
+    ours, theirs = (context := multiprocessing.get_context("spawn")).Pipe()
+    process = context.Process(target=write, args=(theirs, vars(named), asked), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(READY):
+            raise SystemExit(f"The arm {ENGINE} did not become ready.")
+        ours.recv()
+        yield Engine(ours)
+    finally:
+        process.terminate()
+        process.join(60)
+
+
+def write(pipe: Connection, named: dict[str, str], asked: argparse.Namespace) -> None:
+    """Be the process of the arm without a server: write the texts that are sent."""
+    torch.set_num_threads(asked.threads)
+    pair = polydraft.load(
+        named["target"] or "pair", named["draft"] or (None if named["target"] else "pair-draft"), dtype=named["dtype"]
+    )
+    pair.target.generation_config.eos_token_id = None  # as `ignore_eos` has it
+    pipe.send("ready")
+    while True:
+        texts, begin = pipe.recv(), time.perf_counter()
+        told = [directly(pair, prompt, number, asked) for number, prompt in enumerate(texts)]
+        pipe.send((time.perf_counter() - begin, told))
+
+
+def directly(pair: Any, prompt: str, seed: int, asked: argparse.Namespace) -> Told:
+    """Write one text as `polydraft.generate` does, by its stream, which tells when the first token is there."""
+    begin, first, tokens = time.perf_counter(), 0.0, list[int]()
+    ids = pair.tokenizer(prompt, return_tensors="pt")
+    options: dict[str, Any] = {"temperature": asked.temperature, **({"top_k": 0} if asked.temperature else {})}
+    for block in polydraft.stream(
+        pair.target, ids, drafter=pair.draft, seed=seed, max_new_tokens=asked.tokens, **options
+    ):
+        first = first or time.perf_counter() - begin
+        tokens += block.rows[0].tokens
+    return Told(
+        first, len(tokens), pair.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )
 
 
 @contextmanager
@@ -122,41 +223,47 @@ def _texts(clients: int, count: int, number: int) -> list[str]:
     return random.Random(1000 * clients + number).choices(prompts, k=count)
 
 
-def measured(asked: argparse.Namespace, ports: Sequence[int], clients: int) -> list[list[Load]]:
+def measured(asked: argparse.Namespace, arms: Sequence[Server | Engine], clients: int) -> list[list[Load | None]]:
     """Return by round what every arm did; every other round begins with the last arm."""
-    rounds = list[list[Load]]()
+    rounds = list[list[Load | None]]()
     for number in range(asked.rounds):
         texts = _texts(clients, max(asked.least, asked.texts * clients), number + 1)
-        order = [*enumerate(ports)][:: 1 if number % 2 else -1]
-        own = {place: asyncio.run(loaded(port, clients, texts, asked)) for place, port in order}
+        order = [*enumerate(arms)][:: 1 if number % 2 else -1]
+        own = {place: arm.loaded(clients, texts, asked) for place, arm in order}
         rounds.append([one for _, one in sorted(own.items())])
-        print(f"{clients} clients, round {number + 1}:", *(f"{one.speed:.0f}" for one in rounds[-1]), file=sys.stderr)
+        speeds = (f"{one.speed:.0f}" if one else "-" for one in rounds[-1])
+        print(f"{clients} clients, round {number + 1}:", *speeds, file=sys.stderr)
     return rounds
 
 
-async def loaded(port: int, clients: int, texts: Sequence[str], asked: argparse.Namespace) -> Load:
+async def loaded(server: Server, clients: int, texts: Sequence[str], asked: argparse.Namespace) -> Load:
     """Let clients send texts, each one after the other; the clock runs until the last is written."""
-    waiting = [*texts][::-1]
+    waiting, found = [*enumerate(texts)][::-1], dict[int, Told]()
     limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LONGEST, limits=limits) as session:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=LONGEST, limits=limits) as session:
 
-        async def client() -> list[Told]:
-            found = list[Told]()
+        async def client() -> None:
             while waiting:
-                found.append(await written(session, waiting.pop(), asked))
-            return found
+                number, prompt = waiting.pop()
+                found[number] = await written(session, prompt, None if server.plans else number, asked)
 
         begin = time.perf_counter()
-        told = [*chain.from_iterable(await asyncio.gather(*(client() for _ in range(clients))))]
+        await asyncio.gather(*(client() for _ in range(clients)))
         took = time.perf_counter() - begin
-    return Load(sum(one.tokens for one in told) / took, tuple(one.first for one in told))
+    return _load([one for _, one in sorted(found.items())], took)
 
 
-async def written(session: httpx.AsyncClient, prompt: str, asked: argparse.Namespace) -> Told:
+def _load(told: Sequence[Told], took: float) -> Load:
+    return Load(
+        sum(one.tokens for one in told) / took, tuple(one.first for one in told), tuple(one.text for one in told)
+    )
+
+
+async def written(session: httpx.AsyncClient, prompt: str, seed: int | None, asked: argparse.Namespace) -> Told:
     """Stream one text to its end."""
     fields = {"prompt": prompt, "max_tokens": asked.tokens, "temperature": asked.temperature, "ignore_eos": True}
-    fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    begin, first, tokens = time.perf_counter(), 0.0, 0
+    fields |= {"stream": True, "stream_options": {"include_usage": True}, "seed": seed}
+    begin, first, tokens, text = time.perf_counter(), 0.0, 0, ""
     async with session.stream("POST", "/v1/completions", json=fields) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
@@ -164,21 +271,21 @@ async def written(session: httpx.AsyncClient, prompt: str, asked: argparse.Names
                 continue
             said = json.loads(line.removeprefix("data: "))
             first = first or (time.perf_counter() - begin if said.get("choices") else 0.0)
+            text += "".join(one["text"] for one in said.get("choices", ()))
             tokens = (said.get("usage") or {}).get("completion_tokens", tokens)
-    return Told(first, tokens)
+    return Told(first, tokens, text)
 
 
-def table(asked: argparse.Namespace, found: dict[int, list[list[Load]]], loads: tuple[float | None, ...]) -> str:
-    """Return what was found as Markdown: the first arm's tokens per second, and the others' over it."""
+def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], loads: tuple[float | None, ...]) -> str:
+    """Return what was found as Markdown: each arm's tokens per second, and what the others' are over the first's."""
     names = [
-        f"{name}: tokens/s" if not place else f"{name}, over {asked.arms[0]}" for place, name in enumerate(asked.arms)
+        f"{name}: tokens/s" + (f", over {asked.arms[0]}" if place else "") for place, name in enumerate(asked.arms)
     ]
     head = ["clients", *names, *(f"first token of {name}: median, p99" for name in asked.arms)]
     lines = [head, ["---"] * len(head)]
     for clients, rounds in found.items():
         arms = [*zip(*rounds, strict=True)]
-        speeds = [f"{median(one.speed for one in arms[0]):.0f}", *(_ratios(arms[0], arm) for arm in arms[1:])]
-        lines.append([str(clients), *speeds, *map(_firsts, arms)])
+        lines.append([str(clients), *(_speeds(arms[0], arm) for arm in arms), *map(_firsts, arms)])
     torch.set_num_threads(asked.threads)
     own, made = machine(torch.device("cpu")), " ".join(f"{name} {one}" for name, one in versions().items())
     note = (
@@ -187,17 +294,42 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load]]], loads: 
         f"{own['cores']} cores, {asked.threads} threads a server, {made}; load average {loads[0]} before, {loads[1]} "
         f"after. {os.uname().sysname}."
     )
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", note])
+    return "\n".join(
+        [*(f"| {' | '.join(line)} |" for line in lines), "", note, *_overhead(asked.arms, found.get(1, []))]
+    )
 
 
-def _ratios(usual: Sequence[Load], arm: Sequence[Load]) -> str:
-    ratios = [own.speed / base.speed for base, own in zip(usual, arm, strict=True)]
-    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+def _overhead(names: Sequence[str], rounds: Sequence[Sequence[Load | None]]) -> list[str]:
+    """Return what the server takes over direct calls at one client, if both were measured."""
+    if not {ENGINE, USUAL} <= {*names}:
+        return []
+    pairs = [(one[names.index(ENGINE)], one[names.index(USUAL)]) for one in rounds]
+    both = [(one, other) for one, other in pairs if one and other]
+    if not both:
+        return []
+    texts = [one == other for direct, server in both for one, other in zip(direct.texts, server.texts, strict=True)]
+    ratios = [direct.speed / server.speed for direct, server in both]
+    return [
+        f"At 1 client the server takes {_spread(ratios)} of the time of direct calls; {sum(texts)} of {len(texts)} "
+        "texts are the same."
+    ]
 
 
-def _firsts(arm: Sequence[Load]) -> str:
-    every = [seconds for one in arm for seconds in one.firsts]
-    return ", ".join(f"{1000 * one:.0f} ms" for one in (median(every), float(np.percentile(every, 99))))
+def _speeds(usual: Sequence[Load | None], arm: Sequence[Load | None]) -> str:
+    both = [(base, own) for base, own in zip(usual, arm, strict=True) if base and own]
+    if not both:
+        return "-"
+    speed = f"{median(own.speed for _, own in both):.1f}"
+    return speed if usual is arm else f"{speed}, {_spread([own.speed / base.speed for base, own in both])}"
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.3f}x ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def _firsts(arm: Sequence[Load | None]) -> str:
+    every = [seconds for one in arm if one for seconds in one.firsts]
+    return ", ".join(f"{1000 * one:.0f} ms" for one in np.percentile(every, (50, 99))) if every else "-"
 
 
 if __name__ == "__main__":

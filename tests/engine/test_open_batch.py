@@ -180,6 +180,33 @@ def test_a_text_can_leave_at_any_time() -> None:
         batch.join(Request(9, tokens, TargetLaw(), Ending(ROOM), Noise.from_seed(0, 1), watched.method_of(parts)))
 
 
+@pytest.mark.parametrize("chunk", [None, 2, 4])
+@pytest.mark.parametrize("name", ["none", "n-gram", "model"])
+def test_the_step_that_ends_a_prompt_brings_its_first_token(name: str, chunk: int | None) -> None:
+    parts, model = parts_of(name, 0.9), HuggingFaceModel(target())
+    watched = Watched(model, parts.drafter, parts.verifier, parts.policy)
+    batch, law, left = OpenBatch(watched.method, 4, ROOM, chunk), TargetLaw(SamplingParams(0.9)), [*range(5)]
+    first, beside = dict[object, int](), 0
+    while left or batch.reading:
+        if left and batch.free:
+            place = left.pop(0)
+            tokens, noise = torch.tensor(PROMPTS[place]), Noise.from_seed(place, 1)
+            kin = "kin" if place % 2 else None
+            batch.join(Request(place, tokens, law, Ending(60), noise, watched.method_of(parts)), kin=kin)
+        unread = {one.name for one in batch.reading}
+        taken = batch.step()
+        read = unread - {one.name for one in batch.reading}
+        gains = taken.gains() if taken else {}
+        assert all(len(gains[one].tokens) >= 1 for one in read), (read, gains)
+        assert not read & first.keys()
+        first |= {one: len(gains[one].tokens) for one in read}
+        beside += bool(gains.keys() - read and read)
+        batch.sweep()
+        if len(first) == 3:
+            batch.leave(0)
+    assert [*sorted(map(str, first))] == [*map(str, range(5))] and beside
+
+
 class Told(FixedShape):
     """A planner that takes one chain and keeps what it is told."""
 

@@ -15,6 +15,8 @@ from tokenizers.processors import TemplateProcessing
 import polydraft
 from polydraft.models import Pair, conversation_ids
 from polydraft.server import Settings
+from polydraft.server.wire.requests import ChatBody
+from polydraft.server.worker import Grammar
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "system", "content": "Count."}, {"role": "user", "content": "How many are there?"}]
@@ -105,6 +107,47 @@ def test_the_next_turn_reads_only_what_is_new(client: Any) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
 
 
+@pytest.mark.parametrize("more", [{}, {"annotations": []}])
+def test_an_answer_of_the_client_is_a_message_of_the_next_turn(client: Any, model: Pair, more: dict[str, Any]) -> None:
+    first = openai.types.chat.ChatCompletionMessage(role="assistant", content="Three.").model_dump() | more
+    assert first.keys() >= {"annotations", "audio", "function_call", "refusal", "tool_calls"}
+    said = [*MESSAGES, first, *MESSAGES[1:]]
+    answer = client.chat.completions.create(
+        model="chat",
+        messages=said,
+        seed=1,
+        max_tokens=10,
+        stream=True,
+        stream_options={"include_usage": None, "include_obfuscation": False},
+        extra_body={
+            "speculative": {"enabled": None, "drafter": None},
+            "response_format": {"type": "text", "regex": None},
+        },
+    )
+    text = "".join(one.choices[0].delta.content or "" for one in answer)
+    plain = [*MESSAGES, {"role": "assistant", "content": "Three."}, *MESSAGES[1:]]
+    assert text == alone(model, plain, seed=1, temperature=1.0, top_k=0)
+
+
+def test_nulls_of_schemas_and_arguments_are_no_fields() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": None}, "index": None}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    body = ChatBody.model_validate({"messages": messages, "guided_json": schema, "tools": [{"a": None}]})
+    ask = body.as_ask("name")
+    assert ask.grammar == Grammar("json_schema", schema, "guided_json") and ask.tools == ({"a": None},)
+    told = ask.prompts[0][0]
+    assert isinstance(told, dict) and told["content"] == ""
+    assert told["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": None}}
+
+
+def test_a_text_that_is_too_long_is_refused_by_the_name_of_what_asks_for_it(client: Any) -> None:
+    for asked in ({"max_tokens": 10**6}, {"max_completion_tokens": 10**6}, {"min_tokens": 10**6}):
+        with pytest.raises(openai.BadRequestError) as found:
+            client.chat.completions.create(model="chat", messages=MESSAGES, extra_body=asked)
+        assert found.value.param == next(iter(asked)) and found.value.code == "context_length_exceeded"
+
+
 def test_errors_are_those_of_the_client(client: Any, address: str) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature") as found:
         client.chat.completions.create(model="chat", messages=MESSAGES, temperature=-1)
@@ -133,6 +176,23 @@ def test_a_model_has_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.
     places = {str(tmp_path / "own"): "own", "own": "own", "./own/": "own", "org/name": "org/name", "/gone/away": "away"}
     assert {place: Settings(target=place).name for place in places} == places
     assert Settings(target="own", model_name="m").name == "m"
+
+
+def test_what_is_not_said_is_the_models_own(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    model: Any = polydraft.load(folder)
+    model.target.generation_config.update(do_sample=True, min_p=0.4, repetition_penalty=1.8)
+    model.target.generation_config.save_pretrained(str(folder))
+    model = polydraft.load(folder)
+    with in_process(target=str(folder), model_name="m") as found:
+        texts = set[str]()
+        own: dict[str, Any]
+        for own in ({}, {"min_p": 0}, {"repetition_penalty": 1}, {"min_p": 0, "repetition_penalty": 1}):
+            body = {"messages": MESSAGES, "max_tokens": 10, "seed": 1, **own}
+            told = found.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            assert told == alone(model, MESSAGES, seed=1, temperature=1.0, top_k=0, **own)
+            texts.add(told)
+        assert len(texts) > 2
 
 
 def test_special_tokens_are_added_unless_that_is_not_wanted(tmp_path: Path) -> None:

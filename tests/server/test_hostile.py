@@ -32,6 +32,7 @@ from polydraft.server import Settings
 from polydraft.server.front import answering, door
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
+from polydraft.server.wire import answers
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
 from polydraft.server.worker import Ask, Cancel, Event, Spell
@@ -85,6 +86,25 @@ def test_an_error_of_ours_is_logged_as_such_and_has_its_id(
     failed = [one.told for one in caplog.records if one.getMessage() == "request failed"]  # pyright: ignore
     assert [one["id"] for one in failed] == ["mine"] and "KeyError: 'secret'" in failed[0]["error"]
     assert [one.told["status"] for one in caplog.records if one.getMessage() == "request"] == [500]  # pyright: ignore
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_large_answers_are_made_beside_the_event_loop(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch, large: bool, stream: bool
+) -> None:
+    threads, usual, fields = set[int](), answers.as_json, {"prompt": [5] * 40, "echo": True, "logprobs": 20, "seed": 1}
+    fields |= {"n": 8 if large else 1, "max_tokens": 1}
+    texts = [one["text"] for one in ask(app, **fields)["choices"]]
+    monkeypatch.setattr(answers, "as_json", lambda told: (threads.add(threading.get_ident()), usual(told))[1])
+    monkeypatch.setattr(answering, "as_json", answers.as_json)
+    loop = app.portal.call(threading.get_ident)  # pyright: ignore
+    if stream:
+        found = [one for part in chunks(app, **fields) for one in part["choices"]]
+        assert texts == ["".join(one["text"] for one in found if one["index"] == own) for own in range(fields["n"])]
+    else:
+        assert texts == [one["text"] for one in ask(app, **fields)["choices"]]
+    assert (threads == {loop}) is not large and (stream or not large or loop not in threads)
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["gone before the first event", "never reads"])

@@ -1,6 +1,8 @@
 """`polydraft serve` as a process: its port, its worker that may be killed, and how it stops."""
 
 import asyncio
+import json
+import logging
 import multiprocessing
 import os
 import queue
@@ -9,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
-from serving import COMMAND, healthy, running, worker_of
+from serving import COMMAND, healthy, running, served, worker_of
 
 from polydraft.cli import main
 from polydraft.cli.serve import running as running_room
@@ -22,7 +25,8 @@ from polydraft.cli.serve.running import PACKAGES, bound, run_serve, settings_cla
 from polydraft.errors import InvalidParameter, MissingExtra
 from polydraft.server import Settings
 from polydraft.server.front import logs
-from polydraft.server.worker import Event, processes
+from polydraft.server.front.metrics import Metrics
+from polydraft.server.worker import WARNED, Event, processes
 
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
@@ -149,6 +153,46 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
         assert [heard.get(timeout=10).kind for _ in range(2)] == [told, "done"]
     begun, event = time.monotonic(), heard.get(timeout=10)
     assert event.kind == "gone" and event.said["stalled"] and 0.5 < time.monotonic() - begun < 5
+
+
+def broken(*_: object) -> None:
+    raise KeyError("lost")
+
+
+def test_an_error_in_the_depths_of_a_worker_is_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "work", broken)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    processes.ProcessWorker(Settings(), heard.put)
+    told, gone = heard.get(timeout=10), heard.get(timeout=10)
+    assert told.kind == WARNED and "KeyError: 'lost'" in told.said["message"]
+    assert gone.kind == "gone" and gone.said["code"] == 1 and capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Put back what writes logs, which the command changes."""
+    changed = (logs.LOG, logging.getLogger())
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in changed]
+    yield
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
+
+
+@pytest.mark.usefixtures("loggers")
+def test_all_logs_are_lines_of_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.write_logs()
+    with served() as address:
+        monkeypatch.setattr(Metrics, "text", broken)
+        assert httpx.get(f"{address}/metrics").status_code == 500
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    told = {one["event"]: one for one in map(json.loads, capsys.readouterr().err.splitlines())}
+    assert told["request failed"]["level"] == "error" and told["Invalid HTTP request received."]["level"] == "warning"
+    own = told["Exception in ASGI application"]
+    assert own["logger"] == "uvicorn.error" and own["traceback"].endswith("KeyError: 'lost'\n")
 
 
 @pytest.mark.slow

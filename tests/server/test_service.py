@@ -17,6 +17,9 @@ from serving import PROMPT, ask, client, error, served, until
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import AdditivePenalties
 from polydraft.server import Settings, build_app
+from polydraft.server.worker import Ask, Event
+from polydraft.server.worker.served import load_served
+from polydraft.server.worker.writing import Writing
 
 LONG = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
 
@@ -134,6 +137,18 @@ def test_slots_and_steps_are_measured() -> None:
         assert (asked["total_tokens"] - 20) / 400 <= max(seen) < asked["total_tokens"] / 400
 
 
+def test_a_step_is_counted_before_anybody_has_an_answer() -> None:
+    said = list[Event]()
+    writing = Writing(load_served(Settings()), said.append)
+    writing.take(Ask("a", ((5, 6),), n=2, seed=1, max_tokens=6))
+    while not writing.idle:
+        writing.step()
+    kinds = [one.kind for one in said if one.kind in ("stepped", "gained")]
+    assert kinds[0] == "stepped" and kinds[-1] == "gained"
+    counted = sum(one.said["tokens"] for one in said if one.kind == "stepped")
+    assert counted == 2 * 2 + 2 * 6
+
+
 def test_a_request_has_an_id(app: TestClient) -> None:
     assert len(app.get("/health").headers["x-request-id"]) == 32
     answer = app.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "a\tb<c>1"})
@@ -235,6 +250,23 @@ def test_a_model_that_cannot_be_served_is_said() -> None:
         Settings(batch_size=0)
     with pytest.raises(InvalidParameter, match="The draft 'pair-head' needs a target; that of the embedded pair is"):
         Settings(draft="pair-head")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tree": "9,9,9"}, "tree has more than 127 drafts"),
+        ({"drafter": "ngram", "verifier": "spec-hub"}, "not spechub; pass a verifier"),
+        ({"drafter": "model", "verifier": "block", "tree": "2,2"}, "Block verification verifies one draft per node"),
+        ({"drafter": "ensemble"}, "needs a draft model"),
+        ({"batch_size": 10**7}, "A batch of 10000000 texts .* would fit"),
+    ],
+    ids=str,
+)
+def test_options_that_no_text_could_be_written_with_are_said_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolydraftError, match=said) as found, client(**options):
+        raise AssertionError
+    assert str(found.value).count("\n") == 0
 
 
 def no_more(*_: object) -> Any:

@@ -24,6 +24,7 @@ import pytest
 from serving import alone, healthy, resident, running, until, worker_of
 
 from polydraft.models import load_pair
+from polydraft.server.wire.described import ErrorBody
 from polydraft.server.wire.errors import STATUSES
 
 MINUTES = float(os.environ.get("POLYDRAFT_SOAK_MINUTES", "30"))
@@ -159,33 +160,36 @@ class Soak:
         await asyncio.sleep(0.05)
 
     def by_description(self) -> None:
-        """Send what the server's own description allows."""
+        """Send what the server's own description allows, and in every other turn bodies that it forbids."""
         schemathesis = pytest.importorskip("schemathesis")
-        from hypothesis import HealthCheck, Phase, given, seed, settings
-
         schema = schemathesis.openapi.from_url(f"{self.address}/openapi.json")
         operations = [found.ok() for found in schema.get_all_operations()]
-        for number in range(10**6):
-            operation = operations[number % len(operations)]
+        takers = [one for one in operations if one.method.upper() == "POST"]
+        number = 0
+        while time.monotonic() < self.end:
+            mode, among = ("negative", takers) if number % 2 else ("positive", operations)
+            strategy = among[number // 2 % len(among)].as_strategy(generation_mode=schemathesis.GenerationMode(mode))
+            self.send_cases(strategy, "forbidden" if number % 2 else "described", number)
+            number += 1
 
-            @seed(number)
-            @given(case=operation.as_strategy())
-            @settings(
-                max_examples=10,
-                deadline=None,
-                suppress_health_check=[*HealthCheck],
-                database=None,
-                phases=[Phase.generate],
-            )
-            def send(case: Any) -> None:
-                if time.monotonic() < self.end:
-                    begun, answer = time.monotonic(), case.call(base_url=self.address, timeout=240)
-                    self.note("described", begun, answer.status_code, _code(answer.text))
-                    time.sleep(0.05)
+    def send_cases(self, strategy: Any, kind: str, number: int) -> None:
+        """Send some of what a strategy makes."""
+        from hypothesis import HealthCheck, Phase, given, seed, settings
 
-            if time.monotonic() > self.end:
-                return
-            send()
+        health = [*HealthCheck]
+
+        @seed(number)
+        @given(case=strategy)
+        @settings(max_examples=10, deadline=None, suppress_health_check=health, database=None, phases=[Phase.generate])
+        def send(case: Any) -> None:
+            if time.monotonic() < self.end:
+                begun, answer = time.monotonic(), case.call(base_url=self.address, timeout=240)
+                self.note(kind, begun, answer.status_code, _code(answer.text))
+                if answer.status_code >= 400:
+                    ErrorBody.model_validate_json(answer.text, strict=True)
+                time.sleep(0.05)
+
+        send()
 
 
 def _code(told: str) -> str | None:

@@ -2,24 +2,31 @@
 
 They need Debian's Chromium (or another by `POLYDRAFT_CHROMIUM`), playwright, starlette and uvicorn, and are skipped
 with the reason where one is missing; those of accessibility need axe-core's `axe.min.js` as well, which
-`make test-browser` fetches (or `POLYDRAFT_AXE` names).
+`make test-browser` fetches (or `POLYDRAFT_AXE` names). `POLYDRAFT_SCREENSHOTS` names a folder for a picture of every
+page at the end of its test, to be looked at.
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from chatml import save_chat_model
 
 HERE = Path(__file__).parent
 CHROMIUM = os.environ.get("POLYDRAFT_CHROMIUM", "/usr/bin/chromium")
 AXE = Path(os.environ.get("POLYDRAFT_AXE") or Path(sys.prefix) / "axe-core" / "package" / "axe.min.js")
+
+
+PICTURES = os.environ.get("POLYDRAFT_SCREENSHOTS")
+SERVE = ("-c", "from polydraft_command import main; main()", "serve", "--threads", "1", "--port", "{port}")
 
 
 class Serving:
@@ -75,7 +82,17 @@ def server() -> Iterator[FakeServer]:
 def real_server() -> Iterator[Serving]:
     """The real server with the embedded pair."""
     pytest.importorskip("fastapi", reason="the server needs the extra serve")
-    server = Serving("-c", "from polydraft_command import main; main()", "serve", "--threads", "1", "--port", "{port}")
+    server = Serving(*SERVE)
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="session")
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The real server with a tiny chat model, whose words are random."""
+    pytest.importorskip("fastapi", reason="the server needs the extra serve")
+    folder = save_chat_model(tmp_path_factory.mktemp("models") / "chat")
+    server = Serving(*SERVE, "--target", str(folder), "--model-name", "tiny-chat")
     yield server
     server.end()
 
@@ -111,9 +128,19 @@ def open_page(browser, request: pytest.FixtureRequest) -> Iterator[Callable]:
         return page
 
     yield opened
+    if PICTURES:
+        save_pictures([page for context in contexts for page in context.pages], Path(PICTURES), request.node.name)
     for context in contexts:
         context.close()
     assert not failures
+
+
+def save_pictures(pages: Sequence, folder: Path, name: str) -> None:
+    """Save how pages look from top to bottom, under the name of their test."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, page in enumerate(pages):
+        place = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:120]
+        page.screenshot(path=folder / f"{place}-{number}.png", full_page=True)
 
 
 @pytest.fixture

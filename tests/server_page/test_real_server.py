@@ -1,10 +1,12 @@
-"""The page against the real server with the embedded pair: what both say of a request, its text and its trees."""
+"""The page against the real server, with the embedded pair and a chat model: what both say of a text and its trees."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from server_page.conftest import save_pictures
 from server_page.driving import alert, answer, send, until
 
 pytestmark = pytest.mark.browser
@@ -21,9 +23,8 @@ KEEPS_ANSWERS = """
 """
 
 
-@pytest.fixture
-def real_page(open_page: Callable, real_server):
-    """The page of the real server; nothing may be said to the console, and nothing asked of another host."""
+def watched(open_page: Callable, url: str) -> Iterator:
+    """Open the page of a real server; nothing may be said to the console, and nothing asked of another host."""
     said, hosts = [], set()
 
     def watch(page) -> None:
@@ -31,10 +32,22 @@ def real_page(open_page: Callable, real_server):
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
 
-    yield open_page(real_server.url, watch=watch)
-    assert hosts == {urlsplit(real_server.url).netloc}
+    yield open_page(url, watch=watch)
+    assert hosts == {urlsplit(url).netloc}
     # Chromium says by itself of every refused request that it was refused.
     assert [one for one in said if "status of 400" not in one] == []
+
+
+@pytest.fixture
+def real_page(open_page: Callable, real_server) -> Iterator:
+    """The page of the server with the embedded pair."""
+    yield from watched(open_page, real_server.url)
+
+
+@pytest.fixture
+def chat_page(open_page: Callable, chat_server) -> Iterator:
+    """The page of the server with a chat model."""
+    yield from watched(open_page, chat_server.url)
 
 
 def asked(page, act: Callable[[], None]) -> tuple[dict, list[dict]]:
@@ -51,7 +64,8 @@ def asked(page, act: Callable[[], None]) -> tuple[dict, list[dict]]:
 
 def text_of(chunks: list[dict], index: int = 0) -> str:
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return "".join(choice["text"] for choice in choices if choice["index"] == index)
+    own = [choice for choice in choices if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in own)
 
 
 def settings(page, values: dict[str, object]) -> None:
@@ -90,6 +104,32 @@ def test_a_text_and_its_comparison_are_those_of_the_server(real_page) -> None:
     assert page.locator("#text-drafted .drafted").count() and not page.locator("#text-plain .drafted").count()
     assert "fast" in page.text_content("#ratio") or "speed" in page.text_content("#ratio")
     assert all(float(page.text_content(f"#clock-{side}").split()[0]) > 0 for side in ("drafted", "plain"))
+
+
+def test_a_chat_goes_on_with_what_was_said(chat_page) -> None:
+    page = chat_page
+    assert page.text_content("#target").startswith("tiny-chat") and not page.is_visible("#no-chat")
+    assert page.is_checked("input[name=mode][value=chat]")
+    # The page shows control characters as signs, and a random model would write them.
+    settings(page, {"temperature": 0, "max_tokens": 40, "seed": 1, "format": "regex", "form": "[a-z ]{60}"})
+    first, chunks = asked(page, lambda: send(page, "How many are there?"))
+    said = {"role": "user", "content": "How many are there?"}
+    assert first["messages"] == [said] and answer(page) == text_of(chunks) != ""
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+    second, more = asked(page, lambda: send(page, "And then?"))
+    answers = [{"role": "assistant", "content": text_of(chunks)}, {"role": "user", "content": "And then?"}]
+    assert second["messages"] == [said, *answers] and answer(page) == text_of(more) != ""
+    steps = [chunk["polydraft"] for chunk in more if "tree" in chunk.get("polydraft", {})]
+    assert "".join(token["text"] for step in steps for token in step["tokens"]) == text_of(more)
+    assert steps[-1]["accepted"] > 0
+    assert page.locator("#turns > :last-child .drafted").count() and page.locator("#legend li").count() >= 2
+    assert page.locator("#alert:not(:empty)").count() == 0
+
+
+def test_pictures_of_pages_are_saved(chat_page, tmp_path: Path) -> None:
+    save_pictures([chat_page], tmp_path / "own", "a test[with: words]")
+    assert (tmp_path / "own" / "a-test-with-words--0.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _check_origins(page, steps: list[dict]) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import time
-import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from polydraft.server.front.bodies import BodyRoute
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.door import ID, Door
-from polydraft.server.front.logs import log
+from polydraft.server.front.logs import log, traced
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
@@ -25,8 +24,6 @@ from polydraft.server.wire.described import described
 from polydraft.server.wire.errors import Refused, of_fields, ours
 
 PAGE = Path(__file__).parent / "page"
-MOST_TOLD = 4000
-"""Characters of an error of ours in the log: its end, where it says what happened."""
 
 
 def build_app(settings: Settings) -> FastAPI:
@@ -97,7 +94,7 @@ async def _plain_error(request: Request, error: Exception) -> Response:
 
 async def _ours(request: Request, error: Exception) -> Response:
     name = str(request.scope.get("state", {}).get("request_id", ""))
-    log("request failed", level=logging.ERROR, id=name, error="".join(traceback.format_exception(error))[-MOST_TOLD:])
+    log("request failed", level=logging.ERROR, id=name, error=traced(error))
     answer = _answered(request, ours(name))
     answer.headers[ID] = name
     return answer

@@ -1,17 +1,17 @@
 """From a request that was taken to its answer: whole, or as a stream of events."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
-from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.answers import Shape, as_json
 from polydraft.server.wire.described import DONE
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.fields import Common
@@ -19,6 +19,8 @@ from polydraft.server.wire.tallies import Tally
 from polydraft.server.worker import Ask, Event, Spell
 
 STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+LARGE = 5_000
+"""Answers that tell more values are made beside the event loop."""
 LATE = 10.0
 """A client may read on for so many seconds after its request's deadline."""
 
@@ -59,12 +61,17 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
     finally:
         desk.leave(ticket)
         _tell_log(request, tally, desk, ask)
-    return JSONResponse(shape.whole(tally))
+    return Response(await _made(tally, lambda: shape.whole(tally)), media_type="application/json")
 
 
 async def attended(desk: Desk, request: Request, ask: Ask | Spell) -> tuple[Ticket, Event]:
     """Submit a request, unless its client goes away first."""
     return await _unless_gone(request, desk.submit(ask, request.scope["state"]["request_id"]))
+
+
+async def _made(tally: Tally, make: Callable[[], bytes]) -> bytes:
+    """Make what is told; beside the event loop if that takes long, since all streams would stand still meanwhile."""
+    return make() if tally.size <= LARGE else await asyncio.to_thread(make)
 
 
 async def _all(ticket: Ticket, tally: Tally) -> None:
@@ -102,8 +109,9 @@ async def _events(
     options = body.stream_options
     usage, always = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
     try:
-        for chunk in shape.opening(tally):
-            yield _line({**chunk, "usage": None} if usage else chunk)
+        opening, beside = shape.opening(tally), {"usage": None} if usage else {}
+        while opened := await _made(tally, lambda: b"".join(_line(one | beside) for one in islice(opening, 1))):
+            yield opened
         while not tally.over:
             event = await ticket.next()
             if event.kind == "joined":
@@ -130,7 +138,7 @@ async def _events(
 
 
 def _line(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + as_json(body) + b"\n\n"
 
 
 def _tell_log(request: Request, tally: Tally, desk: Desk, ask: Ask | Spell) -> None:

@@ -5,28 +5,41 @@ import logging
 import re
 import sys
 import time
+import traceback
 import uuid
 from typing import Any
 
 LOG = logging.getLogger("polydraft.server")
 MOST_ID = 128
+MOST_TOLD = 4000
+"""Characters of a traceback in the log: its end, where it says what happened."""
 
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, Any] = getattr(record, "told", {})
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        head = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        head = {"time": when, "level": record.levelname.lower(), "event": record.getMessage().strip()}
+        if record.name != LOG.name:
+            head["logger"] = record.name
+        if record.exc_info and record.exc_info[1] is not None:
+            head["traceback"] = traced(record.exc_info[1])
         return json.dumps({**head, **told}, ensure_ascii=True, default=str)
 
 
 def write_logs() -> None:
-    """Send logs to standard error."""
+    """Send logs to standard error: the server's own, and the warnings and errors of everything that it runs on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
-    LOG.handlers[:] = [handler]
+    for one in (LOG, logging.getLogger()):
+        one.handlers[:] = [handler]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
+
+
+def traced(error: BaseException) -> str:
+    """Return where an error happened, and how it came to that."""
+    return "".join(traceback.format_exception(error))[-MOST_TOLD:]
 
 
 def log(event: str, *, level: int = logging.INFO, **told: Any) -> None:

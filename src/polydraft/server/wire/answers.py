@@ -1,7 +1,8 @@
 """Answers in OpenAI's shapes, whole and in chunks."""
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,30 +27,26 @@ class Shape:
     logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, tally: Tally) -> dict[str, Any]:
-        """Return the answer when all texts have ended."""
-        choices = [self._choice(tally, choice) for choice in tally.choices]
-        return {
-            **self._head("chat.completion" if self.chat else "text_completion"),
-            "choices": choices,
-            "usage": tally.usage(),
-            "metrics": tally.metrics(),
-            "polydraft": {"seeds": list(tally.begun["seeds"])},
-        }
+    def whole(self, tally: Tally) -> bytes:
+        """Return the answer when all texts have ended, as JSON.
 
-    def opening(self, tally: Tally) -> list[dict[str, Any]]:
-        """Return the chunks before the first token: of a chat who speaks, of an echo the prompts."""
-        if self.chat:
+        The choices are encoded one by one: nothing else runs in this process while one is.
+        """
+        choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
+        head = as_json(self._head("chat.completion" if self.chat else "text_completion"))
+        seeds = {"seeds": list(tally.begun["seeds"])}
+        rest = as_json({"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": seeds})
+        return b"".join((head[:-1], b',"choices":[', choices, b"],", rest[1:]))
+
+    def opening(self, tally: Tally) -> Iterator[dict[str, Any]]:
+        """Yield the chunks before the first token: of a chat who speaks, of an echo the prompts."""
+        for choice in tally.choices if self.chat else ():
             delta = {"role": "assistant", "content": ""}
-            return [self._chunk([_chat_chunk(choice.number, delta, None, None)]) for choice in tally.choices]
-        if "echo" not in tally.begun:
-            return []
-        found: list[dict[str, Any]] = []
-        for choice in tally.choices:
+            yield self._chunk([_chat_chunk(choice.number, delta, None, None)])
+        for choice in tally.choices if "echo" in tally.begun else ():
             echo = tally.begun["echo"][choice.number // tally.n]
             told = _text_logprobs(echo["logprobs"], 0) if self.logprobs else None
-            found.append(self._chunk([_text_chunk(choice.number, echo["text"], told, None)]))
-        return found
+            yield self._chunk([_text_chunk(choice.number, echo["text"], told, None)])
 
     def chunk(self, choice: Choice, said: Mapping[str, Any], before: int) -> dict[str, Any]:
         """Return the chunk of a step.
@@ -109,6 +106,12 @@ class Shape:
         told = _text_logprobs([*(echo["logprobs"] if echo else ()), *choice.logprobs], 0) if self.logprobs else None
         text = choice.text if echo is None else echo["text"] + choice.text
         return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """Return a value as JSON."""
+    told = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return told.encode("utf-8", "replace")
 
 
 def _text_chunk(number: int, text: str, logprobs: Any, reason: str | None, stopped_by: Any = None) -> dict[str, Any]:

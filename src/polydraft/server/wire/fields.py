@@ -1,6 +1,6 @@
 """The fields that requests for completions and for chats have in common, and what they mean to the worker."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
@@ -24,6 +24,8 @@ IGNORED = (
     "spaces_between_special_tokens",
 )
 """Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
+IGNORED_OF_STREAMS = ("include_obfuscation",)
+"""Those inside `stream_options`."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
 LARGE = 2**31 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
@@ -36,19 +38,29 @@ Parts = Annotated[list[dict[str, JsonValue]], Field(max_length=1000, fail_fast=T
 
 
 class Fields(BaseModel):
-    """A part of a request: what it does not know is refused by name."""
+    """A part of a request: what it does not know is refused by name, what is harmless or null is dropped.
+
+    Attributes:
+        ignored: names that are dropped, since they ask for nothing here.
+    """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    ignored: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _with_one_stranger(cls, data: Any) -> Any:
-        """Keep the first unknown name alone: one error is told, and a million of them would cost gigabytes."""
+    def _given(cls, data: Any) -> Any:
+        """Return what is asked for: null is a field that was left out, as clients mean it, at every depth.
+
+        A JSON schema, a tool and a call's arguments are no fields: what they hold stays. Of unknown names the first
+        one is kept alone: one error is told, and a million of them would cost gigabytes.
+        """
         if not isinstance(data, dict):
             return data
-        known = {*cls.model_fields, *(one.alias for one in cls.model_fields.values()), *IGNORED}
-        strange = [name for name in data if name not in known]
-        return {name: value for name, value in data.items() if name in known or name == strange[0]} if strange else data
+        own = {name: value for name, value in data.items() if value is not None and name not in cls.ignored}
+        known = {*cls.model_fields, *(one.alias for one in cls.model_fields.values())}
+        strange = [name for name in own if name not in known]
+        return {name: value for name, value in own.items() if name in known or name == strange[0]} if strange else own
 
 
 class Body(Fields):
@@ -59,7 +71,7 @@ class Body(Fields):
     def _check_text(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name, value in data.items():
-                if is_half_text([name, value]):
+                if name not in cls.ignored and is_half_text([name, value]):
                     raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
         return data
 
@@ -83,6 +95,7 @@ class SpeculativeFields(Fields):
 class StreamFields(Fields):
     """What a stream tells beside the text."""
 
+    ignored: ClassVar[tuple[str, ...]] = IGNORED_OF_STREAMS
     include_usage: Annotated[bool, Field(strict=True)] = False
     continuous_usage_stats: Annotated[bool, Field(strict=True)] = False
 
@@ -135,13 +148,13 @@ class FormatFields(Fields):
         """Return what the worker is told; None for any text."""
         if self.type == "text":
             return None
-        if self.type == "json_object":
-            return Grammar("json_object")
-        if self.type == "regex":
-            return Grammar("regex", self.regex)
-        if self.type == "grammar":
-            return Grammar("lark", self.grammar)
-        return Grammar("json_schema", self.json_schema.schema_ if self.json_schema else {})
+        kind, text = {
+            "json_object": ("json_object", None),
+            "regex": ("regex", self.regex),
+            "grammar": ("lark", self.grammar),
+            "json_schema": ("json_schema", self.json_schema and self.json_schema.schema_),
+        }[self.type]
+        return Grammar(kind, text, "response_format")
 
 
 class StructuredFields(Fields):
@@ -157,12 +170,13 @@ class StructuredFields(Fields):
 class Common(Body):
     """What both kinds of requests may say."""
 
+    ignored: ClassVar[tuple[str, ...]] = IGNORED
     model: Text | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=LARGE)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(strict=True, ge=-1, le=LARGE)] = 0
-    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
@@ -171,7 +185,7 @@ class Common(Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
@@ -188,21 +202,6 @@ class Common(Body):
     guided_regex: Text | None = None
     guided_grammar: Text | None = None
     structured_outputs: StructuredFields | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_ignored(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if name not in IGNORED}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        """Take null for a field that was left out, as clients mean it."""
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
 
     @field_validator("logit_bias")
     @classmethod
@@ -228,19 +227,29 @@ class Common(Body):
 
     @model_validator(mode="after")
     def _check(self) -> "Common":
-        most = self.max_tokens
-        if most and (self.min_tokens or 0) > most:
-            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than max_tokens, {most}")
+        most = self.most_tokens
+        if most is not None and (self.min_tokens or 0) > most:
+            usual = "" if self.limit in self.model_fields_set else " (its default)"
+            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than {self.limit}, {most}{usual}")
         if self.best_of not in (None, self.n):
             raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true or leave it out")
         wanted = [self.response_format and self.response_format.as_grammar(), *self._guides()]
-        if sum(one is not None for one in wanted) > 1:
-            raise ValueError(
-                "response_format is not the only field that says what the answer must match; leave the others out"
-            )
+        named = [one.field for one in wanted if one is not None]
+        if len(named) > 1:
+            raise ValueError(f"{named[0]} and {named[1]} both say what the answer must match; leave one of them out")
         return self
+
+    @property
+    def limit(self) -> str:
+        """The name of the field that bounds the text."""
+        return "max_tokens"
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens; None for as many as fit."""
+        return self.max_tokens
 
     def level(self, usual: str) -> str:
         """Return how much is told of the drafts, where the server usually tells so much."""
@@ -262,26 +271,31 @@ class Common(Body):
 
     def _guides(self) -> list[Grammar | None]:
         """Return what vLLM's fields say."""
-        own = self.structured_outputs or StructuredFields()  # pyright: ignore[reportCallIssue]
+        own, inside = self.structured_outputs or StructuredFields(), "structured_outputs"  # pyright: ignore
         named = {
-            "json_schema": (self.guided_json, own.json_),
-            "regex": (self.guided_regex, own.regex),
-            "lark": (self.guided_grammar, own.grammar),
+            "guided_json": ("json_schema", self.guided_json),
+            f"{inside}.json": ("json_schema", own.json_),
+            "guided_regex": ("regex", self.guided_regex),
+            f"{inside}.regex": ("regex", own.regex),
+            "guided_grammar": ("lark", self.guided_grammar),
+            f"{inside}.grammar": ("lark", own.grammar),
         }
-        found = [Grammar(kind, text) for kind, texts in named.items() for text in texts if text is not None]
-        return [*found, Grammar("json_object") if own.json_object else None]
+        found = [Grammar(kind, text, name) for name, (kind, text) in named.items() if text is not None]
+        return [*found, Grammar("json_object", None, f"{inside}.json_object") if own.json_object else None]
 
     def for_worker(self) -> dict[str, Any]:
         """Return what the worker is told of the fields that both kinds have."""
         heat = self.temperature
-        options: dict[str, Any] = {"temperature": heat, "repetition_penalty": self.repetition_penalty}
+        options: dict[str, Any] = {"temperature": heat}
         if heat > 0:
-            options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0)}
-            options |= {"min_p": self.min_p} if self.min_p else {}
+            options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0), "min_p": self.min_p}
+        options["repetition_penalty"] = self.repetition_penalty
+        options = {name: value for name, value in options.items() if value is not None}  # else the model's own holds
         return {
             "n": self.n,
             "seed": self.seed,
             "options": options,
+            "limit": self.limit if self.limit in self.model_fields_set else None,
             "min_tokens": self.min_tokens or 0,
             "presence": self.presence_penalty,
             "frequency": self.frequency_penalty,

@@ -41,6 +41,11 @@ class CompletionBody(Common):
         return self
 
     @property
+    def most_tokens(self) -> int:
+        """The most new tokens."""
+        return USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts."""
         given = self.prompt
@@ -52,9 +57,8 @@ class CompletionBody(Common):
 
     def as_ask(self, name: str) -> Ask:
         """Return what the worker is asked."""
-        most = USUAL_TOKENS if self.max_tokens is None else self.max_tokens
-        common, begins = self.for_worker(), self.add_special_tokens is not False
-        return Ask(name, self.prompts, max_tokens=most, logprobs=self.logprobs, echo=self.echo, begins=begins, **common)
+        told = {"logprobs": self.logprobs, "echo": self.echo, "begins": self.add_special_tokens is not False}
+        return Ask(name, self.prompts, max_tokens=self.most_tokens, **told, **self.for_worker())
 
 
 class CallFields(Fields):
@@ -83,6 +87,14 @@ class MessageFields(Fields):
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: Text | None = None
+    annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+
+    @field_validator("annotations", mode="before")
+    @classmethod
+    def _check_annotations(cls, given: Any) -> Any:
+        if given != []:
+            raise ValueError("annotations must be empty here: no template shows them; leave them out")
+        return given
 
     @field_validator("content")
     @classmethod
@@ -94,7 +106,7 @@ class MessageFields(Fields):
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates take it."""
         content = self.content if isinstance(self.content, str) else joined_parts(self.content or [])
-        rest = self.model_dump(exclude={"role", "content", "refusal"}, exclude_none=True)
+        rest = self.model_dump(exclude={"role", "content", "refusal", "annotations"}, exclude_none=True)
         return {"role": self.role, "content": content, **rest}
 
 
@@ -123,6 +135,16 @@ class ChatBody(Common):
             raise ValueError("add_special_tokens must be false for chats: the template writes them; leave it out")
         return added
 
+    @property
+    def limit(self) -> str:
+        """The name of the field that bounds the text."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens; None for as many as fit."""
+        return self.max_completion_tokens or self.max_tokens
+
     @model_validator(mode="after")
     def _check_top(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
@@ -135,7 +157,7 @@ class ChatBody(Common):
         return Ask(
             name,
             (tuple(one.for_template() for one in self.messages),),
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.most_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             tools=None if tools is None else tuple(tools),
             **self.for_worker(),

@@ -143,6 +143,13 @@ class Tally:
         return all(choice.finish for choice in self.choices)
 
     @property
+    def size(self) -> int:
+        """About how many values an answer tells: tokens, and log-probabilities of theirs and of prompts'."""
+        echoes = [len(one["tokens"]) + _values(one.get("logprobs", ())) for one in self.begun.get("echo", ())]
+        own = sum(choice.tokens + _values(choice.logprobs) for choice in self.choices)
+        return own + self.n * sum(echoes)
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(self.begun["prompt_tokens"])
@@ -195,3 +202,8 @@ def _add(totals: list[int], more: Sequence[int]) -> None:
     totals.extend([0] * (len(more) - len(totals)))
     for place, value in enumerate(more):
         totals[place] += value
+
+
+def _values(own: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many log-probabilities tokens have, with those of the likeliest; a prompt's first has none."""
+    return len(own) * (1 + len(own[-1]["top"])) if own else 0

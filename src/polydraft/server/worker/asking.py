@@ -25,6 +25,8 @@ MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
 MOST_RIDERS = 64
 """Fewer tokens than these may be scored beside a tree."""
+MOST_TOLD = 1_000_000
+"""So many log-probabilities of prompts an answer tells at most, those of the likeliest tokens among them."""
 MOST_KEPT = 64
 """So many kinds of parts are kept for the next request."""
 
@@ -66,30 +68,55 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
     with about("logit_bias"):
         served.check_tokens([*ask.bias], "logit_bias")
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
-    with about("response_format"):
+    with about(ask.grammar.field if ask.grammar else "response_format"):
         grammar = grammar_of(ask)
     found: list[Wanted] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
             served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
-                _check_length(served, len(prompt), ask.max_tokens)
+                _check_length(served, len(prompt), ask)
             tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
-            _check_length(served, len(tokens), ask.max_tokens)
+            _check_length(served, len(tokens), ask)
         found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
+    with about("logprobs"):
+        _check_echo(ask, sum(len(one.tokens) for one in found))
     return found
 
 
-def _check_length(served: Served, count: int, new: int | None) -> None:
+def _check_echo(ask: Ask, count: int) -> None:
+    """Check that no more is to be told of prompts than an answer may hold: they cost no pass of the model for each.
+
+    Raises:
+        InvalidParameter: it is more.
+    """
+    told = count * (1 + (ask.logprobs or 0)) if ask.echo and ask.logprobs is not None else 0
+    if told > MOST_TOLD:
+        name = "n" if ask.n > 1 else "logprobs"
+        raise InvalidParameter(
+            f"{name} asks for {told:,} log-probabilities of prompts that are told back, but at most {MOST_TOLD:,} are; "
+            "ask for fewer prompts, choices or logprobs."
+        )
+
+
+def _check_length(served: Served, count: int, ask: Ask) -> None:
+    """Check that a prompt of so many tokens may be taken, with as many new ones as are asked for.
+
+    Raises:
+        ContextOverflow: it is too long, or the text would be.
+        InvalidParameter: there is no token.
+    """
     if not count:
         raise InvalidParameter("prompt is empty: give at least one token.")
     if count > served.max_prompt:
         raise ContextOverflow(f"The prompt has {count} tokens, but at most {served.max_prompt} are taken.")
-    if new is not None and count + new > served.max_length:
-        raise ContextOverflow(
-            f"The prompt has {count} tokens and max_tokens asks for {new} more, but a text has at most "
-            f"{served.max_length} tokens here."
-        )
+    room = served.max_length - count
+    for name, new in {ask.limit or "": ask.max_tokens or 0, "min_tokens": ask.min_tokens}.items():
+        if new > room:
+            said = f"{name} is {new}" if name else f"A request that does not say max_tokens asks for {new} tokens"
+            raise ContextOverflow(
+                f"{said}, but behind the {count} tokens of the prompt a text has room for {room} here."
+            )
 
 
 def request_of(served: Served, wanted: Wanted) -> Request:

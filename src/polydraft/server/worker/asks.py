@@ -13,7 +13,8 @@ SEED_STEP = 1_000_003
 """From one choice's seed to the next one's, as between the rows of `polydraft.generate`."""
 MOST_SEED = 2**63
 NAMED = frozenset(
-    "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens".split()
+    "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
+    "max_completion_tokens min_tokens logprobs n".split()
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
@@ -40,10 +41,14 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its argument if it has one."""
+    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its argument if it has one.
+
+    `field` is where the request says it.
+    """
 
     kind: str
     text: Any = None
+    field: str = "response_format"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Ask:
         seed: of number 0; number i has `seed + 1,000,003 i`, modulo 2^63. None draws one.
         options: Hugging Face's generation arguments.
         max_tokens: new tokens at most; None for as many as fit.
+        limit: the field that says `max_tokens`; None if no field does.
         min_tokens: new tokens before any that ends the text, or any stop string.
         presence, frequency, bias: OpenAI's additions to the scores.
         stop: strings at which a text ends; `stop_included` for whether they belong to it.
@@ -80,6 +86,7 @@ class Ask:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None
+    limit: str | None = None
     min_tokens: int = 0
     presence: float = 0.0
     frequency: float = 0.0

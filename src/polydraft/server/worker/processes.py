@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import warnings
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +22,8 @@ WARNED = "warned"
 """An event that is for the log alone."""
 ALIVE = "alive"
 """An event that is for the watch alone: how long the step in progress takes."""
+MOST_TOLD = 4000
+"""Characters of a traceback that are told: its end, where it says what happened."""
 BEAT = 1.0
 """A worker gives a sign of life after so many seconds, and is looked after as often."""
 
@@ -151,3 +154,6 @@ def run(settings: Settings, pipe: Connection) -> None:
             send(said)
     except (EOFError, OSError, BrokenPipeError):
         return
+    except Exception as error:  # noqa: BLE001  the log is the parent's to write
+        warn("".join(traceback.format_exception(error))[-MOST_TOLD:])
+        raise SystemExit(1) from None

@@ -11,9 +11,10 @@ from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
+from polydraft.models import check_memory
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
-from polydraft.server.worker.asks import DRAFTING, Ask, Event, Unfit, about
+from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
 from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import Served
@@ -44,22 +45,31 @@ class Writing:
     Args:
         served: the models.
         say: takes events.
+
+    Raises:
+        InvalidParameter: a word or tree of the server's own that means nothing or is too large, or a batch that does
+            not fit into the memory.
+        UnpairedScheme: a drafter, verifier and tree of the server's own that do not go together.
     """
 
     def __init__(self, served: Served, say: Say) -> None:
         settings, target = served.settings, served.target
         self.served, self.say = served, say
         self.shelf = PartsShelf(served)
-        plan, usual = settings.plan, chosen_parts(Choices("none"), target, SamplingParams())
+        plan, none = settings.plan, chosen_parts(Choices("none"), target, SamplingParams())
         self._planned = (
             {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
         )
-        self._watched = Watched(target, usual.drafter, usual.verifier, usual.policy, time=bool(self._planned))
+        usual = [self.shelf.parts_for(Speculation(), one) for one in KINDS.values()]  # an error is the operator's
+        capacity = served.max_length + ROOM
+        models = {id(one): one for parts in (*usual, *self._planned.values()) for one in parts.drafter.models() or ()}
+        check_memory([target, *models.values()], settings.batch_size, capacity)
+        self._watched = Watched(target, none.drafter, none.verifier, none.policy, time=bool(self._planned))
         for parts in self._planned.values():
             self._watched.method_of(parts)  # all planners are known before the first step
         self._statistics, self._known = Statistics(), dict[bool, tuple[tuple[int, int], frozenset[Hashable]]]()
         self._batch = OpenBatch(
-            self._watched.method, settings.batch_size, served.max_length + ROOM, settings.chunk, settings.kept_texts
+            self._watched.method, settings.batch_size, capacity, settings.chunk, settings.kept_texts
         )
         self._old: list[Parts] = []
         self._waiting: deque[Wanted] = deque()
@@ -218,7 +228,8 @@ class Writing:
         self._old = left
 
     def _tell(self, step: OpenStep) -> None:
-        tokens = 0
+        """Say what a step brought: first its tokens in all, so that whoever has an answer finds it counted."""
+        tokens, said = 0, list[tuple[Wanted, dict[str, Any]]]()
         for row, gain in step.block.rows.items():
             name = step.names[row]
             text = self._texts.get(name)
@@ -230,11 +241,13 @@ class Writing:
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._fail(text.wanted.ask.name, error)
                 continue
-            self._say("gained", text.wanted, told)
+            said.append((text.wanted, told))
             tokens += len(told["tokens"])
             if told["finish"]:
                 self._leave(name)
         self.say(Event("stepped", said={"tokens": tokens}))
+        for wanted, told in said:
+            self._say("gained", wanted, told)
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
