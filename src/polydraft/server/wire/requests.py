@@ -164,7 +164,7 @@ class ChatBody(Common):
         )
 
 
-def _given(name: str, kind: str) -> JsonValue:
+def _given(name: str, kind: str) -> dict[str, Any]:
     """Return the description of a body in which a field is given."""
     return {"required": [name], "properties": {name: {"type": kind}}}
 
