@@ -138,13 +138,14 @@ LATTICE = ("lattice", "--prompts", "one.jsonl", "--limit", "1", "--max-new-token
 def test_rules_of_one_head_are_compared_on_its_own_trees(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "GROUPS", (*measuring.GROUPS[:2], measuring.GROUPS[-2]))
+    monkeypatch.setattr(measuring, "GROUPS", (*measuring.GROUPS[:3], measuring.GROUPS[-2]))
     assert call(*LATTICE, "--temperature", "1", "--json", models=False) == 0
     head, rows = lines_of(capsys.readouterr().out)
     assert (head["head"], head["drafts"], head["prompts"]) == ("shipped", [4], 1)
     by_rule = {(row["trees"], row["rule"]): row for row in rows}
     chain = by_rule["chain", "speculative sampling"]
     assert chain["nodes"] == 4 and chain["first"] == pytest.approx(chain["optimum"])
+    assert ("chain, whole rows", "block verification") in by_rule
     assert all(row["nodes"] <= 4 and row["speed"] > 0 and 1 <= row["tokens_per_call"] <= 5 for row in rows)
     lifted = [row for row in rows if row["rule"].endswith((", top down", ", bottom up"))]
     assert len(lifted) > 8 and all(0 < row["first"] <= row["optimum"] + 1e-6 for row in lifted)
@@ -214,7 +215,7 @@ def test_an_interrupted_lattice_is_printed_and_its_page_left_as_it_was(
     (tmp_path / "page.md").write_text(page)
     assert call(*LATTICE, "--repeats", "0", "--into", "page.md", models=False) == 130
     shown = capsys.readouterr().out
-    assert "Interrupted; this is what was finished." in shown and "| *chain (4.0 drafts)* |" in shown
+    assert "Interrupted; this is what was finished." in shown and "| *chain, whole rows (4.0 drafts)* |" in shown
     assert (tmp_path / "page.md").read_text() == page
 
 

@@ -121,7 +121,9 @@ def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
-@pytest.mark.parametrize(("size", "chunk", "keeps"), [(1, None, 0), (3, 4, 0), (3, 4, 3), (8, 2, 8)])
+@pytest.mark.parametrize(
+    ("size", "chunk", "keeps"), [(1, None, 0), pytest.param(3, 4, 0, marks=pytest.mark.slow), (3, 4, 3), (8, 2, 8)]
+)
 @pytest.mark.parametrize("name", drafters())
 def test_every_text_is_what_it_is_alone(name: str, size: int, chunk: int | None, keeps: int, heat: float) -> None:
     parts = parts_of(name, heat)

@@ -80,7 +80,7 @@ def alone(place: int, drafter: Drafter, **options: object) -> list[int]:
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", drafters())
 def test_every_text_is_what_it_is_alone(name: str, size: int, heat: float) -> None:
     drafter = drafters()[name]
