@@ -150,6 +150,18 @@ def test_everybody_around_hands_it_on(tmp_path: Path) -> None:
     assert both.outside(0) == known_outside([PredictedDrafter([5]), drafter], 0) not in (own, b"")
 
 
+def test_a_drafter_whose_answer_is_no_digest_does_not_draft_and_no_text_is_lost() -> None:
+    class Odd(NgramDrafter):
+        def outside(self, row: int) -> Any:
+            return "x"
+
+    ids = torch.tensor([[1, 2, 1, 2, 1]])
+    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
+    with pytest.warns(RuntimeWarning, match="outside must return bytes, but is str"):
+        found = polydraft.generate(TARGET, ids, drafter=Odd(), **options)
+    assert torch.equal(found.sequences, polydraft.generate(TARGET, ids, drafter="none", **options).sequences)
+
+
 def test_predictions_pools_and_shared_tables_are_told_apart(tmp_path: Path) -> None:
     rows = PredictedDrafter([[1, 2], [1, 2, 3], [1, 2]])
     assert rows.outside(0) == rows.outside(2) == PredictedDrafter([1, 2]).outside(7) != rows.outside(1)

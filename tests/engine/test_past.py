@@ -27,7 +27,16 @@ from polydraft import (
     Run,
     Widths,
 )
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, resumed
+from polydraft.drafters import (
+    Drafter,
+    EnsembleDrafter,
+    LookupFirst,
+    MergedDrafter,
+    RecyclingDrafter,
+    RoutedDrafter,
+    Session,
+    resumed,
+)
 from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
 from polydraft.engine.wrappers.guarded import Guarded
@@ -112,6 +121,10 @@ CASES = {
     "lookup before a head": Case(lambda: LookupFirst(head("a block head"), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, greedy": Case(lambda: LookupFirst(model(), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, sampled": Case(lambda: LookupFirst(model(), 1), partial(Chain, 3), 0.9),
+    "recycling": Case(RecyclingDrafter, partial(Chain, 4), 0.9),
+    "route": Case(lambda: RoutedDrafter((NgramDrafter(), RecyclingDrafter())), partial(Chain, 4), 0.9),
+    "route before a model": Case(lambda: RoutedDrafter((NgramDrafter(),), model()), partial(Chain, 4), 0.9),
+    "merge": Case(lambda: MergedDrafter((NgramDrafter(), RecyclingDrafter())), partial(Widths, (2, 1)), 0.9),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=[*CASES])
 PARTS = ("plain, sampled", "model, greedy tree", "model, sampled chain", "lookup, greedy")

@@ -269,6 +269,13 @@ def test_options_that_no_text_could_be_written_with_are_said_at_once(options: di
     assert str(found.value).count("\n") == 0
 
 
+def test_a_tree_for_greedy_texts_alone_serves_these_and_is_told_to_others() -> None:
+    with client(drafter="model", tree="eagle-2:10x6:25") as found:
+        assert ask(found, temperature=0, max_tokens=4)["usage"]["completion_tokens"] == 4
+        refused = found.post("/v1/completions", json={"prompt": "a", "temperature": 1, "max_tokens": 4})
+        assert refused.status_code == 400
+
+
 def no_more(*_: object) -> Any:
     raise OSError("no more")
 

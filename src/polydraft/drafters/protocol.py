@@ -277,6 +277,9 @@ def is_sound(drafter: Drafter) -> bool:
 def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Session) -> Any:
     """Start a drafter on a text of one row that begins like another; the other's state stays as it is.
 
+    What the other's steps taught the drafter is left behind (`Drafter.untaught`): so the text is that of a call which
+    begins anew, and a seed that wrote both does not verify what its own numbers led to.
+
     Args:
         drafter: the drafter.
         state: its state for the other text, that of a route in which it took part, or anything else.
@@ -287,5 +290,6 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
     fresh = drafter.start(text, session)
     inside = (*getattr(state, "members", ()), getattr(state, "other", None))  # of a route that a prediction began
     own = next((one for one in (state, *inside) if one is not None and drafter.continues(one)), None) if known else None
+    own = None if own is None else drafter.untaught(own)  # what steps taught it follows from their random numbers
     # the old text may be too long for the new room
     return fresh if own is None else drafter.join(fresh, 0, drafter.rewind(own, 0, known))

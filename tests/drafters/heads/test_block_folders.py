@@ -212,6 +212,9 @@ def test_speculators_table_of_layers_may_leave_out_what_hugging_face_has_anyway(
     }
     tensors = {name: one.float() for name, one in block_tensors(drafter.head, drafter.ends).items()}
     same(load_head(folder_of(tmp_path, config, tensors)), drafter, shifted=False)
+    config["transformer_layer_config"]["model_type"] = []
+    with pytest.raises(CheckpointError):
+        load_head(folder_of(tmp_path, config, tensors))
 
 
 @pytest.mark.parametrize(("kind", "made"), [("llama", LlamaConfig), ("qwen3", Qwen3Config)])

@@ -73,7 +73,10 @@ class Guarded(Drafter):
         if self._refused:
             return b""
         try:
-            return self.drafter.outside(row)
+            told = self.drafter.outside(row)
+            if not isinstance(told, bytes):
+                raise TypeError(f"outside must return bytes, but is {type(told).__name__}.")
+            return told
         except MENDABLE:
             raise
         except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text

@@ -58,10 +58,11 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Sh
         return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:
         await _unless_gone(request, _all(ticket, tally))
+        made = await _made(tally, lambda: shape.whole(tally))  # a server that stops waits for it too
     finally:
         desk.leave(ticket)
         _tell_log(request, tally, desk, ask)
-    return Response(await _made(tally, lambda: shape.whole(tally)), media_type="application/json")
+    return Response(made, media_type="application/json")
 
 
 async def attended(desk: Desk, request: Request, ask: Ask | Spell) -> tuple[Ticket, Event]:

@@ -47,9 +47,9 @@ class Writing:
         say: takes events.
 
     Raises:
-        InvalidParameter: a word or tree of the server's own that means nothing or is too large, or a batch that does
-            not fit into the memory.
-        UnpairedScheme: a drafter, verifier and tree of the server's own that do not go together.
+        InvalidParameter: a word or tree of the server's own that means nothing or is too large for every text, or a
+            batch that does not fit into the memory.
+        UnpairedScheme: a drafter, verifier and tree of the server's own that go together for no text.
     """
 
     def __init__(self, served: Served, say: Say) -> None:
@@ -60,7 +60,7 @@ class Writing:
         self._planned = (
             {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
         )
-        usual = [self.shelf.parts_for(Speculation(), one) for one in KINDS.values()]  # an error is the operator's
+        usual = self._usual_parts()
         capacity = served.max_length + ROOM
         models = {id(one): one for parts in (*usual, *self._planned.values()) for one in parts.drafter.models() or ()}
         check_memory([target, *models.values()], settings.batch_size, capacity)
@@ -227,9 +227,21 @@ class Writing:
                 self._watched.forget(one)
         self._old = left
 
+    def _usual_parts(self) -> list[Parts]:
+        """Return what drafts for greedy and for sampled texts; where neither can be, the operator is told why."""
+        found, errors = list[Parts](), list[PolydraftError]()
+        for kind in KINDS.values():
+            try:
+                found.append(self.shelf.parts_for(Speculation(), kind))
+            except PolydraftError as error:
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        return found
+
     def _tell(self, step: OpenStep) -> None:
         """Say what a step brought: first its tokens in all, so that whoever has an answer finds it counted."""
-        tokens, said = 0, list[tuple[Wanted, dict[str, Any]]]()
+        tokens, said, failed = 0, list[tuple[Wanted, dict[str, Any]]](), list[tuple[str, Exception]]()
         for row, gain in step.block.rows.items():
             name = step.names[row]
             text = self._texts.get(name)
@@ -239,7 +251,7 @@ class Writing:
             try:
                 told = text.telling.gained(gain, step.block, row)
             except Exception as error:  # noqa: BLE001  as in `step`
-                self._fail(text.wanted.ask.name, error)
+                failed.append((text.wanted.ask.name, error))
                 continue
             said.append((text.wanted, told))
             tokens += len(told["tokens"])
@@ -248,6 +260,8 @@ class Writing:
         self.say(Event("stepped", said={"tokens": tokens}))
         for wanted, told in said:
             self._say("gained", wanted, told)
+        for name, error in failed:  # behind what the request's other texts gained
+            self._fail(name, error)
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)

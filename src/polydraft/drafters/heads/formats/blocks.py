@@ -94,7 +94,7 @@ def _fields(folder: PlainFolder) -> Fields:
     tables = [one for one in (inner, layers) if isinstance(one, Mapping)]
     if folder.config.get("speculators_model_type") is not None:
         kind = layers.get("model_type", QWEN) if isinstance(layers, Mapping) else QWEN
-        tables += [DEFAULTS[kind], {"num_hidden_layers": LAYERS}] if kind in DEFAULTS else []
+        tables += [DEFAULTS[kind], {"num_hidden_layers": LAYERS}] if isinstance(kind, str) and kind in DEFAULTS else []
     return Fields.of(folder, folder.config, *tables)
 
 
