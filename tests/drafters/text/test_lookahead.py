@@ -294,7 +294,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "level": (lambda: LookaheadDrafter(level=1), "level must be an integer of at least 2, but is 1"),
     "window": (lambda: LookaheadDrafter(window=-3), "window must be an integer of at least 1, but is -3"),
     "guesses": (lambda: LookaheadDrafter(guesses=0), "guesses must be an integer of at least 1, but is 0"),
-    "too many": (lambda: LookaheadDrafter(guesses=2000), "may have 4095 tokens each, but level 5, window 7 and"),
+    "too many": (
+        lambda: LookaheadDrafter(level=5, guesses=2000),
+        "may have 4095 tokens each, but level 5, window 4 and",
+    ),
     "most_scored": (lambda: LookaheadDrafter(most_scored=-1), "most_scored must be an integer of at least 0"),
     "pool": (lambda: LookaheadDrafter(level=4, pool=NgramPool(3, 2)), "has n-grams of 3 tokens, but level is 4"),
 }

@@ -82,6 +82,9 @@ class LookaheadDrafter(GivenDrafter):
     in, at last none. This looks at the number of rows alone; with another number a seed may give another text, of the
     same law.
 
+    The usual numbers are small ones, since tokens in a pass are not free on a CPU (docs/lookahead.md). Published for GPUs
+    are N = 5, W = G = 7.
+
     Args:
         level: N, tokens of an n-gram.
         window: W, columns of the window.
@@ -97,9 +100,9 @@ class LookaheadDrafter(GivenDrafter):
     Source: Fu et al., arXiv 2402.02057; github.com/hao-ai-lab/LookaheadDecoding.
     """
 
-    level: int = 5
-    window: int = 7
-    guesses: int = 7
+    level: int = 3
+    window: int = 4
+    guesses: int = 4
     pool_from_prompt: bool = False
     pool: NgramPool | None = None
     most_scored: int = MOST_SCORED
