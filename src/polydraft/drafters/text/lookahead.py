@@ -82,8 +82,8 @@ class LookaheadDrafter(GivenDrafter):
     in, at last none. This looks at the number of rows alone; with another number a seed may give another text, of the
     same law.
 
-    The usual numbers are small ones, since tokens in a pass are not free on a CPU (docs/lookahead.md). Published for GPUs
-    are N = 5, W = G = 7.
+    The usual numbers are small ones, since tokens in a pass are not free on a CPU (docs/lookahead.md). Published are
+    N = 5, W = G = 7, for GPUs.
 
     Args:
         level: N, tokens of an n-gram.
