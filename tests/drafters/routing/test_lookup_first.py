@@ -59,9 +59,9 @@ def test_a_text_that_repeats_itself_is_continued_as_before() -> None:
     drafter, text = LookupFirst(ModelDrafter(MODEL)), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6])
     for scheme in (TopK(), IID()):
         draft = drafted(drafter, text, scheme)
-        assert draft.tree.tokens.tolist() == [[6, 7, 8, 9, 4, 5, 6]]
-        assert draft.tree.topology.width == 1 and float(draft.probs[:, :6].min()) == 1
-    assert drafted(drafter, text, Product()).probs.shape == (1, 7, 1, 1)
+        assert draft.tree.tokens.tolist() == [[6, *2 * [7, 8, 9, 4, 5, 6]]]
+        assert draft.tree.topology.width == 1 and float(draft.probs[:, :12].min()) == 1
+    assert drafted(drafter, text, Product()).probs.shape == (1, 13, 1, 1)
     assert drafted(LookupFirst(ModelDrafter(MODEL), most=2), text, TopK()).tree.tokens.tolist() == [[6, 7, 8]]
 
 
@@ -150,7 +150,7 @@ def test_each_row_of_a_batch_is_looked_up_or_not_by_itself() -> None:
         assert isinstance(draft, Pieces) and after.asked == (1, 2)
         assert [piece.rows for piece in draft.pieces] == [(0, 3), (1, 2)]
         looked, others = (piece.draft for piece in draft.pieces)
-        assert looked.tree.tokens[looked.tree.valid].tolist() == [6, 7, 4, 5, 6, 1, 3, 2, 1, 8, 2, 1]
+        assert looked.tree.tokens[looked.tree.valid].tolist() == [6, *3 * [7, 4, 5, 6], 1, *2 * [3, 2, 1, 8, 2, 1]]
         alone = text_of(*rows[1:3])
         expected, _ = own.draft(
             own.start(alone, session()), alone, scheme, TREE, Noise.from_seed(7, len(rows)).of([1, 2])

@@ -26,12 +26,20 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=25)
 
 
 def slow_continuations(text: list[int], longest: int, shortest: int, most: int, matches: int) -> list[list[int]]:
-    """Try every suffix from the longest down and every place from the latest back."""
+    """Try every suffix from the longest down and every place from the latest back; what is drafted may be copied on."""
+
+    def copied(place: int, size: int) -> list[int]:
+        whole = list(text)
+        while len(whole) < len(text) + most and (size > 1 or place < len(text)):
+            whole.append(whole[place])
+            place += 1
+        return whole[len(text) :]
+
     for size in range(min(longest, len(text) - 1), shortest - 1, -1):
         suffix = text[len(text) - size :]
         starts = [start for start in range(len(text) - size - 1, -1, -1) if text[start : start + size] == suffix]
         if starts:
-            return [text[start + size : start + size + most] for start in starts[:matches]]
+            return [copied(start + size, size) for start in starts[:matches]]
     return []
 
 
@@ -62,8 +70,9 @@ def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: in
         ([7, 8], []),
         ([7, 7], [7]),
         ([1, 2, 3, 9, 3, 5, 1, 2, 3], [9, 3, 5, 1]),  # the longest suffix wins over the more recent single token
-        ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2]),  # the most recent occurrence wins; the text ends before four tokens
-        ([4, 5, 4, 5, 4], [5, 4]),  # an occurrence may overlap the suffix
+        ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2, 9]),  # the most recent occurrence wins; the text ends before four tokens
+        ([4, 5, 4, 5, 4], [5, 4, 5, 4]),  # an occurrence may overlap the suffix
+        ([1, 2, 9, 2], [9, 2]),  # a single token that agrees is no repetition
         ([1, 2, 3, 4], []),
     ],
 )
@@ -101,8 +110,8 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
 
 def test_rows_of_a_batch_are_searched_apart() -> None:
     rows = [[1, 2, 3, 1, 2], [1, 2, 3, 4, 5, 6], [5], [4, 4, 4, 4]]
-    assert drafted(rows, 4) == [[3, 1, 2], [], [], [4]]
-    assert drafted(rows, 2) == [[3, 1], [], [], [4]]
+    assert drafted(rows, 4) == [[3, 1, 2, 3], [], [], [4, 4, 4, 4]]
+    assert drafted(rows, 2) == [[3, 1], [], [], [4, 4]]
     assert drafted(rows[1:3], 4) == [[], []]
 
 

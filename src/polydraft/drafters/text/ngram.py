@@ -17,16 +17,19 @@ from polydraft.trees import BestFirst
 
 DRAFTS = 8
 """The usual number of drafts of a tree, as of a chain."""
+REPEATS = 2
+"""Where so many tokens agree, a continuation that comes to the text's end goes on as if the text repeated itself."""
 
 
 @dataclass(frozen=True)
 class NgramDrafter(TextDrafter):
     """Drafts the continuations of the most recent earlier occurrences of the text's longest matching suffix.
 
-    One occurrence gives a chain as long as the policy's tree is deep, or shorter where the text ends. Several give
-    branches, the most recent first, where the policy's trees may branch: each is half as likely as the one after it in
-    the text, and each further token goes on as it did with the chance 1 - 2^-m, where m tokens agree. No match, no
-    drafts.
+    One occurrence gives a chain as long as the policy's tree is deep. Where it comes to the end of the text, whose last
+    tokens then repeat the ones before them, it goes on with its own beginning if two tokens or more agree, else it ends
+    there. Several give branches, the most recent first, where the policy's trees may branch: each is half as likely as
+    the one after it in the text, and each further token goes on as it did with the chance 1 - 2^-m, where m tokens
+    agree. No match, no drafts.
 
     Args:
         longest: tokens of the longest suffix to look for.
@@ -102,7 +105,9 @@ def continuations(
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the length of the longest repeated suffix, and what followed its latest earlier occurrences.
 
-    Suffixes of `longest` down to `shortest` tokens are tried; an occurrence may overlap the suffix itself.
+    Suffixes of `longest` down to `shortest` tokens are tried; an occurrence may overlap the suffix itself. Behind the
+    occurrence at a distance of p tokens there are p of them. If `REPEATS` tokens agree, more are drafted than that: the
+    text has then begun to repeat its last p tokens, and the i-th to come is the i-th behind the occurrence, modulo p.
 
     Args:
         text: the tokens.
@@ -117,4 +122,10 @@ def continuations(
     if size < shortest:
         return 0, []
     ends = found.ends[found.lengths == size][:matches] + 1
-    return size, [text[end : end + most] for end in ends.tolist()]
+    return size, [_behind(text, end, most, repeats=size >= REPEATS) for end in ends.tolist()]
+
+
+def _behind(text: NDArray[np.int64], end: int, most: int, *, repeats: bool) -> NDArray[np.int64]:
+    """Return what stands behind a place, again and again if the text repeats itself."""
+    there = text[end : end + most]
+    return np.resize(there, most) if repeats else there
