@@ -290,6 +290,6 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
     fresh = drafter.start(text, session)
     inside = (*getattr(state, "members", ()), getattr(state, "other", None))  # of a route that a prediction began
     own = next((one for one in (state, *inside) if one is not None and drafter.continues(one)), None) if known else None
-    own = None if own is None else drafter.untaught(own)  # what steps taught it follows from their random numbers
-    # the old text may be too long for the new room
-    return fresh if own is None else drafter.join(fresh, 0, drafter.rewind(own, 0, known))
+    # the old text may be too long for the new room, and what steps taught it follows from their random numbers
+    kept = None if own is None else drafter.untaught(drafter.rewind(own, 0, known))
+    return fresh if kept is None else drafter.join(fresh, 0, kept)

@@ -307,7 +307,7 @@ class RoutedDrafter(Together):
         """Ask everybody, and forget how they did; of a state of another drafter alone ask that one."""
         if not isinstance(state, RoutedState):
             return None if self.other is None else self.other.untaught(state)
-        asked = self.told(state, lambda one, own: one.untaught(own))
+        asked = self.told(state, lambda one, own: None if own is None else one.untaught(own))
         return replace(asked, standings=tuple(Standing() for _ in state.standings), rounds=(), asked=())
 
     def _aligned(self, state: RoutedState) -> RoutedState:
