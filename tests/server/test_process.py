@@ -171,6 +171,25 @@ def test_an_error_in_the_depths_of_a_worker_is_for_the_log(
     assert gone.kind == "gone" and gone.said["code"] == 1 and capfd.readouterr().err == ""
 
 
+def talkative(settings: Settings, hear: Any, say: Any) -> None:
+    theirs = logging.getLogger("transformers")
+    assert not theirs.handlers and theirs.propagate
+    theirs.getChild("models").warning("a flag is %s", "unknown")
+    logging.getLogger("other").info("nobody asked for it")
+
+
+def test_what_libraries_of_a_worker_log_is_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "work", talkative)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    processes.ProcessWorker(Settings(), heard.put)
+    told, gone = heard.get(timeout=10), heard.get(timeout=10)
+    assert told.kind == WARNED and told.said == {"message": "transformers.models: a flag is unknown"}
+    assert gone.kind == "gone" and gone.said["code"] == 0 and capfd.readouterr().err == ""
+
+
 @pytest.fixture
 def loggers() -> Iterator[None]:
     """Put back what writes logs, which the command changes."""

@@ -15,6 +15,7 @@ import torch
 
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Event, Stop
+from polydraft.server.worker.records import tell_records
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say
 
@@ -148,6 +149,7 @@ def run(settings: Settings, pipe: Connection) -> None:
 
     threading.Thread(target=live, daemon=True).start()
     warnings.showwarning = warn
+    tell_records(warn)
     try:
         work(settings, hear, say)
         if said:
