@@ -71,7 +71,7 @@ def test_what_a_worker_warns_of_is_in_the_log(
     with caplog.at_level(logging.WARNING, logger="polydraft.server"):
         monkeypatch.setattr(logs.LOG, "propagate", True)
         Desk(Settings(), Metrics("m"))._say(event)
-    assert [(one.getMessage(), one.told) for one in caplog.records] == [("warning", event.said)]  # type: ignore[attr-defined]
+    assert ("warning", event.said) in [(one.getMessage(), one.told) for one in caplog.records]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

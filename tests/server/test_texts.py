@@ -123,8 +123,21 @@ def test_nothing_ends_a_text_before_it_has_so_many_tokens(app: TestClient, pair:
     assert len(stopped["logprobs"]["tokens"]) == len(new) > 10
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("others", [(), ("never said",), ("            and more",)])
+AGAIN = pytest.mark.slow
+"""Rows that repeat others, for the slow suite."""
+
+
+@pytest.mark.parametrize(
+    ("stream", "others"),
+    [
+        (False, ("            and more",)),
+        (True, ("never said",)),
+        pytest.param(False, (), marks=AGAIN),
+        pytest.param(False, ("never said",), marks=AGAIN),
+        pytest.param(True, (), marks=AGAIN),
+        pytest.param(True, ("            and more",), marks=AGAIN),
+    ],
+)
 def test_a_stop_string_counts_only_behind_so_many_tokens(
     app: TestClient, stream: bool, others: tuple[str, ...]
 ) -> None:

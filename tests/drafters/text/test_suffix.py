@@ -352,6 +352,7 @@ def test_the_law_of_texts_is_the_targets(prompt: list[int], tmp_path: Path) -> N
         assert not failures and distance(law, toy.texts(prompt, 3)) < 1e-12
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> None:
     model, store = tiny_model("llama", 5), SuffixStore(tmp_path)
     drafter = SuffixDrafter(store=store, factor=2)

@@ -1,6 +1,7 @@
 """A worker in a process of its own: an error in its depths, or a lack of memory, does not end the server."""
 
 import contextlib
+import logging
 import multiprocessing
 import queue
 import signal
@@ -8,6 +9,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,7 +17,6 @@ import torch
 
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Event, Stop
-from polydraft.server.worker.records import tell_records
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say
 
@@ -159,3 +160,29 @@ def run(settings: Settings, pipe: Connection) -> None:
     except Exception as error:  # noqa: BLE001  the log is the parent's to write
         warn("".join(traceback.format_exception(error))[-MOST_TOLD:])
         raise SystemExit(1) from None
+
+
+class _Telling(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._tell(self.format(record))
+        except Exception:  # noqa: BLE001  as `logging` has it: a record that cannot be written is nobody's error
+            self.handleError(record)
+
+
+def tell_records(tell: Callable[[str], None]) -> None:
+    """Hand warnings and errors of all loggers to a function, instead of to the handlers that libraries gave them.
+
+    Args:
+        tell: takes a record's logger and text, with its traceback if it has one.
+    """
+    for one in list(logging.root.manager.loggerDict.values()):
+        if isinstance(one, logging.Logger) and one.handlers:
+            one.handlers.clear()
+            one.propagate = True
+    logging.root.handlers[:] = [_Telling(tell)]
