@@ -78,6 +78,7 @@ export class Figures {
   touch() {
     if (this.#dirty) return;
     this.#dirty = true;
+    get("tree-box").setAttribute("aria-busy", "true");
     const wait = Math.max(0, this.#drawn + (this.calm() ? 500 : 110) - performance.now());
     setTimeout(() => requestAnimationFrame(() => this.#draw()), this.#run?.done ? 0 : wait);
   }
@@ -91,6 +92,7 @@ export class Figures {
     this.#tree(run?.steps[this.#step - 1], last);
     this.#legend(run);
     this.charts.draw(run, this.#plain);
+    get("tree-box").setAttribute("aria-busy", "false");
   }
 
   #tree(step, last) {
