@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -155,6 +155,15 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
     assert event.kind == "gone" and event.said["stalled"] and 0.5 < time.monotonic() - begun < 5
 
 
+def two_events_of(work: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """Let a process do this work, and return the first two things that it says."""
+    monkeypatch.setattr(processes, "work", work)
+    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    heard: queue.Queue[Event] = queue.Queue()
+    processes.ProcessWorker(Settings(), heard.put)
+    return heard.get(timeout=10), heard.get(timeout=10)
+
+
 def broken(*_: object) -> None:
     raise KeyError("lost")
 
@@ -162,11 +171,7 @@ def broken(*_: object) -> None:
 def test_an_error_in_the_depths_of_a_worker_is_for_the_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "work", broken)
-    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
-    heard: queue.Queue[Event] = queue.Queue()
-    processes.ProcessWorker(Settings(), heard.put)
-    told, gone = heard.get(timeout=10), heard.get(timeout=10)
+    told, gone = two_events_of(broken, monkeypatch)
     assert told.kind == WARNED and "KeyError: 'lost'" in told.said["message"]
     assert gone.kind == "gone" and gone.said["code"] == 1 and capfd.readouterr().err == ""
 
@@ -181,11 +186,7 @@ def talkative(settings: Settings, hear: Any, say: Any) -> None:
 def test_what_libraries_of_a_worker_log_is_for_the_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "work", talkative)
-    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
-    heard: queue.Queue[Event] = queue.Queue()
-    processes.ProcessWorker(Settings(), heard.put)
-    told, gone = heard.get(timeout=10), heard.get(timeout=10)
+    told, gone = two_events_of(talkative, monkeypatch)
     assert told.kind == WARNED and told.said == {"message": "transformers.models: a flag is unknown"}
     assert gone.kind == "gone" and gone.said["code"] == 0 and capfd.readouterr().err == ""
 

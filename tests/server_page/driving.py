@@ -17,9 +17,8 @@ def send(page, text: str = "Tell me.", wait: bool = True) -> None:
     page.press("#prompt", "Control+Enter")
     if wait:
         page.wait_for_selector("#turns > :last-child[aria-busy=false] .foot button")
-        page.wait_for_selector(
-            "#tree-box:not([aria-busy=true])", state="attached"
-        )  # the last step is drawn a little later
+        # the last step is drawn a little later
+        page.wait_for_selector("#tree-box:not([aria-busy=true])", state="attached")
 
 
 def answer(page) -> str:
