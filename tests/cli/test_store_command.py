@@ -194,7 +194,10 @@ def test_drafters_without_their_store_are_refused_before_models_are_loaded(tmp_p
             CliRunner().invoke(app, ["generate", "x", "--drafter", word], catch_exceptions=False, standalone_mode=False)
 
 
-@pytest.mark.parametrize(("folder", "told"), [("a" * 300, "File name too long"), ("~nosuchuser/x", "no home folder")])
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [("~nosuchuser/x", "no home folder"), pytest.param("a" * 300, "File name too long", marks=pytest.mark.slow)],
+)
 def test_names_that_nothing_can_have_are_one_sentence(folder: str, told: str) -> None:
     command = [sys.executable, "-c", "from polydraft_command import main; main()", "store", "show", folder]
     ran = subprocess.run(command, capture_output=True)

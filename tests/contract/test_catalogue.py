@@ -146,6 +146,7 @@ def outcomes_of(rule: str, files: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_new_rule_is_in_the_suites_of_exactness_and_contract() -> None:
     found = outcomes_of("first and only", FILES)
     assert all(found.values()), {file: len(outcomes) for file, outcomes in found.items()}

@@ -236,7 +236,15 @@ def test_a_head_of_another_kind_or_size_is_no_beginning(tmp_path: Path) -> None:
         make_head(target(), PROMPTS, tmp_path / "o", tmp_path / "n", plan("dspark", start=tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("changes", [{"rows": 12}, {"size": {"layers": 2}}, {"size": {"inner": 8}}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": 12},
+        pytest.param({"size": {"layers": 2}}, marks=pytest.mark.slow),
+        pytest.param({"size": {"inner": 8}}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkpoint(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     return (work, *train_pair(work, RECIPE, files))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated(trained: tuple[Path, Path, Path]) -> None:
     work, target, draft = trained
     before = target.joinpath("model.safetensors").stat().st_mtime_ns
@@ -57,6 +58,7 @@ def test_a_finished_run_is_not_repeated(trained: tuple[Path, Path, Path]) -> Non
     assert target.joinpath("model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_stage_goes_on_from_its_checkpoint_to_the_same_weights(
     trained: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ def test_an_interrupted_stage_goes_on_from_its_checkpoint_to_the_same_weights(
         torch.testing.assert_close(value, expected[name])
 
 
+@pytest.mark.slow
 def test_the_exported_pair_loads_plainly_and_generates(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
     work, target, draft = trained
     quality = export_pair(work, target, draft, tmp_path, RECIPE)

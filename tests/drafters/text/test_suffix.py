@@ -174,6 +174,7 @@ for call in (
 """
 
 
+@pytest.mark.slow
 def test_wrong_types_are_refused(tmp_path: Path) -> None:
     """In a process without the checker that pytest may put around the package, which would see them first."""
     place = written(tmp_path / "store", [1, 2, 3])
