@@ -25,12 +25,9 @@ SHOWN = {
         "default": "code pair, draft model: polydraft",
         "Hugging Face's assisted generation, as it is set": "code pair, draft model: Hugging Face",
     },
-    "Drafts made of the model itself": {
-        "self:int8, chain of 4": "SmolLM2, itself in 8 bits: polydraft",
-        "Hugging Face's assisted generation, self:int8": "SmolLM2, itself in 8 bits: Hugging Face",
-    },
-    "Without a draft model, on Spec-Bench": {
-        "default": "SmolLM2, prompt lookup: polydraft",
+    "With its draft head, on Spec-Bench": {"default": "SmolLM2, its draft head: polydraft"},
+    "Drafting without training, on Spec-Bench": {
+        "merge": "SmolLM2, text drafters: polydraft",
         "Hugging Face's prompt lookup": "SmolLM2, prompt lookup: Hugging Face",
     },
 }
