@@ -13,6 +13,10 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import polydraft
+from polydraft.drafters import BlockDrafter, write_block
+from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
@@ -134,7 +138,8 @@ def test_the_tokens_of_a_smaller_head_are_the_most_written(tmp_path: Path) -> No
 
 def plan(kind: str, **changes: Any) -> HeadPlan:
     recipe = HeadRecipe(steps=3, texts=4, measure_every=2, save_every=2)
-    return HeadPlan(kind, HeadSize(drafts=3, rank=4, **changes.pop("size", {})), WRITING, recipe, **changes)
+    size = {"drafts": 3, "rank": 4 if MAKERS[kind].termed else None, **changes.pop("size", {})}
+    return HeadPlan(kind, HeadSize(**size), WRITING, recipe, **changes)
 
 
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, one in MAKERS.items() for form in one.forms])
@@ -150,6 +155,15 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert torch.equal(found.sequences, alone.sequences)
     assert not found.statistics.fallback and found.statistics.drafted > 0
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("term", ["gated", "rnn"])
+@pytest.mark.parametrize("form", MAKERS["dspark"].forms)
+def test_a_dspark_head_has_the_term_that_is_asked_for(term: str, form: str, tmp_path: Path) -> None:
+    asked = plan("dspark", form=form, size={"term": term}, rows=16 if form in MAKERS["dspark"].fewer else None)
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
+    (head, *_) = polydraft.load_head(tmp_path / "head", 2).networks()
+    assert type(head.path) is {"gated": GatedMarkov, "rnn": RecurrentMarkov}[term] and head.path.rank == 4
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -215,16 +229,56 @@ def test_a_head_goes_on_from_the_weights_of_another(kind: str, rows: int | None,
     assert "It began with the weights of first." in (tmp_path / "second" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("first", "second", "term"), [("mixing", "dspark", "rnn"), ("dspark", "mixing", None)])
+def test_a_block_head_takes_the_layers_of_one_with_another_term(
+    first: str, second: str, term: str | None, tmp_path: Path
+) -> None:
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan(first, rows=16))
+    still = HeadRecipe(steps=1, texts=4, matrix_rate=0.0, other_rate=0.0, measure_every=1, save_every=1)
+    asked = replace(plan(second, start=tmp_path / "first", size={"term": term}), recipe=still)
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
+    (given, *_), (head, *_) = (polydraft.load_head(tmp_path / name, 2).networks() for name in ("first", "second"))
+    kept = {name: value for name, value in given.state_dict().items() if name.startswith(("fc.", "layers.", "norm."))}
+    assert len(kept) > 10 and all(torch.equal(value, head.state_dict()[name]) for name, value in kept.items())
+    assert type(head.path) is not type(given.path) and head.confidence.in_features != given.confidence.in_features
+
+
+@pytest.mark.parametrize("kind", ["dspark", "mixing", "eagle-3", "eagle"])
+def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(kind: str, tmp_path: Path) -> None:
+    """Published heads have other sizes than ours have, and may read other layers of the target."""
+    size = HeadSize(drafts=3, inner=24, rank=5 if MAKERS[kind].termed else None)
+    ends = TargetEnds.of(target(), torch.arange(0, VOCAB, 2) if kind != "eagle" else None)
+    first = MAKERS[kind].make(target(), ends, (2, 1), size)
+    first.write(tmp_path / "first", HuggingFaceModel(target()), "official", "")
+    given = polydraft.load_head(tmp_path / "first", 2)
+    asked = plan(kind, start=tmp_path / "first", size={"rank": None})
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
+    found = polydraft.load_head(tmp_path / "second", 2)
+    shapes = [{name: one.shape for name, one in each.networks()[0].state_dict().items()} for each in (given, found)]
+    assert shapes[0] == shapes[1] and any(24 in shape for shape in shapes[0].values())
+    assert found.reads == given.reads
+
+
+@pytest.mark.parametrize("path", [PathTerm(), Markov(VOCAB, VOCAB, 5)], ids=["dflash", "without a confidence head"])
+def test_a_dspark_head_may_begin_with_what_has_no_term_or_no_confidence(path: PathTerm, tmp_path: Path) -> None:
+    """DFlash's anchors do not draft, so that its block has a slot more than it has drafts."""
+    fresh = MAKERS["dspark"].make(target(), TargetEnds.of(target()), (1, 2), HeadSize()).drafter
+    shape = replace(fresh.networks()[0].shape, shifted=False, block=4)  # type: ignore[arg-type]
+    given = BlockHead(shape, path)
+    write_block(BlockDrafter(given, HeadEnds()), tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
+    asked = plan("dspark", start=tmp_path / "first", size={"rank": None})
+    made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
+    (head, *_) = polydraft.load_head(tmp_path / "second", 2).networks()
+    assert len(made.drafting.overlap) == 3 and head.shape.block == 4 and not head.shape.shifted
+    assert head.confidence is not None and head.path.rank == (64 if type(path) is PathTerm else 5)
+
+
 def test_a_head_of_another_kind_or_size_is_no_beginning(tmp_path: Path) -> None:
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan("dspark"))
     for kind, changes, said in [
         ("medusa", {}, "is a block head, and the new head is a medusa"),
-        (
-            "mixing",
-            {},
-            "confidence.weight of the shape 1 x 20, and the new head 1 x 32; take its kind, layers and drafts",
-        ),
-        ("dspark", {"size": {"layers": 1}}, "layers.1"),
+        ("dspark", {"size": {"layers": 1}}, "begin with has 2 layers, not 1; leave layers out"),
+        ("mixing", {"size": {"layers": 3}}, "begin with has 2 layers, not 3"),
     ]:
         with pytest.raises(InvalidParameter, match=said):
             asked = plan(kind, start=tmp_path / "first", **changes)
@@ -232,6 +286,8 @@ def test_a_head_of_another_kind_or_size_is_no_beginning(tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
     with pytest.raises(InvalidParameter, match="leave rows out"):
         plan("dspark", start=tmp_path / "first", rows=16)
+    with pytest.raises(InvalidParameter, match="leave inner out"):
+        plan("dspark", start=tmp_path / "first", size={"inner": 8})
     with pytest.raises(CheckpointError, match="nowhere"):
         make_head(target(), PROMPTS, tmp_path / "o", tmp_path / "n", plan("dspark", start=tmp_path / "nowhere"))
 
@@ -272,6 +328,12 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         InvalidParameter, match="dspark has the target's output rows anyway; frozen rows are of eagle-3"
     ):
         HeadPlan("dspark", HeadSize(frozen_rows=True))
+    with pytest.raises(InvalidParameter, match="kind mixing has no term of a rank; that is of dspark"):
+        HeadPlan("mixing", HeadSize(term="rnn"))
+    with pytest.raises(InvalidParameter, match="kind medusa has no term of a rank"):
+        HeadPlan("medusa", HeadSize(rank=64))
+    with pytest.raises(InvalidParameter, match="term is vanilla, gated, rnn, not 'lstm'"):
+        HeadSize(term="lstm")
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
     with pytest.raises(

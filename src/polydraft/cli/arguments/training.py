@@ -61,12 +61,25 @@ HeadLayersOption = Annotated[
 HeadDraftsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="Tokens deep that it learns to draft.", rich_help_panel=TRAINING)
 ]
+HeadRankOption = Annotated[
+    int | None,
+    typer.Option(min=1, callback=count, help="Of dspark: rank of its term. Default: 64.", rich_help_panel=TRAINING),
+]
+HeadTermOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of dspark: its rows know the last token (vanilla, gated), or the whole drafted path (rnn). "
+        "Default: vanilla.",
+        rich_help_panel=TRAINING,
+    ),
+]
 HeadStartOption = Annotated[
     Path | None,
     typer.Option(
         "--start",
         metavar="FOLDER",
-        help="Begin with the weights of this head, of the same kind and sizes. Default: new ones.",
+        help="Begin with the weights of this head, of the same kind; of a block head with another term, its layers. "
+        "Default: new ones.",
         rich_help_panel=TRAINING,
     ),
 ]

@@ -1,8 +1,9 @@
 """The kinds of heads that are trained from nothing: what each is made of, its losses, and its drafter."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy, Rotation
-from polydraft.drafters.heads.paths import Markov, Mixing
+from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
@@ -33,6 +34,8 @@ ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
 PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
+RANK = 64
+"""The usual rank of DSpark's term."""
 OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
 """The forms of folders: the usual one of a family's trainers, and others that some families have."""
 LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
@@ -42,15 +45,21 @@ and the LK losses, -log alpha and the mixture of divergence and total variation 
 """
 
 
+TERMS: Mapping[str, type[Markov]] = {"vanilla": Markov, "gated": GatedMarkov, "rnn": RecurrentMarkov}
+"""How a DSpark head's rows know the drafted path, by its authors' words: by the last token alone; by the last token as
+far as the slot lets it through; by a state of all tokens drafted so far and of the slots that they were drawn from."""
+
+
 @dataclass(frozen=True)
 class HeadSize:
     """What a new head is made of.
 
     Args:
-        layers: how many; None for the kind's usual number: 1, and 2 of a block head.
+        layers: how many; None for those of the head it begins with, or the kind's usual number: 1, of a block head 2.
         drafts: how many tokens deep it learns to draft.
         inner: width inside the gated layers; None for twice the hidden width.
-        rank: of DSpark's term.
+        rank: of DSpark's term; None for that of the head it begins with, or 64.
+        term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
         loss: one of `LOSSES`.
         frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
             begin as their copies. A step is cheaper, a checkpoint is smaller, and little text cannot spoil the rows.
@@ -62,7 +71,8 @@ class HeadSize:
     layers: int | None = None
     drafts: int = 6
     inner: int | None = None
-    rank: int = 64
+    rank: int | None = None
+    term: str | None = None
     loss: str = "published"
     frozen_rows: bool = False
 
@@ -73,6 +83,8 @@ class HeadSize:
                 raise InvalidParameter(f"A head's {name} must be at least 1, but is {value}.")
         if self.loss not in LOSSES:
             raise InvalidParameter(f"A head learns by the loss {', '.join(LOSSES)}, not {self.loss!r}.")
+        if self.term is not None and self.term not in TERMS:
+            raise InvalidParameter(f"A DSpark head's term is {', '.join(TERMS)}, not {self.term!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +107,21 @@ class HeadMaker:
     """One kind of head.
 
     Args:
-        make: makes one for a target, with the ends that it shares and the layers that it reads.
+        make: makes one for a target, with the ends that it shares, the layers that it reads, its size, and the
+            network with whose weights it will begin, whose sizes it has, or None.
         other_forms: the forms of folders that its family has beside the official one.
         fewer: the forms that hold heads of fewer tokens than their target.
         losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
         own_rows: whether it has output rows of its own, as its authors' heads have.
+        termed: whether its rows have one of DSpark's terms.
     """
 
-    make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize], NewHead]
+    make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize, nn.Module | None], NewHead]
     other_forms: tuple[str, ...] = (SPECULATORS,)
     fewer: tuple[str, ...] = (OFFICIAL, SPECULATORS)
     losses: tuple[str, ...] = LOSSES
     own_rows: bool = False
+    termed: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -165,7 +180,9 @@ def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False
     )
 
 
-def _medusa(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
+def _medusa(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
     heads = new_heads(ends, size.drafts, size.layers or 1)
     drafter = MedusaDrafter(heads)
 
@@ -176,15 +193,28 @@ def _medusa(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], s
     return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
 
 
-def _eagle_1(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
-    head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
+def _eagle_1(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    if isinstance(start, Eagle1Head):
+        head = Eagle1Head(
+            start.anatomy, size.layers or start.depth, bias=start.fc.bias is not None, normed=start.normed
+        )
+    else:
+        head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
     own = HeadEnds(tokens=ends.tokens)
     drafter = EagleDrafter(head, own)
     return NewHead(Eagle1Training(head, ends, size.drafts, ends=own), drafter, _writes_eagle(drafter))
 
 
-def _eagle_3(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
-    head = Eagle3Head(anatomy_for(target, size), reads, ends.embedding.shape[1], layers=size.layers or 1)
+def _eagle_3(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    if isinstance(start, Eagle3Head):
+        head = Eagle3Head(start.anatomy, reads, width, start.norms, size.layers or start.depth)
+    else:
+        head = Eagle3Head(anatomy_for(target, size), reads, width, layers=size.layers or 1)
     own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
     weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
     drafter = EagleDrafter(head, own)
@@ -198,15 +228,7 @@ def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, st
     return write
 
 
-def _block(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, *, mixes: bool
-) -> NewHead:
-    anatomy = anatomy_for(target, size, normed=True)
-    vocab, width = ends.embedding.shape
-    end = target.config.get_text_config().eos_token_id
-    filled = end[0] if isinstance(end, list) else end or 0
-    shape = BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, None if mixes else filled, shifted=True)
-    path = Mixing(width, width, 3 * width // 2) if mixes else Markov(vocab, len(ends.rows), size.rank)
+def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
     head = BlockHead(shape, path, path.told)
     drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
 
@@ -217,19 +239,63 @@ def _block(
     return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write)
 
 
-def _dspark(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
-    return _block(target, ends, reads, size, mixes=False)
+def _block_shape(
+    target: PreTrainedModel, width: int, reads: tuple[int, ...], size: HeadSize, given: BlockHead | None
+) -> BlockShape:
+    """Return a block head's sizes: those of the head that it begins with, as deep as is asked for.
+
+    Raises:
+        InvalidParameter: another number of layers is asked for.
+    """
+    if given is None:
+        anatomy = anatomy_for(target, size, normed=True)
+        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, mask_id=None)
+    shape = given.shape
+    if size.layers not in (None, shape.layers):
+        raise InvalidParameter(
+            f"The head to begin with has {shape.layers} layers, not {size.layers}; leave layers out."
+        )
+    return replace(shape, block=size.drafts + (not shape.shifted))
 
 
-def _mixing(target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize) -> NewHead:
-    return _block(target, ends, reads, size, mixes=True)
+def _dspark(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    vocab, width = ends.embedding.shape
+    given = start if isinstance(start, BlockHead) else None
+    shape = _block_shape(target, width, reads, size, given)
+    if shape.mask_id is None:
+        end = target.config.get_text_config().eos_token_id
+        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
+    path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
+    return _block(ends, shape, path, size)
+
+
+def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
+    """Return DSpark's term: the one that is asked for, or else like the given one."""
+    like = given if isinstance(given, Markov) else None
+    kind = Markov if like is None else type(like)
+    kind = kind if size.term is None else TERMS[size.term]
+    rank = size.rank or (RANK if like is None else like.rank)
+    return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
+
+
+def _mixing(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    given = start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, Mixing) else None
+    shape = replace(_block_shape(target, width, reads, size, given), mask_id=None)
+    sizes = (width, 3 * width // 2) if like is None else (like.size, cast(nn.Linear, like.mix[0]).out_features)
+    return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
 
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
-    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC)),
+    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""

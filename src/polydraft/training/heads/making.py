@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.kinds import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.shards import Shards, own_counts
-from polydraft.training.heads.starting import begin_with, load_start, tokens_of
+from polydraft.training.heads.starting import begin_with, load_start, read_by, tokens_of
 from polydraft.training.heads.targets import TargetEnds
 from polydraft.training.heads.writing import Writing, check_size, write_shards
 
@@ -35,10 +36,11 @@ class HeadPlan:
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
         form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
         name: what the target is called on the card.
-        start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None.
+        start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None. Of
+            block heads the term may be another: then it begins anew, with the confidence head.
 
     Raises:
-        InvalidParameter: there is no such kind, it has no such form, loss or rows, or it would draft no token.
+        InvalidParameter: there is no such kind, it has no such form, loss, term or rows, or it would draft no token.
     """
 
     kind: str
@@ -65,10 +67,15 @@ class HeadPlan:
             raise InvalidParameter(
                 f"A head of the kind {self.kind} has the target's output rows anyway; frozen rows are of {owners}."
             )
+        if (self.size.term, self.size.rank) != (None, None) and not maker.termed:
+            owners = " or ".join(kind for kind, one in MAKERS.items() if one.termed)
+            raise InvalidParameter(f"A head of the kind {self.kind} has no term of a rank; that is of {owners}.")
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
         if self.rows is not None and self.start is not None:
             raise InvalidParameter("A head that begins with another one has its tokens; leave rows out.")
+        if self.size.inner is not None and self.start is not None:
+            raise InvalidParameter("A head that begins with another one has layers of its width; leave inner out.")
         if self.rows is not None and self.form not in maker.fewer:
             found = f"take {' or '.join(maker.fewer)}, or leave rows out" if maker.fewer else "leave rows out"
             raise InvalidParameter(f"The {self.form} form of {self.kind} heads has all of a target's tokens; {found}.")
@@ -123,13 +130,14 @@ def make_head(
         UnsupportedModel: the target's ends are no tables.
     """
     model = HuggingFaceModel(target)
-    reads = usual_reads(model.layers)
+    start = None if plan.start is None else load_start(plan.start, model)
+    reads = (() if start is None else read_by(start, model.layers)) or usual_reads(model.layers)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
-    head = None if plan.start is None else _begun(target, model, reads, plan, plan.start)
+    head = None if start is None else _begun(target, start, reads, plan)
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
-        head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan)
+        head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
     learnt = Shards(text.learnt)
     with noting() as interrupted:
         run = work / run_name(plan)
@@ -161,21 +169,25 @@ def end_ids_of(target: PreTrainedModel) -> list[int]:
     return [] if end is None else [end] if isinstance(end, int) else [*end]
 
 
-def _new(target: PreTrainedModel, tokens: Int[Tensor, " v"] | None, reads: tuple[int, ...], plan: HeadPlan) -> NewHead:
-    """Return a head that has learnt nothing, for these of the target's tokens."""
-    torch.manual_seed(plan.recipe.seed)
-    return MAKERS[plan.kind].make(target, TargetEnds.of(target, tokens), reads, plan.size)
-
-
-def _begun(
-    target: PreTrainedModel, model: HuggingFaceModel, reads: tuple[int, ...], plan: HeadPlan, start: Path
+def _new(
+    target: PreTrainedModel,
+    tokens: Int[Tensor, " v"] | None,
+    reads: tuple[int, ...],
+    plan: HeadPlan,
+    start: nn.Module | None,
 ) -> NewHead:
+    """Return a head that has learnt nothing, for these of the target's tokens, of the sizes of another."""
+    torch.manual_seed(plan.recipe.seed)
+    return MAKERS[plan.kind].make(target, TargetEnds.of(target, tokens), reads, plan.size, start)
+
+
+def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[int, ...], plan: HeadPlan) -> NewHead:
     """Return a head with the weights and tokens of another one."""
-    given = load_start(start, model)
-    tokens = tokens_of(given)
+    assert plan.start is not None
+    tokens = tokens_of(start)
     tokens = None if tokens is None else tokens.to(target.device)
-    head = _new(target, tokens, reads, plan)
-    begin_with(head, given, start, TargetEnds.of(target, tokens))
+    head = _new(target, tokens, reads, plan, next(iter(start.networks())))
+    begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
     return head
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, load_head
+from polydraft.drafters.heads.block import BlockHead
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.training.heads.kinds import NewHead
@@ -29,10 +30,21 @@ def tokens_of(drafter: Drafter) -> Int[Tensor, " v"] | None:
     return next((one for one in found if one is not None), None)
 
 
+def read_by(drafter: Drafter, depth: int) -> tuple[int, ...]:
+    """Return outputs of which of a target's `depth` layers a head reads, joined in this order; the last counts `depth`.
+
+    None are told of heads that read the last state alone, which the text for training holds anyway.
+    """
+    read = tuple(depth if one == "final" else one for one in drafter.reads)
+    return () if read == (depth,) else read
+
+
 def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
     """Give a new head the weights of another, in place.
 
     Copies of its target's tables, which folders of some families hold, need no place in the new one, which shares them.
+    A block head takes the layers of one with another path term, or without a confidence head: what it has not keeps its
+    new weights.
 
     Raises:
         InvalidParameter: it is of another kind, or has other sizes.
@@ -45,8 +57,20 @@ def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) ->
         for name, table in (("embed_tokens.weight", ends.embedding), ("lm_head.weight", ends.rows)):
             if name not in own and _is_copy(weights.get(name), table):
                 del weights[name]
+        anew = _anew(network, given)
+        weights = {name: value for name, value in weights.items() if not name.startswith(anew)}
+        weights |= {name: value for name, value in own.items() if name.startswith(anew)}
         _check_shapes(own, weights, folder)
         network.load_state_dict(weights)
+
+
+def _anew(network: nn.Module, given: nn.Module) -> tuple[str, ...]:
+    """Return how the names begin of those parts of a network that do not begin with the given one's."""
+    if not isinstance(network, BlockHead) or not isinstance(given, BlockHead):
+        return ()
+    if type(network.path) is not type(given.path):
+        return ("path.", "confidence.", "mask_embed")
+    return ("confidence.",) if given.confidence is None else ()
 
 
 def _is_copy(weight: Tensor | None, table: Tensor) -> bool:
