@@ -334,6 +334,9 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("medusa", HeadSize(rank=64))
     with pytest.raises(InvalidParameter, match="term is vanilla, gated, rnn, not 'lstm'"):
         HeadSize(term="lstm")
+    for rate in (-0.1, float("nan"), 2.0):
+        with pytest.raises(InvalidParameter, match=f"learning rate is in .0, 1., but is {rate}"):
+            HeadRecipe(matrix_rate=rate)
     with pytest.raises(InvalidParameter, match="drafts must be at least 1, but is 0"):
         HeadSize(drafts=0)
     with pytest.raises(

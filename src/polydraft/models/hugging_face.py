@@ -207,7 +207,7 @@ class HuggingFaceModel:
             given[self.cached_as] = crossing(cache, cache.sources[0])
         elif not self.counts:
             given["attention_mask"] = self.masks(mask, positions, cache)
-        with evaluating(self.modules), observed_layers(self.model, hidden_layers) as observed:
+        with evaluating(self.modules), observed_layers(self.model, hidden_layers, self.modules) as observed:
             if isinstance(cache, HandedCache):
                 given[HANDED] = cache.held
             outputs = self.model(**given, use_cache=True, **extra)

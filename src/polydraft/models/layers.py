@@ -14,8 +14,10 @@ HEAD = "final"
 
 
 @contextmanager
-def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer, Float[Tensor, "b n d"]]]:
-    """Note the hidden states of some layers during a pass.
+def observed_layers(
+    model: Any, layers: Sequence[Layer], modules: Sequence[nn.Module]
+) -> Iterator[dict[Layer, Float[Tensor, "b n d"]]]:
+    """Note the hidden states of some layers during a pass; `modules` are all parts of the model.
 
     Hugging Face's own list of hidden states has the last layer's behind the norm only, so that hooks are used.
 
@@ -24,7 +26,7 @@ def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer,
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
     found: dict[Layer, Tensor] = {}
-    hooks = watch_layers(model, layers, found)
+    hooks = watch_layers(model, layers, found, modules)
     try:
         yield found
     finally:
@@ -32,14 +34,19 @@ def observed_layers(model: Any, layers: Sequence[Layer]) -> Iterator[dict[Layer,
             hook.remove()
 
 
-def watch_layers(model: Any, layers: Sequence[Layer], found: dict[Layer, Float[Tensor, "b n d"]]) -> list[Any]:
+def watch_layers(
+    model: Any,
+    layers: Sequence[Layer],
+    found: dict[Layer, Float[Tensor, "b n d"]],
+    modules: Sequence[nn.Module] | None = None,
+) -> list[Any]:
     """Note the hidden states of some layers in `found` from now on; return the hooks.
 
     Raises:
         InvalidParameter: the model has no such layer.
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
-    listed = layers_of(model) if any(layer != HEAD for layer in layers) else nn.ModuleList()
+    listed = layers_of(model, modules) if any(layer != HEAD for layer in layers) else nn.ModuleList()
     return [_hook(model, layer, listed, found) for layer in layers]
 
 
@@ -49,14 +56,15 @@ def check_layer(layer: Layer, count: int) -> None:
         raise InvalidParameter(f"Hidden states are those of 0 to {count} layers or {HEAD!r}, not {layer!r}.")
 
 
-def layers_of(model: Any) -> nn.ModuleList:
-    """Return a model's layers.
+def layers_of(model: Any, modules: Sequence[nn.Module] | None = None) -> nn.ModuleList:
+    """Return a model's layers; who knows all parts of the model gives them, which spares the search for them.
 
     Raises:
         UnsupportedModel: they are not in one list.
     """
     count = model.config.get_text_config().num_hidden_layers
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
+    parts = model.modules() if modules is None else modules
+    lists = [one for one in parts if isinstance(one, nn.ModuleList) and len(one) == count]
     if len(lists) != 1:
         raise UnsupportedModel(f"{type(model).__name__} does not keep its layers in one list, so none can be read.")
     return lists[0]

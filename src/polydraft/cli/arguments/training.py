@@ -47,6 +47,13 @@ PastEndOption = Annotated[
 HeadStepsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="Optimiser steps of 8 texts.", rich_help_panel=TRAINING)
 ]
+HeadRateOption = Annotated[
+    float,
+    typer.Option(
+        help="Peak learning rate of weight matrices (Muon); tables, norms and biases (AdamW) have half of it.",
+        rich_help_panel=TRAINING,
+    ),
+]
 HeadLossOption = Annotated[
     str,
     typer.Option(

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from polydraft.errors import InvalidParameter
 from polydraft.training.muon import Muon
 
 
@@ -30,6 +31,9 @@ class HeadRecipe:
         measure_every: steps between measurements on held-out text.
         save_every: steps between checkpoints.
         seed: of the order of texts and of the anchors.
+
+    Raises:
+        InvalidParameter: a rate outside of [0, 1].
     """
 
     steps: int = 4000
@@ -40,6 +44,11 @@ class HeadRecipe:
     measure_every: int = 250
     save_every: int = 250
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        for rate in (self.matrix_rate, self.other_rate):
+            if not 0 <= rate <= 1:
+                raise InvalidParameter(f"A head's learning rate is in [0, 1], but is {rate}.")
 
 
 @dataclass(frozen=True)
