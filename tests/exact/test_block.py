@@ -164,8 +164,8 @@ def test_chains_of_whole_rows_end_where_their_trials_do() -> None:
     listed = torch.arange(size).repeat(many, 4, 1)
     listed[:, -1] = -1  # nothing was drafted below a leaf
     draft = Draft(tree, torch.nn.functional.pad(places, (1, 0), value=-1), listed, draft_rows, whole=True)
-    for dtype in (torch.float64, torch.float32):
-        rows = target.to(dtype)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        rows = target.to(torch.float32 if dtype == torch.bfloat16 else dtype)
         each = replace(draft, probs=draft.probs.to(dtype))
         found = by_rows(each, rows, FastNoise.seeded(5, many))
         tried = trials(each, rows, BlockVerification()._divide)

@@ -171,7 +171,7 @@ def test_eagle_3_has_output_rows_of_its_own_which_begin_as_the_targets(frozen: b
     asked = plan("eagle-3", rows=16, size={"frozen_rows": frozen})
     tokens = torch.arange(0, VOCAB, 2)
     ends = TargetEnds.of(target(), tokens)
-    fresh = MAKERS["eagle-3"].make(target(), ends, (1, 2), asked.size)
+    fresh = MAKERS["eagle-3"].make(target(), ends, usual_reads(2), asked.size)
     learnt = [name for name, _ in fresh.training.named_parameters() if "lm_head" in name]
     assert learnt == ([] if frozen else ["ends.lm_head.weight"])
     if not frozen:
@@ -248,7 +248,7 @@ def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(k
     """Published heads have other sizes than ours have, and may read other layers of the target."""
     size = HeadSize(drafts=3, inner=24, rank=5 if MAKERS[kind].termed else None)
     ends = TargetEnds.of(target(), torch.arange(0, VOCAB, 2) if kind != "eagle" else None)
-    first = MAKERS[kind].make(target(), ends, (2, 1), size)
+    first = MAKERS[kind].make(target(), ends, READ_BY.get(kind, ("final", 1)), size)
     first.write(tmp_path / "first", HuggingFaceModel(target()), "official", "")
     given = polydraft.load_head(tmp_path / "first", 2)
     asked = plan(kind, start=tmp_path / "first", size={"rank": None})
@@ -256,14 +256,72 @@ def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(k
     found = polydraft.load_head(tmp_path / "second", 2)
     shapes = [{name: one.shape for name, one in each.networks()[0].state_dict().items()} for each in (given, found)]
     assert shapes[0] == shapes[1] and any(24 in shape for shape in shapes[0].values())
-    assert found.reads == given.reads
+    assert found.reads == given.reads == READ_BY.get(kind, ("final", 1))
+
+
+READ_BY: dict[str, tuple[Any, ...]] = {"eagle": ("final",), "eagle-3": (2, 1)}
+
+
+def test_a_head_that_reads_the_last_states_learns_from_them(tmp_path: Path) -> None:
+    """Behind the last norm, and not the last layer's output before it."""
+    shape = replace(fresh_block().shape, reads=("final",))
+    given = BlockDrafter(BlockHead(shape, PathTerm()), HeadEnds())
+    write_block(given, tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
+    asked = plan("dspark", start=tmp_path / "first")
+    make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
+    assert polydraft.load_head(tmp_path / "second", 2).reads == ("final",)
+    for file in (tmp_path / "work" / "text").glob("*.safetensors"):
+        text = load_file(file)
+        assert torch.equal(text["features"], text["final"])
+
+
+def fresh_block() -> BlockHead:
+    """Return a new block head for the target."""
+    (head, *_) = MAKERS["dspark"].make(target(), TargetEnds.of(target()), (1,), HeadSize()).drafter.networks()
+    assert isinstance(head, BlockHead)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"target_width": 32},
+            "reads states of width 32 and is 16 wide, and the target 16: it was trained for another",
+        ),
+        ({"mask_id": 30}, "mask of the head to begin with is token 30, and the target has 24 tokens"),
+        ({"reads": (4,)}, "Hidden states are those of 0 to 2 layers or 'final', not 4"),
+        ({"causal": (True, False)}, "some layers are causal and some are not can be written only if"),
+    ],
+)
+def test_a_block_head_for_another_target_or_without_a_form_is_refused_before_the_target_writes(
+    changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = BlockDrafter(BlockHead(replace(fresh_block().shape, **changes), PathTerm()), HeadEnds())
+    monkeypatch.setattr("polydraft.training.heads.making.load_start", lambda folder, model: given)
+    with pytest.raises(InvalidParameter, match=said):
+        make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
+    assert not (tmp_path / "work").exists()
+
+
+def test_factors_at_the_ends_of_a_head_are_refused_and_its_depth_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = BlockDrafter(BlockHead(fresh_block().shape, PathTerm()), HeadEnds(softcap=5.0))
+    monkeypatch.setattr("polydraft.training.heads.making.load_start", lambda folder, model: first)
+    with pytest.raises(InvalidParameter, match="scales its embeddings or caps its logits"):
+        make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
+    heads = MAKERS["medusa"].make(target(), TargetEnds.of(target()), (1,), HeadSize(layers=2, drafts=4)).drafter
+    monkeypatch.setattr("polydraft.training.heads.making.load_start", lambda folder, model: heads)
+    asked = plan("medusa", start=tmp_path / "first", size={"drafts": None})
+    made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "medusa", asked)
+    assert len(made.drafting.overlap) == 4
 
 
 @pytest.mark.parametrize("path", [PathTerm(), Markov(VOCAB, VOCAB, 5)], ids=["dflash", "without a confidence head"])
 def test_a_dspark_head_may_begin_with_what_has_no_term_or_no_confidence(path: PathTerm, tmp_path: Path) -> None:
     """DFlash's anchors do not draft, so that its block has a slot more than it has drafts."""
-    fresh = MAKERS["dspark"].make(target(), TargetEnds.of(target()), (1, 2), HeadSize()).drafter
-    shape = replace(fresh.networks()[0].shape, shifted=False, block=4)  # type: ignore[arg-type]
+    shape = replace(fresh_block().shape, shifted=False, block=4)
     given = BlockHead(shape, path)
     write_block(BlockDrafter(given, HeadEnds()), tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
     asked = plan("dspark", start=tmp_path / "first", size={"rank": None})
@@ -286,6 +344,9 @@ def test_a_head_of_another_kind_or_size_is_no_beginning(tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
     with pytest.raises(InvalidParameter, match="leave rows out"):
         plan("dspark", start=tmp_path / "first", rows=16)
+    with pytest.raises(InvalidParameter, match="a term of rank 4, not 7; leave rank out"):
+        again = plan("dspark", start=tmp_path / "first", size={"rank": 7})
+        make_head(target(), PROMPTS, tmp_path / "other", tmp_path / "never", again)
     with pytest.raises(InvalidParameter, match="leave inner out"):
         plan("dspark", start=tmp_path / "first", size={"inner": 8})
     with pytest.raises(CheckpointError, match="nowhere"):
@@ -360,6 +421,6 @@ def test_every_kind_learns_by_each_of_its_losses(kind: str, loss: str, tmp_path:
     assert f"loss: {loss}" in (tmp_path / "h" / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("layers", "reads"), [(30, (2, 15, 27)), (14, (2, 7, 11)), (2, (1, 2)), (1, (1,))])
+@pytest.mark.parametrize(("layers", "reads"), [(30, (2, 15, 27)), (14, (2, 7, 11)), (3, (1, 2)), (2, (1,)), (1, (0,))])
 def test_the_layers_that_heads_read(layers: int, reads: tuple[int, ...]) -> None:
     assert usual_reads(layers) == reads

@@ -441,7 +441,7 @@ def head(
     rate: HeadRateOption = 0.004,
     loss: HeadLossOption = "published",
     layers: HeadLayersOption = None,
-    drafts: HeadDraftsOption = 6,
+    drafts: HeadDraftsOption = None,
     term: HeadTermOption = None,
     rank: HeadRankOption = None,
     rows: HeadRowsOption = None,

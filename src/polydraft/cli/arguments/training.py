@@ -66,7 +66,10 @@ HeadLayersOption = Annotated[
     typer.Option(min=1, callback=count, help="Layers. Default: 1, and 2 of block heads.", rich_help_panel=TRAINING),
 ]
 HeadDraftsOption = Annotated[
-    int, typer.Option(min=1, callback=count, help="Tokens deep that it learns to draft.", rich_help_panel=TRAINING)
+    int | None,
+    typer.Option(
+        min=1, callback=count, help="Tokens deep that it learns to draft. Default: 6.", rich_help_panel=TRAINING
+    ),
 ]
 HeadRankOption = Annotated[
     int | None,

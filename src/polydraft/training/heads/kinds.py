@@ -21,9 +21,10 @@ from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy, Rotation
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
@@ -34,8 +35,8 @@ ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
 PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
-RANK = 64
-"""The usual rank of DSpark's term."""
+DRAFTS, RANK = 6, 64
+"""How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
 OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
 """The forms of folders: the usual one of a family's trainers, and others that some families have."""
 LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
@@ -56,7 +57,7 @@ class HeadSize:
 
     Args:
         layers: how many; None for those of the head it begins with, or the kind's usual number: 1, of a block head 2.
-        drafts: how many tokens deep it learns to draft.
+        drafts: how many tokens deep it learns to draft; None for as many as the head it begins with has, or 6.
         inner: width inside the gated layers; None for twice the hidden width.
         rank: of DSpark's term; None for that of the head it begins with, or 64.
         term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
@@ -69,7 +70,7 @@ class HeadSize:
     """
 
     layers: int | None = None
-    drafts: int = 6
+    drafts: int | None = None
     inner: int | None = None
     rank: int | None = None
     term: str | None = None
@@ -116,7 +117,7 @@ class HeadMaker:
         termed: whether its rows have one of DSpark's terms.
     """
 
-    make: Callable[[PreTrainedModel, TargetEnds, tuple[int, ...], HeadSize, nn.Module | None], NewHead]
+    make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
     other_forms: tuple[str, ...] = (SPECULATORS,)
     fewer: tuple[str, ...] = (OFFICIAL, SPECULATORS)
     losses: tuple[str, ...] = LOSSES
@@ -157,8 +158,13 @@ BLOCK_LOSSES: Mapping[str, BlockLoss] = {
 
 
 def usual_reads(layers: int) -> tuple[int, ...]:
-    """Return the outputs that EAGLE-3 reads: behind the second layer, the middle, and the third from the end."""
-    return tuple(sorted({min(2, layers), max(layers // 2, 1), max(layers - 3, 1)}))
+    """Return the outputs that EAGLE-3 reads: behind the second layer, the middle, and the third from the end.
+
+    The last layer's is not among them: folders of block heads mean the state behind the last norm by it.
+    """
+    last = layers - 1
+    least = min(1, last)
+    return tuple(sorted({min(2, last), max(layers // 2, least), max(layers - 3, least)}))
 
 
 def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False) -> Anatomy:
@@ -181,9 +187,11 @@ def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False
 
 
 def _medusa(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    heads = new_heads(ends, size.drafts, size.layers or 1)
+    given = [*start.heads] if isinstance(start, MedusaHeads) else []
+    layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
+    heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers)
     drafter = MedusaDrafter(heads)
 
     def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
@@ -194,7 +202,7 @@ def _medusa(
 
 
 def _eagle_1(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
     if isinstance(start, Eagle1Head):
         head = Eagle1Head(
@@ -204,11 +212,11 @@ def _eagle_1(
         head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
     own = HeadEnds(tokens=ends.tokens)
     drafter = EagleDrafter(head, own)
-    return NewHead(Eagle1Training(head, ends, size.drafts, ends=own), drafter, _writes_eagle(drafter))
+    return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, _writes_eagle(drafter))
 
 
 def _eagle_3(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
     width = ends.embedding.shape[1]
     if isinstance(start, Eagle3Head):
@@ -218,7 +226,7 @@ def _eagle_3(
     own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
     weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
     drafter = EagleDrafter(head, own)
-    return NewHead(Eagle3Training(head, ends, size.drafts, weights, own), drafter, _writes_eagle(drafter))
+    return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, weights, own), drafter, _writes_eagle(drafter))
 
 
 def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, str, str], None]:
@@ -240,53 +248,72 @@ def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) 
 
 
 def _block_shape(
-    target: PreTrainedModel, width: int, reads: tuple[int, ...], size: HeadSize, given: BlockHead | None
+    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None
 ) -> BlockShape:
     """Return a block head's sizes: those of the head that it begins with, as deep as is asked for.
 
     Raises:
-        InvalidParameter: another number of layers is asked for.
+        InvalidParameter: another number of layers is asked for, or the head to begin with is for another target.
     """
     if given is None:
         anatomy = anatomy_for(target, size, normed=True)
-        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts, mask_id=None)
+        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts or DRAFTS, mask_id=None)
     shape = given.shape
     if size.layers not in (None, shape.layers):
         raise InvalidParameter(
             f"The head to begin with has {shape.layers} layers, not {size.layers}; leave layers out."
         )
-    return replace(shape, block=size.drafts + (not shape.shifted))
+    if {shape.target_width, shape.anatomy.width} != {width}:
+        raise InvalidParameter(
+            f"The head to begin with reads states of width {shape.target_width} and is {shape.anatomy.width} wide, and "
+            f"the target {width}: it was trained for another target."
+        )
+    return replace(shape, block=(size.drafts or shape.drafts) + (not shape.shifted))
 
 
 def _dspark(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
     vocab, width = ends.embedding.shape
     given = start if isinstance(start, BlockHead) else None
     shape = _block_shape(target, width, reads, size, given)
-    if shape.mask_id is None:
+    if shape.mask_id is None and not (given is not None and isinstance(given.path, Markov)):
         end = target.config.get_text_config().eos_token_id
         shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
+    if shape.mask_id is not None and shape.mask_id >= vocab:
+        raise InvalidParameter(
+            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {vocab} tokens: it was "
+            "trained for another target."
+        )
     path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
     return _block(ends, shape, path, size)
 
 
 def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
-    """Return DSpark's term: the one that is asked for, or else like the given one."""
+    """Return DSpark's term: the one that is asked for, or else like the given one.
+
+    Raises:
+        InvalidParameter: the given one goes on, and another rank is asked for.
+    """
     like = given if isinstance(given, Markov) else None
     kind = Markov if like is None else type(like)
     kind = kind if size.term is None else TERMS[size.term]
+    if like is not None and type(like) is kind and size.rank not in (None, like.rank):
+        raise InvalidParameter(
+            f"The head to begin with has a term of rank {like.rank}, not {size.rank}; leave rank out."
+        )
     rank = size.rank or (RANK if like is None else like.rank)
     return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
 
 
 def _mixing(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[int, ...], size: HeadSize, start: nn.Module | None = None
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
     width = ends.embedding.shape[1]
     given = start if isinstance(start, BlockHead) else None
     like = given.path if given is not None and isinstance(given.path, Mixing) else None
-    shape = replace(_block_shape(target, width, reads, size, given), mask_id=None)
+    shape = _block_shape(target, width, reads, size, given)
+    shape = shape if like is not None else replace(shape, mask_id=None)
     sizes = (width, 3 * width // 2) if like is None else (like.size, cast(nn.Linear, like.mix[0]).out_features)
     return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
@@ -299,3 +326,5 @@ MAKERS: Mapping[str, HeadMaker] = {
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""
+LAST_ONLY = ("medusa", "eagle")
+"""The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

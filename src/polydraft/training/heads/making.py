@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel
-from polydraft.training.heads.kinds import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
+from polydraft.models import HuggingFaceModel, Layer
+from polydraft.training.heads.kinds import LAST_ONLY, MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.shards import Shards, own_counts
 from polydraft.training.heads.starting import begin_with, load_start, read_by, tokens_of
@@ -131,10 +132,12 @@ def make_head(
     """
     model = HuggingFaceModel(target)
     start = None if plan.start is None else load_start(plan.start, model)
-    reads = (() if start is None else read_by(start, model.layers)) or usual_reads(model.layers)
+    reads = usual_reads(model.layers) if start is None or plan.kind in LAST_ONLY else read_by(start, model)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
     head = None if start is None else _begun(target, start, reads, plan)
+    if head is not None:
+        _check_form(head, model, plan.form)
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
@@ -172,7 +175,7 @@ def end_ids_of(target: PreTrainedModel) -> list[int]:
 def _new(
     target: PreTrainedModel,
     tokens: Int[Tensor, " v"] | None,
-    reads: tuple[int, ...],
+    reads: tuple[Layer, ...],
     plan: HeadPlan,
     start: nn.Module | None,
 ) -> NewHead:
@@ -181,7 +184,7 @@ def _new(
     return MAKERS[plan.kind].make(target, TargetEnds.of(target, tokens), reads, plan.size, start)
 
 
-def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[int, ...], plan: HeadPlan) -> NewHead:
+def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], plan: HeadPlan) -> NewHead:
     """Return a head with the weights and tokens of another one."""
     assert plan.start is not None
     tokens = tokens_of(start)
@@ -189,6 +192,16 @@ def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[int, ...], plan
     head = _new(target, tokens, reads, plan, next(iter(start.networks())))
     begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
     return head
+
+
+def _check_form(head: NewHead, model: HuggingFaceModel, form: str) -> None:
+    """Write a head where it is thrown away: of some that can be read it is said before hours of work that they cannot.
+
+    Raises:
+        InvalidParameter: the form cannot say what it is.
+    """
+    with TemporaryDirectory() as nowhere:
+        head.write(Path(nowhere) / "head", model, form, "")
 
 
 def _written(

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polydraft.errors import ResultsError
+from polydraft.models import Layer
 
 PARTS = ("ids", "valid", "features", "final", "lse")
 
@@ -36,7 +37,7 @@ class Shards(Dataset[dict[str, Tensor]]):
         ResultsError: there is no shard, or the layers are not in them.
     """
 
-    def __init__(self, files: list[Path], reads: tuple[int, ...] | None = None) -> None:
+    def __init__(self, files: list[Path], reads: tuple[Layer, ...] | None = None) -> None:
         if not files:
             raise ResultsError("There is no text of the target to train on.")
         self.files = files
@@ -74,7 +75,7 @@ class Shards(Dataset[dict[str, Tensor]]):
         return {**self.__dict__, "open": {}}
 
 
-def layers_of(file: Path) -> tuple[int, ...]:
+def layers_of(file: Path) -> tuple[Layer, ...]:
     """Return which layers' outputs are in a shard, in their order."""
     with safe_open(str(file), framework="pt") as opened:
         return tuple(json.loads(opened.metadata()["layers"]))

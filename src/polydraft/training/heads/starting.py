@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, load_head
 from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, Layer
+from polydraft.models.layers import check_layer
 from polydraft.training.heads.kinds import NewHead
 from polydraft.training.heads.targets import TargetEnds
 
@@ -30,24 +32,26 @@ def tokens_of(drafter: Drafter) -> Int[Tensor, " v"] | None:
     return next((one for one in found if one is not None), None)
 
 
-def read_by(drafter: Drafter, depth: int) -> tuple[int, ...]:
-    """Return outputs of which of a target's `depth` layers a head reads, joined in this order; the last counts `depth`.
+def read_by(drafter: Drafter, target: HuggingFaceModel) -> tuple[Layer, ...]:
+    """Return which of the target's hidden states a head reads, joined in this order.
 
-    None are told of heads that read the last state alone, which the text for training holds anyway.
+    Raises:
+        InvalidParameter: the target has no such layer.
     """
-    read = tuple(depth if one == "final" else one for one in drafter.reads)
-    return () if read == (depth,) else read
+    for layer in drafter.reads:
+        check_layer(layer, target.layers)
+    return drafter.reads
 
 
 def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
     """Give a new head the weights of another, in place.
 
     Copies of its target's tables, which folders of some families hold, need no place in the new one, which shares them.
-    A block head takes the layers of one with another path term, or without a confidence head: what it has not keeps its
-    new weights.
+    A block head takes the layers of one with another path term or confidence head: what it has not keeps its new
+    weights.
 
     Raises:
-        InvalidParameter: it is of another kind, or has other sizes.
+        InvalidParameter: it is of another kind, or has other sizes, or what it reads or draws is scaled.
     """
     new, old = ([*one.networks()] for one in (head.drafter, start))
     if len(new) != len(old) or type(head.drafter) is not type(start):
@@ -57,6 +61,7 @@ def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) ->
         for name, table in (("embed_tokens.weight", ends.embedding), ("lm_head.weight", ends.rows)):
             if name not in own and _is_copy(weights.get(name), table):
                 del weights[name]
+        _check_scales(given, folder)
         anew = _anew(network, given)
         weights = {name: value for name, value in weights.items() if not name.startswith(anew)}
         weights |= {name: value for name, value in own.items() if name.startswith(anew)}
@@ -70,7 +75,16 @@ def _anew(network: nn.Module, given: nn.Module) -> tuple[str, ...]:
         return ()
     if type(network.path) is not type(given.path):
         return ("path.", "confidence.", "mask_embed")
-    return ("confidence.",) if given.confidence is None else ()
+    wide = [None if one.confidence is None else one.confidence.in_features for one in (network, given)]
+    return ("confidence.",) if wide[0] != wide[1] else ()
+
+
+def _check_scales(given: nn.Module, folder: Path) -> None:
+    """Raise `InvalidParameter` for factors at a head's ends, which no loss here knows."""
+    if isinstance(given, HeadEnds) and (given.scale, given.multiplier, given.softcap) != (1, 1, None):
+        raise InvalidParameter(
+            f"--start {folder} scales its embeddings or caps its logits, which heads that are trained here do not."
+        )
 
 
 def _is_copy(weight: Tensor | None, table: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from polydraft.errors import InvalidParameter, ResultsError
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, Layer
 from polydraft.probs import Noise, sample
 
 HEATS = (1.0, 0.0, 0.7, 1.0)
@@ -76,7 +76,7 @@ def write_shards(
     target: HuggingFaceModel,
     prompts: Sequence[Int[Tensor, " n"]],
     folder: Path,
-    reads: tuple[int, ...],
+    reads: tuple[Layer, ...],
     writing: Writing,
     end_ids: Sequence[int] = (),
 ) -> OwnText:
@@ -116,7 +116,7 @@ def write_shards(
     return OwnText(files[1:], files[:1])
 
 
-def check_size(target: HuggingFaceModel, reads: tuple[int, ...], writing: Writing) -> None:
+def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: Writing) -> None:
     """Raise `InvalidParameter` if the shards would take more than `writing.most_bytes`."""
     each = 2 * (len(reads) + 1) * target.width + BYTES_OF_NUMBERS
     size = (writing.shards + 1) * writing.rows * writing.length * each
@@ -132,7 +132,7 @@ def _write(
     prompts: Sequence[Int[Tensor, " n"]],
     path: Path,
     number: int,
-    reads: tuple[int, ...],
+    reads: tuple[Layer, ...],
     writing: Writing,
     end_ids: Sequence[int],
 ) -> None:
@@ -163,7 +163,7 @@ def continued(
     given: Sequence[Int[Tensor, " n"]],
     heats: Float[Tensor, " b"],
     length: int,
-    reads: tuple[int, ...],
+    reads: tuple[Layer, ...],
     random: torch.Generator,
 ) -> dict[str, Tensor]:
     """Return prompts written on to `length` tokens, as a shard's tensors.
@@ -188,7 +188,7 @@ def continued(
             cache,
             torch.full((rows,), done, device=device),
             logits_to_keep=1,
-            hidden_layers=(*reads, "final"),
+            hidden_layers=(*dict.fromkeys((*reads, "final")),),
         )
         states = torch.cat([passed.hidden[layer] for layer in reads], -1)
         features[:, done:end], final[:, done:end] = states.bfloat16(), passed.hidden["final"].bfloat16()
@@ -214,7 +214,7 @@ def _check_settings(
     path: Path,
     target: HuggingFaceModel,
     prompts: Sequence[Int[Tensor, " n"]],
-    reads: tuple[int, ...],
+    reads: tuple[Layer, ...],
     writing: Writing,
 ) -> None:
     """Note how the texts are written, or check that those in the folder were written so; more of them may follow."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -86,10 +87,17 @@ def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) ->
     That takes a tenth of the time of `trials` with 8,192 tokens (docs/log.md).
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
+    rows, target_probs = (_readable(one) for one in (rows, target_probs))
     uniforms, places = numbers(noise.uniform(target_probs.shape[1] + 2)), draft.atoms[:, 1:].clamp_min(0)
     tables = (table.numpy() for table in (places, draft.tree.valid[:, 1:], draft.shortlist, rows, target_probs))
     ends = [_longest(*row) for row in zip(*tables, uniforms, strict=True)]
     return verdict_of([([*range(1, length + 1)], token) for length, token in ends], places.shape[1])
+
+
+def _readable(probs: Float[Tensor, "b n A"]) -> Float[Tensor, "b n A"]:
+    """Return probabilities in a precision that machine code knows."""
+    known = probs.dtype in (torch.float32, torch.float64)
+    return (probs if known else probs.float()).detach()
 
 
 @compiled
@@ -118,13 +126,13 @@ def _longest(
             weights = scale[length] * target[length].astype(np.float64)
             if there[length]:
                 for place in range(listed.shape[1]):
-                    if listed[length, place] >= 0:
-                        weights[listed[length, place]] -= draft[length, place]
-            weights = np.maximum(weights, 0.0)
+                    token = listed[length, place]
+                    if token >= 0:
+                        weights[token] = max(weights[token] - draft[length, place], 0.0)
             left = weights.sum()
         if left <= 0:  # for rounding
             weights = target[length].astype(np.float64)
     sums: Numbers = np.cumsum(weights)
     point = sums[-1] * uniforms[0 if length == size else 1]
-    token = int((sums <= point).sum())
-    return length, min(token, int(np.nonzero(weights)[0][-1]))  # rounding may leave the point at the very end
+    last = int(np.nonzero(weights)[0][-1])  # rounding may leave the point at the very end
+    return length, min(int((sums <= point).sum()), last)
