@@ -63,23 +63,36 @@ HeadLossOption = Annotated[
 ]
 HeadLayersOption = Annotated[
     int | None,
-    typer.Option(min=1, callback=count, help="Layers. Default: 1, and 2 of block heads.", rich_help_panel=TRAINING),
+    typer.Option(
+        min=1,
+        callback=count,
+        help="Layers. Default: those of --start, or 1, of block heads 2.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 HeadDraftsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, callback=count, help="Tokens deep that it learns to draft. Default: 6.", rich_help_panel=TRAINING
+        min=1,
+        callback=count,
+        help="Tokens deep that it learns to draft. Default: those of --start, or 6.",
+        rich_help_panel=TRAINING,
     ),
 ]
 HeadRankOption = Annotated[
     int | None,
-    typer.Option(min=1, callback=count, help="Of dspark: rank of its term. Default: 64.", rich_help_panel=TRAINING),
+    typer.Option(
+        min=1,
+        callback=count,
+        help="Of dspark: rank of its term. Default: that of --start, or 64.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 HeadTermOption = Annotated[
     str | None,
     typer.Option(
         help="Of dspark: its rows know the last token (vanilla, gated), or the whole drafted path (rnn). "
-        "Default: vanilla.",
+        "Default: that of --start, or vanilla.",
         rich_help_panel=TRAINING,
     ),
 ]
