@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -58,7 +57,7 @@ class BlockVerification:
         certain = certain_verdict(draft, target_probs)
         if certain:
             return certain
-        if target_probs.device.type == "cpu":
+        if draft.whole and target_probs.device.type == "cpu":
             return by_rows(draft, target_probs, noise)
         return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
@@ -81,58 +80,42 @@ class BlockVerification:
 
 
 def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-    """Return the verdict of the nodes' trials for a chain on a CPU, from its end.
+    """Return the verdict of the nodes' trials for a chain that was drawn from whole rows, on a CPU, from its end.
 
-    The target's rows are not put in the order of lists, and where the whole chain is kept no row but the last is read.
-    That takes a tenth of the time of `trials` with 8,192 tokens (docs/log.md).
+    Nothing is put in the order of a list, and where the whole chain is kept no row but the last is read. That takes a
+    tenth of the time of `trials` with 8,192 tokens (docs/log.md), which was 6 % of a step.
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
-    rows, target_probs = (_readable(one) for one in (rows, target_probs))
     uniforms, places = numbers(noise.uniform(target_probs.shape[1] + 2)), draft.atoms[:, 1:].clamp_min(0)
-    tables = (table.numpy() for table in (places, draft.tree.valid[:, 1:], draft.shortlist, rows, target_probs))
+    tables = (table.numpy() for table in (places, draft.tree.valid[:, 1:], rows, target_probs))
     ends = [_longest(*row) for row in zip(*tables, uniforms, strict=True)]
     return verdict_of([([*range(1, length + 1)], token) for length, token in ends], places.shape[1])
 
 
-def _readable(probs: Float[Tensor, "b n A"]) -> Float[Tensor, "b n A"]:
-    """Return probabilities in a precision that machine code knows."""
-    known = probs.dtype in (torch.float32, torch.float64)
-    return (probs if known else probs.float()).detach()
-
-
 @compiled
-def _longest(
-    places: Places, there: Flags, listed: Places, draft: Rows, target: Rows, uniforms: Numbers
-) -> tuple[int, int]:
+def _longest(places: Places, there: Flags, draft: Rows, target: Rows, uniforms: Numbers) -> tuple[int, int]:
     """Return the longest beginning whose trial succeeds, and the token that follows.
 
     Args:
-        places: of the tokens of the chain in their lists, one to a node below the root.
+        places: the tokens of the chain, one to a node below the root.
         there: which of them are drafted.
-        listed: the tokens of the nodes' lists; -1 in empty places.
-        draft: the rows at the nodes, in the order of their lists.
-        target: the rows at the nodes.
+        draft, target: the rows at the nodes.
         uniforms: for a token after the whole chain, for one after part of it, and for the trials.
     """
     size, scale, left = len(places), np.ones(len(places) + 1), 0.0
     for i in range(size):
         drawn = np.float64(draft[i, places[i]])
-        ratio = target[i, listed[i, places[i]]] / drawn if there[i] and drawn > 0 else 0.0
+        ratio = target[i, places[i]] / drawn if there[i] and drawn > 0 else 0.0
         scale[i + 1] = min(scale[i] * ratio, 1.0)
     length, weights = size, target[size].astype(np.float64)
     if uniforms[2 + size] >= scale[size]:
         while length and (length == size or uniforms[2 + length] * (left + 1 - scale[length]) >= left):
             length -= 1
-            weights = scale[length] * target[length].astype(np.float64)
-            if there[length]:
-                for place in range(listed.shape[1]):
-                    token = listed[length, place]
-                    if token >= 0:
-                        weights[token] = max(weights[token] - draft[length, place], 0.0)
+            weights = np.maximum(scale[length] * target[length] - draft[length] * there[length], 0.0)
             left = weights.sum()
         if left <= 0:  # for rounding
             weights = target[length].astype(np.float64)
     sums: Numbers = np.cumsum(weights)
     point = sums[-1] * uniforms[0 if length == size else 1]
-    last = int(np.nonzero(weights)[0][-1])  # rounding may leave the point at the very end
-    return length, min(int((sums <= point).sum()), last)
+    token = int((sums <= point).sum())
+    return length, min(token, int(np.nonzero(weights)[0][-1]))  # rounding may leave the point at the very end
