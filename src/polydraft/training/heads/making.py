@@ -37,8 +37,8 @@ class HeadPlan:
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
         form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
         name: what the target is called on the card.
-        start: the folder of a head of the same kind and sizes, whose weights and tokens it begins with; or None. Of
-            block heads the term may be another: then it begins anew, with the confidence head.
+        start: the folder of a head of the same kind, whose weights, sizes and tokens it begins with; or None. A block
+            head may begin with one that has another term: then the term and the confidence head are new.
 
     Raises:
         InvalidParameter: there is no such kind, it has no such form, loss, term or rows, or it would draft no token.
