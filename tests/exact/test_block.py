@@ -173,3 +173,37 @@ def test_chains_of_whole_rows_end_where_their_trials_do() -> None:
         assert set(found.length.tolist()) == {0, 1, 2, 3}
         assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
         assert torch.equal(found.next_token, expected.next_token)
+
+
+def test_chains_of_listed_tokens_end_where_their_trials_do() -> None:
+    """Token by token: lists of some tokens in any order, with empty places, chains that are cut, drafts in bfloat16."""
+    many, size, most = 800, 7, 5
+    stream = torch.Generator().manual_seed(4)
+    target = torch.rand(many, 4, size, generator=stream, dtype=torch.float64) ** 3
+    target = target / target.sum(dim=-1, keepdim=True)
+    listed = torch.rand(many, 4, size, generator=stream).argsort(dim=-1)[..., :most]
+    probs = torch.rand(many, 4, most, generator=stream, dtype=torch.float64) ** 2
+    probs[::4] = target[::4].gather(-1, listed[::4])
+    empty = torch.rand(many, 4, most, generator=stream) < 0.3
+    empty[..., 2] = False
+    empty[:, -1] = True  # nothing is drafted below the last
+    listed, probs = listed.masked_fill(empty, -1), probs.masked_fill(empty, 0)
+    probs = probs / probs.sum(dim=-1, keepdim=True).where(~empty.all(dim=-1, keepdim=True), 1)
+    places = torch.multinomial(probs[:, :3].reshape(-1, most), 1, generator=stream).view(many, 3)
+    tokens = listed[:, :3].gather(-1, places.unsqueeze(-1)).squeeze(-1)
+    valid = torch.arange(4) <= torch.tensor([3, 3, 3, 2, 0]).repeat(many // 5).unsqueeze(-1)
+    tree = TokenTree(
+        torch.nn.functional.pad(tokens, (1, 0)).where(valid, 0), topology(Chain(3).shape, many, places.device), valid
+    )
+    atoms = torch.nn.functional.pad(places, (1, 0), value=-1).where(valid, -1)
+    draft = Draft(tree, atoms, listed, probs)
+    below = torch.nn.functional.pad(valid[:, 1:], (0, 1)).unsqueeze(-1)
+    bare = replace(draft, shortlist=listed.where(below, -1))  # no lists where chains are cut
+    for each, dtype in ((draft, torch.float64), (bare, torch.float64), (draft, torch.float32), (bare, torch.bfloat16)):
+        rows, each = target.to(torch.promote_types(dtype, torch.float32)), replace(each, probs=each.probs.to(dtype))
+        found = by_rows(each, rows, FastNoise.seeded(6, many))
+        tried = trials(each, rows, BlockVerification()._divide)
+        expected = first_success(tried, each, rows, FastNoise.seeded(6, many))
+        assert set(found.length.tolist()) == {0, 1, 2, 3}
+        assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
+        assert torch.equal(found.next_token, expected.next_token)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -57,7 +58,7 @@ class BlockVerification:
         certain = certain_verdict(draft, target_probs)
         if certain:
             return certain
-        if draft.whole and target_probs.device.type == "cpu":
+        if target_probs.device.type == "cpu":
             return by_rows(draft, target_probs, noise)
         return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
 
@@ -80,42 +81,90 @@ class BlockVerification:
 
 
 def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-    """Return the verdict of the nodes' trials for a chain that was drawn from whole rows, on a CPU, from its end.
+    """Return the verdict of `first_success` for a chain on a CPU, with the same numbers to the same ends.
 
-    Nothing is put in the order of a list, and where the whole chain is kept no row but the last is read. That takes a
-    tenth of the time of `trials` with 8,192 tokens (docs/log.md), which was 6 % of a step.
+    Nodes are read from the end of the chain, each by the list that it was drafted from, and those above the one that
+    succeeds are not read: a tenth of the time of `trials` with 8,192 tokens (docs/log.md).
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
     uniforms, places = numbers(noise.uniform(target_probs.shape[1] + 2)), draft.atoms[:, 1:].clamp_min(0)
-    tables = (table.numpy() for table in (places, draft.tree.valid[:, 1:], rows, target_probs))
-    ends = [_longest(*row) for row in zip(*tables, uniforms, strict=True)]
+    tables = (places, draft.tree.valid[:, 1:], draft.shortlist, *map(_readable, (rows, target_probs)))
+    each = zip(*(table.numpy() for table in tables), uniforms, strict=True)
+    ends = [_ended(*row, whole=draft.whole) for row in each]
     return verdict_of([([*range(1, length + 1)], token) for length, token in ends], places.shape[1])
 
 
+def _readable(rows: Tensor) -> Tensor:
+    """Return rows of numbers that machine code reads: half precision becomes single."""
+    return rows.detach() if rows.dtype in (torch.float32, torch.float64) else rows.detach().float()
+
+
+def _ended(
+    places: Places, there: Flags, listed: Places, draft: Rows, target: Rows, uniforms: Numbers, *, whole: bool
+) -> tuple[int, int]:
+    """Return the longest beginning whose trial succeeds, and the token that follows; arguments as for `_longest`."""
+    length, left = _longest(places, there, listed, draft, target, uniforms[2:], whole)
+    if length == len(places):
+        return length, _place(target[length], uniforms[0])
+    place = _place(left, uniforms[1])
+    if place < listed.shape[1]:
+        return length, int(listed[length, place])
+    others = target[length].copy()
+    others[listed[length][listed[length] >= 0]] = 0
+    return length, _place(others if others.any() else target[length], uniforms[0])  # others may be a rounding error
+
+
 @compiled
-def _longest(places: Places, there: Flags, draft: Rows, target: Rows, uniforms: Numbers) -> tuple[int, int]:
-    """Return the longest beginning whose trial succeeds, and the token that follows.
+def _place(weights: Rows, uniform: float) -> int:
+    """Draw a place in proportion to its weight, as `sample` does."""
+    total, below = 0.0, 0.0
+    for weight in weights:
+        total += weight
+    point = min(total * uniform, np.nextafter(total, 0))
+    for place, weight in enumerate(weights):
+        below += weight
+        if below > point:
+            return place
+    return len(weights) - 1
+
+
+@compiled
+def _longest(
+    places: Places, there: Flags, listed: Places, draft: Rows, target: Rows, coins: Numbers, whole: bool
+) -> tuple[int, Numbers]:
+    """Return the longest beginning whose trial succeeds, and the mass left of each listed token, then of all others.
+
+    Of the whole chain no mass is returned: nothing was drafted below it.
 
     Args:
-        places: the tokens of the chain, one to a node below the root.
+        places: where the tokens of the chain stand in their lists, one to a node below the root.
         there: which of them are drafted.
-        draft, target: the rows at the nodes.
-        uniforms: for a token after the whole chain, for one after part of it, and for the trials.
+        listed: the tokens of the nodes' lists; -1 in empty places.
+        draft: the rows at the nodes, in the order of their lists.
+        target: the rows at the nodes.
+        coins: a uniform number for each trial.
+        whole: whether the lists are all tokens in the order of their ids.
     """
-    size, scale, left = len(places), np.ones(len(places) + 1), 0.0
+    size, most, scale = len(places), listed.shape[1], np.ones(len(places) + 1)
     for i in range(size):
         drawn = np.float64(draft[i, places[i]])
-        ratio = target[i, places[i]] / drawn if there[i] and drawn > 0 else 0.0
+        ratio = target[i, listed[i, places[i]]] / drawn if there[i] and drawn > 0 else 0.0
         scale[i + 1] = min(scale[i] * ratio, 1.0)
-    length, weights = size, target[size].astype(np.float64)
-    if uniforms[2 + size] >= scale[size]:
-        while length and (length == size or uniforms[2 + length] * (left + 1 - scale[length]) >= left):
-            length -= 1
-            weights = np.maximum(scale[length] * target[length] - draft[length] * there[length], 0.0)
-            left = weights.sum()
-        if left <= 0:  # for rounding
-            weights = target[length].astype(np.float64)
-    sums: Numbers = np.cumsum(weights)
-    point = sums[-1] * uniforms[0 if length == size else 1]
-    token = int((sums <= point).sum())
-    return length, min(token, int(np.nonzero(weights)[0][-1]))  # rounding may leave the point at the very end
+    mass = np.zeros(most + 1)
+    if coins[size] < scale[size]:
+        return size, mass
+    for length in range(size - 1, -1, -1):
+        if whole:
+            mass[:most] = target[length]
+        else:
+            for place in range(most):
+                token = listed[length, place]
+                mass[place] = target[length, token] if token >= 0 else 0.0
+            mass[most] = max(1 - mass[:most].sum(), 0.0)
+        left = scale[length] * mass
+        if there[length]:
+            left[:most] = np.maximum(left[:most] - draft[length], 0.0)
+        total = left.sum()
+        if not length or coins[length] * (total + 1 - scale[length]) < total:
+            return length, left if total > 0 else mass  # for rounding
+    return 0, mass
