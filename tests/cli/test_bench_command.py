@@ -11,7 +11,7 @@ import pytest
 
 import polydraft.bench.speed.measure as measuring
 from polydraft.cli import main
-from polydraft.cli.benchmark.arms import spell_arm
+from polydraft.cli.benchmark.arms import drafting_arms, spell_arm
 from polydraft.errors import InvalidParameter
 
 Call = Callable[..., int]
@@ -166,6 +166,9 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no drafts": (["--arm", "hf-assisted tokens=0"], "tokens start at 1"),
     "no threshold": (["--arm", "hf-assisted threshold=nan"], "the threshold lies between 0 and 1"),
     "no such drafter": (["--arm", "drafter=oracle"], "the drafter is one of model, ngram"),
+    "no draft": (["--arm", "draft=./absent"], "There is no model folder './absent'"),
+    "a word as a draft": (["--arm", "draft=ngram:4"], "draft= names a draft model or head; write drafter=ngram:4."),
+    "a draft for nobody": (["--arm", "drafter=ngram draft=x"], "the drafter ngram takes no draft model"),
     "no such rule": (["--arm", "verifier=luck"], "luck"),
     "no such tree": (["--arm", "tree=2,x"], "2,x"),
     "empty": (["--arm", ""], "An arm is empty"),
@@ -267,3 +270,24 @@ def test_arms_are_named_by_what_they_are() -> None:
     assert named.settings == {"verifier": "optimal", "bottom-up": ""}
     with pytest.raises(InvalidParameter, match="'bottom-up=yes' is not known"):
         spell_arm("bottom-up=yes")
+
+
+def test_arms_with_drafts_of_their_own(
+    call: Call, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafts of their own draft: the target itself has every token right, and a file tells other weights from them."""
+    target, draft = folders
+    arms = ["--arm", f"name=itself draft={target} tree=chain:2", "--arm", "name=given tree=chain:2"]
+    assert call("--json", *arms, "--out", "runs.jsonl") == 0
+    (head,) = lines_of("conditions", (text := capsys.readouterr().out))
+    assert head["arms"]["itself"]["description"].startswith(f"draft={target} tree=chain:2 (weights ")
+    counts = {one["arm"]: one["statistics"] for one in lines_of("run", text)}
+    assert counts["itself"]["accepted"] == counts["itself"]["drafted"] > 0
+    assert counts["given"]["accepted"] < counts["given"]["drafted"]
+    assert call(f"--arm=name=itself draft={draft} tree=chain:2", arms[2], arms[3], "--out", "runs.jsonl") == 2
+    assert "arms itself description is draft=" in capsys.readouterr().err
+
+
+def test_arms_with_drafts_of_their_own_use_none_of_the_runs(folders: tuple[Path, Path]) -> None:
+    spelt = [spell_arm(f"draft={folders[1]} tree=chain:2")]
+    assert not drafting_arms(spelt) and drafting_arms([*spelt, spell_arm("tree=chain:2")])

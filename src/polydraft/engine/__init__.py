@@ -1,7 +1,7 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
-from polydraft.engine.calls.loading import head_for, load, load_models
+from polydraft.engine.calls.loading import draft_for, head_for, load, load_models
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.compare import Comparison, compare
@@ -39,6 +39,7 @@ __all__ = [
     "compare",
     "decode",
     "default_drafter",
+    "draft_for",
     "generate",
     "generate_many",
     "head_for",

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from polydraft.bench.environment import described
 from polydraft.bench.speed import (
     LOOKUP_TOKENS,
     PLAIN,
@@ -20,7 +21,8 @@ from polydraft.bench.speed import (
     rounded_arm,
 )
 from polydraft.catalogue import AUTO, drafter_line, drafter_spellings, is_drafter_word, parse_policy, verifier_by_name
-from polydraft.engine import as_drafter
+from polydraft.cli.arguments.values import model_name
+from polydraft.engine import as_drafter, draft_for
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 
@@ -36,7 +38,7 @@ KEYS = {
     "hf-lookup": ("tokens",),
     "bfloat16": (),
     PREDICTION: (),
-    "": ("drafter", "tree", "verifier", "scheme", "bottom-up"),
+    "": ("draft", "drafter", "tree", "verifier", "scheme", "bottom-up"),
 }
 MODEL, TEXT = "model", "merge"
 """The words of the drafters that arms have where they name none: with a draft model and without."""
@@ -64,6 +66,7 @@ def spell_arm(text: str) -> ArmSpelling:
     """Read an arm: a named one with its settings, or a configuration of polydraft's; name=... renames it.
 
     Raises:
+        CheckpointError: a draft of its own means a folder, and there is none.
         InvalidParameter: an unknown word or key, or a value that is none.
     """
     try:
@@ -103,6 +106,18 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
             raise InvalidParameter(f"The arm {text!r}: the drafter is one of {words}.")
         drafter_line(drafter).arguments_in(drafter)
         _configuration(settings, drafter)
+        _check_draft(text, settings.get("draft"), drafter)
+
+
+def _check_draft(text: str, draft: str | None, drafter: str) -> None:
+    """Check the name of an arm's own draft model or head."""
+    if draft is None:
+        return
+    if is_drafter_word(draft, 0):
+        raise InvalidParameter(f"The arm {text!r}: draft= names a draft model or head; write drafter={draft}.")
+    if not drafter_line(drafter).models:
+        raise InvalidParameter(f"The arm {text!r}: the drafter {drafter} takes no draft model: leave draft= out.")
+    model_name(draft)
 
 
 def _numbers(text: str, settings: dict[str, str]) -> dict[str, int | float]:
@@ -130,10 +145,12 @@ def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
 
 
 def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:
-    """Tell whether any arm drafts by a draft model if there is one; no spellings are the usual arms, which do."""
+    """Tell whether any arm drafts by the run's draft if there is one; no spellings are the usual arms, which do."""
     return not spellings or any(
         one.kind in ("default", PREDICTION, "hf-assisted")
-        or (not one.kind and drafter_line(one.settings.get("drafter", MODEL)).models > 0)
+        or (
+            not one.kind and "draft" not in one.settings and drafter_line(one.settings.get("drafter", MODEL)).models > 0
+        )
         for one in spellings
     )
 
@@ -142,7 +159,10 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
     """Return the arms, plain decoding first; no spellings are all the usual arms that the models and batches allow.
 
     Raises:
+        CheckpointError: an arm's own draft model or head is missing or damaged.
         InvalidParameter: an arm needs a draft model and there is none.
+        TargetMismatch: an arm's own head is for another target.
+        VocabularyMismatch: an arm's own draft has other tokens.
     """
     if not spellings:
         usual = [spell_arm(name) for name in DEFAULT_ARMS if isinstance(pair.draft, nn.Module) or name != "hf-assisted"]
@@ -153,7 +173,13 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
 
 
 def _arm(pair: Pair, one: ArmSpelling) -> Arm:
-    return replace(_built(pair, one), name=one.name, description=one.text)
+    """Return an arm; what it is includes the weights of a draft of its own, so that others are not taken for them."""
+    named = one.settings.get("draft")
+    if named is None:
+        return replace(_built(pair, one), name=one.name, description=one.text)
+    draft = draft_for(str(model_name(named)), pair.target)
+    told = f"{one.text} (weights {described(draft)['weights']})"
+    return replace(_built(replace(pair, draft=draft), one), name=one.name, description=told)
 
 
 def _built(pair: Pair, one: ArmSpelling) -> Arm:

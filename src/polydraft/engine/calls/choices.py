@@ -16,15 +16,15 @@ from polydraft.catalogue import (
     verifier_by_name,
     word_of,
 )
-from polydraft.drafters import Drafter, NgramDrafter, is_head
+from polydraft.drafters import Drafter, NgramDrafter
 from polydraft.engine.calls.chains import chained, without_branches
-from polydraft.engine.calls.loading import head_for
+from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_derived, load_draft
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
@@ -129,9 +129,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
         return drafter_line(given).named(given)
     if isinstance(given, str | Path):
         _check_no_other_word(given)
-        if not is_derived(given) and is_head(given):
-            return head_for(given, target.model)
-        return as_drafter(load_draft(given, target.model), compile=compile)
+        return as_drafter(draft_for(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
         check_same_source(target.model, given)
     if isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, Session, is_head, load_head
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
-from polydraft.models import HuggingFaceModel, Pair, is_derived, shipped_head
+from polydraft.models import HuggingFaceModel, Pair, is_derived, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
@@ -73,6 +73,11 @@ def load_models(
     if draft is not None and not is_derived(draft) and is_head(draft):
         raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
     return load_pair_of_models(target, draft, dtype=dtype, device=device)
+
+
+def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
+    """Load a draft model or a draft head for a target that is there already; names and errors are those of `load`."""
+    return head_for(name, target) if not is_derived(name) and is_head(name) else load_draft(name, cast(Any, target))
 
 
 def head_for(name: str | Path, target: nn.Module) -> Drafter:
