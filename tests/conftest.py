@@ -1,8 +1,11 @@
-"""Settings for all tests: Hypothesis and torch draw the same numbers in every run."""
+"""Settings for all tests: the same numbers in every run, rows that the fast suite does without, little to walk."""
+
+import gc
 
 import pytest
 import torch
 from hypothesis import settings
+from pairwise import mark_the_rest
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -12,3 +15,16 @@ settings.load_profile("repeatable")
 def pytest_runtest_setup() -> None:
     """Seed torch before a test's fixtures are made, so that weights do not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark rows as slow before slow ones are left out."""
+    mark_the_rest(items)
+
+
+def pytest_collection_finish() -> None:
+    """Spare garbage collection what stays to the end; walking it again and again took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 100)
