@@ -214,7 +214,7 @@ def test_many_turns(case: Case) -> None:
     assert past is not None and past.text.tokens.shape == (1, len(text) - 1)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 @every_case
 def test_a_run_that_was_left_has_the_past_of_what_it_wrote(case: Case, steps: int) -> None:
     going = run(case, *PROMPT, keep_past=True)

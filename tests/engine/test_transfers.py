@@ -106,7 +106,7 @@ TREES = [
 
 
 @pytest.mark.parametrize(("policy", "verifier"), TREES)
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(
     policy: DynamicPolicy, verifier: TreeVerifier, rows: int
 ) -> None:
