@@ -79,7 +79,10 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
         ("limits", "--prompts", "rows.jsonl", "--excerpt-tokens", "5"),
         "--excerpt-tokens is for plain text",
     ),
-    "a draft model for no arm": (("bench", *MODELS, "--arm", "drafter=ngram"), "None of the arms uses a draft model"),
+    "a draft model for no arm": (
+        ("bench", *MODELS, "--arm", "drafter=ngram"),
+        "None of the arms uses the draft of --draft",
+    ),
     "one temperature twice": (("tune", "--temperature", "0", "--temperature", "0"), "A temperature is given twice"),
     "one folder twice for a head": (
         ("train", "head", "eagle", "--prompts", "rows.jsonl", "--out", "a", "--work", "./a"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 from worlds import FastNoise, World, check_by_chi_square, completed, outcome, worlds
 
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidDraft, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import IID
 from polydraft.trees import Chain, Draft, TokenTree, Widths, grow, topology
@@ -154,7 +154,7 @@ def test_chains_of_whole_rows_end_where_their_trials_do() -> None:
     laws[1, 1::4, :, 3:] = 0.0
     target, draft_rows = laws / laws.sum(dim=-1, keepdim=True)
     places = torch.multinomial(draft_rows[:, :3].reshape(-1, size), 1, generator=stream).view(many, 3)
-    places[2::8, 1] = 6
+    places[1::8, 1] = 6
     tree = TokenTree(
         torch.nn.functional.pad(places, (1, 0)),
         topology(Chain(3).shape, many, places.device),
@@ -207,3 +207,26 @@ def test_chains_of_listed_tokens_end_where_their_trials_do() -> None:
         assert set(found.length.tolist()) == {0, 1, 2, 3}
         assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
         assert torch.equal(found.next_token, expected.next_token)
+
+
+@pytest.mark.parametrize(("field", "value"), [("shortlist", 4), ("shortlist", -2), ("shortlist", 10**12), ("atoms", 4)])
+def test_places_outside_the_tables_are_refused(field: str, value: int) -> None:
+    """Machine code would read foreign memory there."""
+    stream = torch.Generator().manual_seed(3)
+    target, rows = (torch.rand(2, 4, 4, generator=stream, dtype=torch.float64).softmax(dim=-1) for _ in range(2))
+    draft = chain_draft(torch.randint(4, (2, 3), generator=stream), rows)
+    BlockVerification().verify(draft, target, Noise.from_seed(0, 2))
+    getattr(draft, field)[1, 2] = value
+    with pytest.raises(InvalidDraft, match=r"lists tokens from|do not fit"):
+        BlockVerification().verify(draft, target, Noise.from_seed(0, 2))
+
+
+def test_tables_of_other_sizes_are_refused() -> None:
+    stream = torch.Generator().manual_seed(3)
+    target, rows = (torch.rand(2, 4, 4, generator=stream, dtype=torch.float64).softmax(dim=-1) for _ in range(2))
+    draft = chain_draft(torch.randint(4, (2, 3), generator=stream), rows)
+    for strange, laws in ((draft, target[:, :3]), (replace(draft, probs=draft.probs[:, :3]), target)):
+        with pytest.raises(InvalidDraft, match="4 nodes has lists, rows or target rows for another number"):
+            BlockVerification().verify(strange, laws, Noise.from_seed(0, 2))
+    with pytest.raises(InvalidDraft, match="do not fit"):
+        BlockVerification().verify(replace(draft, probs=draft.probs[..., :3]), target, Noise.from_seed(0, 2))

@@ -184,7 +184,7 @@ ArmOption = Annotated[
         metavar="ARM",
         help='What to measure; may be repeated: plain, default, prediction, hf, hf-lookup, "hf-assisted tokens=5 '
         'threshold=0", "tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal '
-        'bottom-up". '
+        'bottom-up", "draft=HEAD". '
         "Default: the first three and both others of Hugging Face's.",
         rich_help_panel=DRAFTING,
     ),

@@ -23,7 +23,7 @@ from polydraft.bench.speed import (
 from polydraft.catalogue import AUTO, drafter_line, drafter_spellings, is_drafter_word, parse_policy, verifier_by_name
 from polydraft.cli.arguments.values import model_name
 from polydraft.engine import as_drafter, draft_for
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, PolydraftError, lowered
 from polydraft.models import Pair
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
@@ -78,8 +78,12 @@ def spell_arm(text: str) -> ArmSpelling:
     for word in words[1:] if kind else words:
         key, sign, value = word.partition("=")
         flag = key in FLAGS
-        if key not in (*KEYS[kind], "name") or flag == bool(sign) or flag == bool(value):
+        if key not in (*KEYS[kind], "name") or flag == bool(sign):
             raise InvalidParameter(f"The arm {text!r}: {word!r} is not known; {_known(kind)}.")
+        if flag == bool(value):
+            raise InvalidParameter(f"The arm {text!r}: {key}= has no value.")
+        if key in settings:
+            raise InvalidParameter(f"The arm {text!r}: {key} is given twice.")
         settings[key] = value
     if not words:
         raise InvalidParameter(f"An arm is empty; {_known('')}.")
@@ -173,6 +177,16 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
 
 
 def _arm(pair: Pair, one: ArmSpelling) -> Arm:
+    """Return an arm, or say which one cannot be had."""
+    try:
+        return _described(pair, one)
+    except PolydraftError as error:
+        if str(error).startswith("The arm "):
+            raise
+        raise type(error)(f"The arm {one.name!r}: {lowered(error)}") from error
+
+
+def _described(pair: Pair, one: ArmSpelling) -> Arm:
     """Return an arm; what it is includes the weights of a draft of its own, so that others are not taken for them."""
     named = one.settings.get("draft")
     if named is None:

@@ -102,7 +102,7 @@ def _checked(request: BenchRequest, drafting: bool) -> list[Prompt]:
     alone, idle = request.draft and not request.target, request.draft and not drafting
     refuse_clashes(
         (alone, LONE_DRAFT),
-        (idle, "None of the arms uses a draft model: leave --draft out, or name an arm that does."),
+        (idle, "None of the arms uses the draft of --draft: leave it out, or name an arm that does."),
     )
     prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
     refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polydraft.errors import InvalidDraft
 from polydraft.machine_code import compiled
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme, require_drawn
@@ -84,14 +85,33 @@ def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) ->
     """Return the verdict of `first_success` for a chain on a CPU, with the same numbers to the same ends.
 
     Nodes are read from the end of the chain, each by the list that it was drafted from, and those above the one that
-    succeeds are not read: a tenth of the time of `trials` with 8,192 tokens (docs/log.md).
+    succeeds are not read: a fifth of the time of `trials` with 8,192 tokens (docs/log.md). Nothing is drafted below the
+    deepest node, so its list is not asked for.
+
+    Raises:
+        InvalidDraft: a list names a token that the target has not, or tables are of other sizes than the tree.
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
+    _check_places(draft, rows, target_probs)
     uniforms, places = numbers(noise.uniform(target_probs.shape[1] + 2)), draft.atoms[:, 1:].clamp_min(0)
     tables = (places, draft.tree.valid[:, 1:], draft.shortlist, *map(_readable, (rows, target_probs)))
     each = zip(*(table.numpy() for table in tables), uniforms, strict=True)
     ends = [_ended(*row, whole=draft.whole) for row in each]
     return verdict_of([([*range(1, length + 1)], token) for length, token in ends], places.shape[1])
+
+
+def _check_places(draft: Draft, rows: Float[Tensor, "b n K"], target_probs: Float[Tensor, "b n V"]) -> None:
+    """Check what machine code does not: that all places are inside their tables."""
+    nodes, listed, tokens = draft.tree.tokens.shape, draft.shortlist, target_probs.shape[-1]
+    if not nodes == draft.atoms.shape == listed.shape[:2] == rows.shape[:2] == target_probs.shape[:2]:
+        raise InvalidDraft(f"A draft of {nodes[1]} nodes has lists, rows or target rows for another number of nodes.")
+    cut = draft.whole and listed.shape[-1] != tokens
+    if cut or rows.shape != listed.shape or int(draft.atoms.max()) >= listed.shape[-1]:
+        raise InvalidDraft("A draft's rows or places do not fit its lists of tokens.")
+    if not draft.whole:
+        low, high = int(listed.numpy().min()), int(listed.numpy().max())
+        if low < -1 or high >= tokens:
+            raise InvalidDraft(f"A draft lists tokens from {low} to {high}, and the target has {tokens}.")
 
 
 def _readable(rows: Tensor) -> Tensor:
@@ -147,9 +167,9 @@ def _longest(
     """
     size, most, scale = len(places), listed.shape[1], np.ones(len(places) + 1)
     for i in range(size):
-        drawn = np.float64(draft[i, places[i]])
-        ratio = target[i, listed[i, places[i]]] / drawn if there[i] and drawn > 0 else 0.0
-        scale[i + 1] = min(scale[i] * ratio, 1.0)
+        drawn, token = np.float64(draft[i, places[i]]), places[i] if whole else listed[i, places[i]]
+        kept = min(scale[i] * target[i, token] / drawn, 1.0) if drawn > 0 else 1.0
+        scale[i + 1] = kept if there[i] else 0.0
     mass = np.zeros(most + 1)
     if coins[size] < scale[size]:
         return size, mass
