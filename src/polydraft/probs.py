@@ -6,9 +6,10 @@ decoding needs no rules of its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -267,6 +268,23 @@ def sample(weights: Float[Tensor, "*b V"], uniforms: Float[Tensor, "*b"]) -> Int
     return torch.searchsorted(cumulative, point.unsqueeze(-1), right=True).squeeze(-1)
 
 
+@dataclass(eq=False)
+class Record:
+    """What was drawn from recorded streams: how often numbers were, and what was made of them."""
+
+    numbers: int = 0
+    drawn: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+
+    def only(self) -> Any:
+        """Return the only thing that was made of the numbers; None if there are several, or numbers that are not in it.
+
+        So None with `numbers` above 0 says that something was drawn and is lost.
+        """
+        if len(self.drawn) != 1 or self.drawn[0][0] != self.numbers:
+            return None
+        return self.drawn[0][1]
+
+
 @dataclass(frozen=True)
 class Noise:
     """One stream of random numbers per batch row, so that a row's text never depends on its neighbours.
@@ -285,11 +303,13 @@ class Noise:
         generators: one stream per row.
         seeds: what the tied numbers depend on, per row; empty for the streams' own seeds.
         lengths: the tokens that each row had before this step; None for none.
+        record: what was drawn from these streams, and from those that were made of them; None where nobody asks.
     """
 
     generators: tuple[Generator, ...]
     seeds: tuple[int, ...] = ()
     lengths: Int[Tensor, "b"] | None = None
+    record: Record | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
@@ -313,7 +333,7 @@ class Noise:
             Generator(one.device).manual_seed(_mixed(one.initial_seed(), step))
             for one, step in zip(self.generators, each, strict=True)
         )
-        return Noise(tuple(mixed), seeds, lengths)
+        return Noise(tuple(mixed), seeds, lengths, self.record)
 
     def joined(self, row: int, other: "Noise") -> "Noise":
         """Return these streams with the only stream of another in place of a row's, or behind the last."""
@@ -324,7 +344,16 @@ class Noise:
         own = self._own_seeds()
         lengths = None if self.lengths is None else self.lengths[[max(row, 0) for row in rows]]
         generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
-        return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths)
+        return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record)
+
+    def recorded(self) -> "Noise":
+        """Return the same streams with a record of their own, so that it is known whether a number was drawn."""
+        return replace(self, record=Record())
+
+    def note(self, drawn: Any) -> None:
+        """Say what was made of the numbers drawn so far, for whoever reads the record."""
+        if self.record is not None:
+            self.record.drawn.append((self.record.numbers, drawn))
 
     def again(self) -> "Noise":
         """Return the same streams, put back to their beginnings, for whoever shares them too."""
@@ -337,7 +366,7 @@ class Noise:
         mixed = (
             Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators
         )
-        return Noise(tuple(mixed))
+        return Noise(tuple(mixed), record=self.record)
 
     def keyed(self, keys: Sequence[bytes]) -> "Noise":
         """Return streams that depend on these streams' seeds and a key each; a row whose key is empty keeps its own."""
@@ -351,6 +380,8 @@ class Noise:
 
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
+        if self.record is not None:
+            self.record.numbers += 1
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
         return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)
 

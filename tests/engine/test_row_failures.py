@@ -224,6 +224,7 @@ class Dicey(Drafter):
     row: int
     grows: bool
     parts: bool = True
+    loses: bool = False
     name = "dicey"
     sound = True
 
@@ -246,6 +247,8 @@ class Dicey(Drafter):
             return torch.arange(3).expand(*size, 3), LAW[frontier.depth].expand(*size, 3)
 
         draft = grow(text.last(), policy, scheme, propose, noise)
+        if self.loses:
+            noise.uniform(1)
         if not self.grows and broken(draft.tree.tokens[:, 1:]):
             raise ArithmeticError("not this draft")
         return draft, state
@@ -266,13 +269,14 @@ TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(row: int, grows: bool) -> None:
+@pytest.mark.parametrize("parts", [True, False])
+def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(parts: bool, row: int, grows: bool) -> None:
     """Summed over all drafts and verdicts of both texts; the first's own tokens or its neighbour's break the batch."""
-    law, failures = law_of(TOY, Dicey(row, grows), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    law, failures = law_of(TOY, Dicey(row, grows, parts), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
     assert failures and distance(law, TOY.texts(TEXTS[0], 2)) < 1e-12
 
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 def test_to_drop_what_a_row_has_drawn_for_what_it_is_would_be_seen() -> None:
-    law, _ = law_of(TOY, Dicey(0, False, parts=False), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    law, _ = law_of(TOY, Dicey(0, False, parts=False, loses=True), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
     assert distance(law, TOY.texts(TEXTS[0], 2)) > 0.01

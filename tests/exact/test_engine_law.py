@@ -15,6 +15,7 @@ from torch import Tensor
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
 from polydraft.drafters import Drafter, LookupFirst, Session
 from polydraft.engine.planner import Opening
+from polydraft.engine.wrappers.guarded import NO_LAW
 from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
@@ -202,13 +203,24 @@ class Neighbourly(Around):
 
 
 class Unlucky(Around):
-    """Raises for what it drew, which no drafter may do."""
+    """Raises for what it drew, behind growth."""
 
     def draft(self, *inputs: Any) -> tuple[Draft, Any]:
         draft, after = super().draft(*inputs)
+        self.behind(inputs[-1])
         if int(draft.tree.tokens[0, 1]) == 1:
             raise RuntimeError("unlucky")
         return draft, after
+
+    def behind(self, noise: Noise) -> None:
+        """Draw nothing."""
+
+
+class Losing(Unlucky):
+    """The same, having drawn more than the tree, which no drafter may do."""
+
+    def behind(self, noise: Noise) -> None:
+        noise.uniform(1)
 
 
 def checked(
@@ -251,7 +263,7 @@ def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: Path
     with counted(strict=False):
         failures = checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1, place=on_device)
     told = kind is Unusable and policy.shape.depth > 1  # the root has a law
-    assert failures == ({"InvalidProbabilities: The draft model's logits are not usable."} if told else set())
+    assert failures == ({f"InvalidProbabilities: {NO_LAW}"} if told else set())
 
 
 def test_one_step_of_three_tokens() -> None:
@@ -293,11 +305,19 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
     assert chosen == {*Scheming.trees, True, False, *both}
 
 
+@each_tree
+def test_one_step_of_a_drafter_that_raises_behind_growth_for_what_it_drew(
+    rule: PathVerifier, policy: TreePolicy
+) -> None:
+    failures = checked(SMALL, Unlucky(ModelDrafter(SMALL_DRAFT)), rule, policy, [PROMPT], 3, steps=1)
+    assert failures == {"RuntimeError: unlucky"}
+
+
 def test_a_neighbour_may_cost_a_row_its_drafts_but_not_its_law() -> None:
     assert checked(SMALL, Neighbourly(ModelDrafter(SMALL_DRAFT)), BlockVerification(), Chain(1), [[1, 0], [0, 0]], 2)
 
 
 def test_the_sum_notices_drafts_that_are_dropped_for_what_they_are() -> None:
-    with pytest.warns(RuntimeWarning, match="unlucky"):
-        law, _ = law_of(TARGET, Unlucky(ModelDrafter(DRAFT)), BlockVerification(), Chain(2), [PROMPT], 3, steps=1)
+    with pytest.warns(RuntimeWarning, match="unlucky; what it had drawn by then is lost"):
+        law, _ = law_of(TARGET, Losing(ModelDrafter(DRAFT)), BlockVerification(), Chain(2), [PROMPT], 3, steps=1)
     assert distance(law, TARGET.texts(PROMPT, 3)) > 0.05

@@ -94,7 +94,7 @@ class EnsembleDrafter(Drafter):
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
-        draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise)
+        draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise, trusted=True)
         return draft, replace(state, readers=tuple(one.grown(text, draft) for one in state.readers))
 
     def commit(self, state: EnsembleState, step: Step) -> EnsembleState:

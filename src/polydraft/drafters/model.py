@@ -104,7 +104,9 @@ class ModelDrafter(Drafter):
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
-        draft = grow(text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise)
+        draft = grow(
+            text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise, trusted=True
+        )
         complete = size is None and self.model.vocab_size >= state.vocab_size
         draft = replace(draft, whole=True) if complete else draft
         return draft, replace(state, reader=state.reader.grown(text, draft))

@@ -50,31 +50,29 @@ def draft_rows(
     """Return the shortlists of nodes and their draft probabilities, as `grow` takes them.
 
     A row that is no law becomes one of zeros, below which nothing is drafted; so one text of a batch may lose its
-    drafts and the others keep theirs. On the host this is an error if no text of the batch has its rows.
+    drafts, and the others keep theirs.
 
     Args:
         logits: the drafter's.
         params: its sampling settings.
         size: tokens listed; None for all.
         scheme: under `Product` a node's only row is one of several.
-
-    Raises:
-        InvalidProbabilities: on the host, if every text has a row that is no law.
     """
-    if logits.device.type == "cpu":
-        try:
-            tokens, probs = _listed(logits, params, size, check=True)
-        except InvalidProbabilities:
-            logits, fine = usable(logits)
-            if not bool(fine.all(dim=-1).any()):
-                raise
-            tokens, probs = _listed(logits, params, size, check=False)
-            probs = probs * fine.unsqueeze(-1)
-    else:  # which would have to be waited for
-        logits, fine = usable(logits)
-        tokens, probs = _listed(logits, params, size, check=False)
-        probs = probs * fine.unsqueeze(-1)
+    tokens, probs = _usable_rows(logits, params, size)
     return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs
+
+
+def _usable_rows(
+    logits: Float[Tensor, "b f V"], params: SamplingParams, size: int | None
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f K"]]:
+    if logits.device.type == "cpu":  # another device would have to be waited for
+        try:
+            return _listed(logits, params, size, check=True)
+        except InvalidProbabilities:
+            pass
+    logits, fine = usable(logits)
+    tokens, probs = _listed(logits, params, size, check=False)
+    return tokens, probs * fine.unsqueeze(-1)
 
 
 def _listed(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
@@ -17,9 +17,9 @@ from polydraft.engine.lessons import lessons_of
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw, target_rows
-from polydraft.errors import ContextOverflow, InvalidProbabilities, UnpairedScheme
+from polydraft.errors import ContextOverflow, UnpairedScheme
 from polydraft.models import LanguageModel
-from polydraft.probs import Noise, sent
+from polydraft.probs import Noise, sent, to_probs
 from polydraft.reading import Reader, Step, Text, reader_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import (
@@ -202,8 +202,9 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     verdict = joint(
         [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
     )
+    verdict, told = _told(tree, verdict, target.usable)
     taken = Step(text, tree, scored, target.probs, verdict)
-    gains = _with_sources(_emissions(tree, verdict, rows, target.usable), drafts)
+    gains = _with_sources(_emissions(told, rows, target.scores), drafts)
     if method.logprobs is not None:
         gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
     extended, over = _extended(text, gains), {row for row, gained in gains.items() if gained.finish}
@@ -277,16 +278,15 @@ def _with_room(prompt: Text, capacity: int) -> Text:
     return Text(tokens, prompt.lengths.clone())
 
 
-def _emissions(tree: TokenTree, verdict: Verdict, rows: Rows, usable: Bool[Tensor, "b"] | None) -> dict[int, Emission]:
-    """Read the verdict back, all of it at once, and cut each unfinished row's gain at its end.
+def _emissions(told: Sequence[Sequence[int]], rows: Rows, scores: Float[Tensor, "b n V"]) -> dict[int, Emission]:
+    """Cut each unfinished row's gain at its end, given what was told of the verdict.
 
     Raises:
-        InvalidProbabilities: the logits of a row that has not ended were not usable, which only now is known.
+        InvalidProbabilities: the logits behind the text of a row that has not ended are not usable.
     """
-    told = _told(tree, verdict, usable)
-    if not all(told[row][0] for row in rows.going):
-        raise InvalidProbabilities("The model's logits are not usable: a row has none that is finite, or a NaN.")
-    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    for row in rows.going:
+        if not told[row][0]:
+            to_probs(scores[row, 0], rows.laws[row].params)  # which raises, and says why
     lengths = rows.text.counts
     gains: dict[int, Emission] = {}
     for row in sorted(rows.going):
@@ -303,13 +303,44 @@ def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Pi
     return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
 
 
-def _told(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b"] | None) -> list[list[int]]:
-    """Return per row: whether its logits are usable, drafts kept, drafts, whether the last one kept had any, tokens."""
+def _told(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> tuple[Verdict, list[list[int]]]:
+    """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
+
+    Returns:
+        the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
+        had any, tokens.
+    """
+    told = _read(tree, verdict, usable)
+    if usable is not None and not all(fine for fine, *_ in told):
+        verdict = _before_unusable(tree, verdict, usable)
+        told = _read(tree, verdict, usable[:, :1])
+    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    return verdict, told
+
+
+def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
     if usable is None and tree.tokens.shape[-1] == 1:
         return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
     drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
-    fine = torch.ones_like(drafted) if usable is None else usable.long().unsqueeze(-1)
+    fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
     return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+
+
+def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:
+    """Let a path end above its first node whose logits are not usable, with this node's token as the next one.
+
+    What is verified below such a node follows from any law that stands in for the missing one, and the node itself is
+    reached as often as by the target. Its token becomes the root of the next step, which ends as plain decoding does.
+    """
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
+    fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
+    kept = fine.long().cumprod(dim=-1).sum(dim=-1)  # nodes of the path, the root among them, above the first unusable
+    cut = (kept <= verdict.length) & (kept > 0)
+    last = ends.gather(-1, kept.clamp_max(ends.shape[-1] - 1).unsqueeze(-1)).clamp_min(0)
+    length = torch.where(cut, kept - 1, verdict.length)
+    order = torch.arange(verdict.path.shape[-1], device=length.device)
+    path = verdict.path.where(order < length.unsqueeze(-1), -1)
+    return Verdict(path, length, tree.tokens.gather(-1, last).squeeze(-1).where(cut, verdict.next_token))
 
 
 def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:

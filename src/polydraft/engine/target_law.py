@@ -1,6 +1,7 @@
 """The target's law at every node: the user's logits processors with the node's own history, then probabilities."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -54,8 +55,10 @@ class TargetLaw:
 
         Below a draft that the processors rule out nothing is ever accepted, below an end of text nothing is text, and
         they may not know what to say there: a grammar has no state after a token that it forbids. So those nodes keep
-        their scores. The nodes of a depth, whose histories are equally long, are processed together, but one by one
-        where state is kept. Processors get single precision, as from Hugging Face.
+        their scores. If a processor raises at a draft, this is plain decoding's error once the text comes to the draft,
+        and nobody's if it does not: the draft gets scores that are not usable. The nodes of a depth, whose histories
+        are equally long, are processed together, but one by one where state is kept. Processors get single precision,
+        as from Hugging Face.
 
         Returns:
             the scores, and the processors in the state after each node, if they keep any.
@@ -70,15 +73,28 @@ class TargetLaw:
         for depth in range(int(depths.max()) + 1):
             reached |= self._reached(result, tree, row, depth, reached)
             nodes = (reached & (depths == depth)).nonzero().squeeze(-1)
-            for group in self._groups(nodes):
+            waiting = [*self._groups(nodes)]
+            while waiting:
+                group = waiting.pop(0)
                 known = after.get(parents[int(group[0])], self.processors)
                 own = fork_all(known) if self.keeps_state else known
                 drafts = path_tokens(tree, row, group, depth)
                 history = torch.cat([past.expand(len(group), -1), drafts], dim=-1)
-                changed = result[group]
-                for processor in own:
-                    changed = processor(history, changed)
-                result[group] = changed
+                try:
+                    changed = result[group]
+                    for processor in own:
+                        changed = processor(history, changed)
+                    result[group] = changed
+                except (
+                    Exception
+                ):  # whatever a processor raises, it concerns the text only where this comes to the draft
+                    if depth == 0:
+                        raise
+                    if len(group) > 1:
+                        waiting += group.split(1)
+                    else:
+                        result[group] = torch.nan
+                    continue
                 after.update({int(group[0]): own} if self.keeps_state else {})
         return result.to(scores.dtype), after
 
@@ -108,13 +124,14 @@ class TargetRows:
         probs: the distributions.
         scores: the scores that they come from, before temperature and filters.
         after: per row, the processors in the state after each node, if they keep any.
-        usable: on a device, whether the logits of each row are usable at all nodes; None if that is known.
+        usable: at which nodes the logits are usable; None if they are at all. At the others the distribution is any:
+            nobody may read it. A device is not waited for.
     """
 
     probs: Float[Tensor, "b n V"]
     scores: Float[Tensor, "b n V"]
     after: tuple[dict[int, Processors], ...]
-    usable: Bool[Tensor, "b"] | None = None
+    usable: Bool[Tensor, "b n"] | None = None
 
     def laws_after(self, laws: Sequence[TargetLaw], verdict: Verdict) -> tuple[TargetLaw, ...]:
         """Return the rows' laws for the next step: those that keep state, in the state after the accepted path."""
@@ -134,11 +151,7 @@ def target_rows(
     text: Text,
     going: Collection[int],
 ) -> TargetRows:
-    """Return the distribution at every node, each row's by its own law; rows that have ended are not processed.
-
-    Raises:
-        InvalidProbabilities: logits that are NaN or infinite, in a row that has not ended.
-    """
+    """Return the distribution at every node, each row's by its own law; rows that have ended are not processed."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     after: tuple[dict[int, Processors], ...] = ({},) * len(laws)
     if any(law.processors for law in laws):
@@ -147,19 +160,11 @@ def target_rows(
             for row, law in enumerate(laws)
         ]
         scores, after = torch.stack([row for row, _ in rows]), tuple(states for _, states in rows)
-    if scores.device.type != "cpu":  # which would have to be waited for: whoever reads the verdict looks at `usable`
-        sound, fine = usable(scores)
-        return TargetRows(_probs(laws, sound, check=False), scores, after, fine.all(dim=-1))
-    try:
-        probs = _probs(laws, scores)
-    except InvalidProbabilities:
-        if len(going) == len(laws):
-            raise
-        over = torch.tensor([row not in going for row in range(len(laws))], device=scores.device)
-        probs = _probs(
-            laws, scores.masked_fill(over.view(-1, 1, 1), 0)
-        )  # a text that is over may have had unusable ones
-    return TargetRows(probs, scores, after)
+    if scores.device.type == "cpu":  # another device would have to be waited for
+        with suppress(InvalidProbabilities):
+            return TargetRows(_probs(laws, scores), scores, after)
+    sound, fine = usable(scores)
+    return TargetRows(_probs(laws, sound, check=False), scores, after, fine)
 
 
 def _probs(laws: Sequence[TargetLaw], scores: Float[Tensor, "b n V"], *, check: bool = True) -> Float[Tensor, "b n V"]:

@@ -30,6 +30,7 @@ from polydraft.trees.dynamic import (
     is_dynamic,
     policy_after,
     policy_joined,
+    policy_of,
 )
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.grow import grow
@@ -115,6 +116,7 @@ __all__ = [
     "most_drafts",
     "policy_after",
     "policy_joined",
+    "policy_of",
     "restricted",
     "rows_taken",
     "stacked_riders",

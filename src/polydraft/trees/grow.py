@@ -7,6 +7,11 @@ follows from: it gives the nodes that are left no children, and a count may depe
 (`trees.dynamic.policy` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
 are errors of pairing at any depth, since a user has to mend them and no text comes out.
 
+**What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.sound`): a row that
+is no law of distinct tokens makes its node a leaf, and what are no rows of these nodes is an error like any other. So
+whatever is wrong, what was drawn above it stays, and what comes below is as if it had never been asked for. The
+finished draft is noted in the noise: whoever asked for it has what was drawn, even if the drafter raises behind growth.
+
 **On a device that would have to be waited for** nothing is read while a tree grows. There a draft row without any mass
 says that it is no law: its node is a leaf, and `Draft.sound` tells it to whoever asks.
 """
@@ -25,7 +30,7 @@ from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.policies import TreePolicy, stopping
 from polydraft.trees.shape import TreeShape, topology
-from polydraft.trees.sound import any_law, both, sound_nodes
+from polydraft.trees.sound import alike, any_law, both, proposed
 from polydraft.trees.tree import Draft, TokenTree
 
 ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
@@ -39,6 +44,8 @@ def grow(
     propose: Propose,
     noise: Noise,
     overlap: Overlap | None = None,
+    *,
+    trusted: bool = False,
 ) -> Draft:
     """Draw a token tree: at each depth ask for the draft rows, draw the children, go on with them.
 
@@ -50,6 +57,8 @@ def grow(
         propose: gives the draft rows of all nodes of a depth in one call; deepest nodes are never asked.
         noise: random numbers, one stream per row.
         overlap: what the drafter thinks of the rows that it proposed, for policies that ask for it.
+        trusted: whether all rows are known to be laws of distinct tokens, or zeros where there is none, in memory that
+            stays as it is; then they are not looked at, which spares time.
 
     Raises:
         Exception: whatever `propose` or the scheme raises before anything is drawn; later it is kept as the draft's
@@ -58,11 +67,16 @@ def grow(
         VocabularyMismatch: the drafter says so, at any depth.
     """
     if is_dynamic(policy):
-        return grow_dynamic(root, policy, scheme, propose, noise, overlap)
-    return _grown(root, policy, scheme, propose, noise)
+        draft = grow_dynamic(root, policy, scheme, propose, noise, overlap, trusted=trusted)
+    else:
+        draft = _grown(root, policy, scheme, propose, noise, trusted)
+    noise.note((draft, scheme))
+    return draft
 
 
-def _grown(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise) -> Draft:
+def _grown(
+    root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise, trusted: bool
+) -> Draft:
     """Draw a tree of the policy's shape."""
     shape = policy.shape
     most_children, failure, sound, stopped = shape.max_children, None, None, False
@@ -80,9 +94,10 @@ def _grown(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: 
             busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
         )
         try:
-            listed, law = propose(frontier)
-            fine = sound_nodes(law)
+            listed, law, fine = proposed(propose, frontier, probs, trusted=trusted)
             drafts = _draw(scheme, any_law(law, fine), level, _uniforms(scheme, listed, law, level, depth, noise))
+            drawn = level.children(drafts)
+            reached = level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0)
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -90,11 +105,11 @@ def _grown(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: 
                 raise
             failure = error
             break
-        sound, drawn = both(sound, fine), level.children(drafts)
+        sound = both(sound, fine)
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
         if fine is not None:
             there &= fine.index_select(1, level.parents)
-        tokens.append(level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0))
+        tokens.append(reached)
         atoms.append(drawn.where(there, -1))
         valid.append(there)
         shortlist.append(_with_leaves(listed, level.leaves, -1))
@@ -114,8 +129,8 @@ def _grown(root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: 
     return Draft(
         grown,
         torch.cat(atoms, dim=1),
-        torch.cat(shortlist, dim=1),
-        torch.cat(probs, dim=1),
+        torch.cat(alike(shortlist, -1), dim=1),
+        torch.cat(alike(probs, 0.0), dim=1),
         most_children=most_children,
         failure=failure,
         sound=sound,

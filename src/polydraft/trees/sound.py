@@ -1,23 +1,109 @@
-"""Draft rows that are no laws: nothing is drafted below them, and the other rows of the batch go on."""
+"""Draft rows that are no laws: nothing is drafted below them, and the other rows of the batch go on.
 
-from jaxtyping import Bool, Float
+Every row passes here before a child is drawn from it, so that what is wrong with it is known from what was drawn above.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.errors import InvalidDraft
+from polydraft.trees.frontier import Frontier, Propose
 
-def sound_nodes(law: Float[Tensor, "b f *J K"]) -> Bool[Tensor, "b f"] | None:
-    """Tell which nodes have a law; None on the host if all have.
+TOLERANCE = 1e-4
+"""How far the sum of a draft row may be from one."""
 
-    A drafter gives a node whose row is no law a row of zeros.
+
+def proposed(
+    propose: Propose, frontier: Frontier, above: Sequence[Float[Tensor, "b _ *J K"]], *, trusted: bool
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"], Bool[Tensor, "b f"] | None]:
+    """Ask for the draft rows of the nodes of a depth, and look at what comes.
+
+    A node whose row is no law of distinct tokens gets no tokens and a row of zeros.
+
+    Args:
+        propose: gives the rows.
+        frontier: the nodes.
+        above: the rows of the depths above.
+        trusted: whether the rows are known to be laws of distinct tokens, or zeros; else they are copied, since
+            whoever proposed them may use their memory again.
+
+    Returns:
+        the lists and rows; and which nodes have a law, None on the host if all have.
+
+    Raises:
+        InvalidDraft: what came are no lists and rows of these nodes.
     """
-    fine = law.flatten(2).amax(dim=-1) > 0
-    return None if law.device.type == "cpu" and bool(fine.all()) else fine
+    if trusted:
+        listed, law = propose(frontier)
+        fine = law.flatten(2).amax(dim=-1) > 0
+        return listed, law, None if law.device.type == "cpu" and bool(fine.all()) else fine
+    listed, law = _of_these(propose(frontier), frontier, above)
+    listed, law = listed.clone(), law.clone()
+    fine = laws(law).all(dim=-1) & distinct(listed)
+    if law.device.type == "cpu" and bool(fine.all()):
+        return listed, law, None
+    return listed.where(fine.unsqueeze(-1), -1), law.where(_beside(fine, law), 0.0), fine
+
+
+def _of_these(
+    found: Any, frontier: Frontier, above: Sequence[Float[Tensor, "b _ *J K"]]
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
+    """Return what was proposed, if it is a list and rows for every node.
+
+    Raises:
+        InvalidDraft: it is not.
+    """
+    if not (isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 2):
+        raise InvalidDraft(f"The proposal must be lists and rows, but is a {type(found).__name__}.")
+    listed, law = cast(tuple[Any, Any], found)
+    device, size = frontier.tokens.device, tuple(frontier.tokens.shape)
+    for name, one in (("lists", listed), ("rows", law)):
+        if not isinstance(one, Tensor):
+            raise InvalidDraft(f"The proposal's {name} must be a tensor, but are a {type(one).__name__}.")
+        if one.device != device:
+            raise InvalidDraft(f"The proposal's {name} must be on {device}, but are on {one.device}.")
+        if one.dim() < 3 or tuple(one.shape[:2]) != size or 0 in one.shape:
+            raise InvalidDraft(
+                f"The proposal's {name} must be of the {size[0]} x {size[1]} nodes that were asked for, but have shape "
+                f"{tuple(one.shape)}."
+            )
+    if listed.dtype != torch.int64 or not law.is_floating_point():
+        raise InvalidDraft(
+            f"The proposal's lists must be of type torch.int64 and its rows of a floating point type, but they are of "
+            f"types {listed.dtype} and {law.dtype}."
+        )
+    members = tuple(above[0].shape[2:-1]) if above else tuple(law.shape[2:-1][:1])
+    if listed.dim() != 3 or tuple(law.shape[2:-1]) != members or law.shape[-1] != listed.shape[-1]:
+        raise InvalidDraft(
+            f"The proposal's rows have shape {tuple(law.shape)}, which does not fit lists of shape "
+            f"{tuple(listed.shape)} and {members or 'a single row'} at the root."
+        )
+    return listed, law
+
+
+def laws(law: Float[Tensor, "b f *J K"]) -> Bool[Tensor, "b f j"]:
+    """Tell which of the nodes' rows are distributions."""
+    rows = law.flatten(2, -2) if law.dim() == 4 else law.unsqueeze(-2)
+    return (rows.amin(dim=-1) >= 0) & ((rows.sum(dim=-1, dtype=torch.float64) - 1).abs() <= TOLERANCE)
+
+
+def distinct(listed: Int[Tensor, "b f K"]) -> Bool[Tensor, "b f"]:
+    """Tell which lists name no token twice; negative numbers are no tokens."""
+    if listed.device.type == "cpu":
+        plain = (listed[..., 1:] > listed[..., :-1]).all(dim=-1) | (listed < 0).all(dim=-1)
+        if bool(plain.all()):  # rising or empty lists, which are sooner looked through than sorted
+            return plain
+    listed = listed.sort(dim=-1).values
+    return ~((listed[..., 1:] == listed[..., :-1]) & (listed[..., 1:] >= 0)).any(dim=-1)
 
 
 def any_law(law: Float[Tensor, "b f *J K"], sound: Bool[Tensor, "b f"] | None) -> Float[Tensor, "b f *J K"]:
     """Return rows to draw from: any law in place of those that are none, since what is drawn there does not count."""
-    if sound is None:
-        return law
-    return law.where(sound.view(*sound.shape, *[1] * (law.dim() - 2)), 1 / law.shape[-1])
+    return law if sound is None else law.where(_beside(sound, law), 1 / law.shape[-1])
 
 
 def both(one: Bool[Tensor, "b"] | None, nodes: Bool[Tensor, "b f"] | None) -> Bool[Tensor, "b"] | None:
@@ -25,3 +111,14 @@ def both(one: Bool[Tensor, "b"] | None, nodes: Bool[Tensor, "b f"] | None) -> Bo
     if nodes is None:
         return one
     return nodes.all(dim=-1) if one is None else one & nodes.all(dim=-1)
+
+
+def alike(rows: Sequence[Tensor], empty: float) -> list[Tensor]:
+    """Give the rows of all depths the same number of places, by empty ones behind the last."""
+    most = max(one.shape[-1] for one in rows)
+    pad = torch.nn.functional.pad
+    return [one if one.shape[-1] == most else pad(one, (0, most - one.shape[-1]), value=empty) for one in rows]
+
+
+def _beside(nodes: Bool[Tensor, "b f"], law: Float[Tensor, "b f *J K"]) -> Bool[Tensor, "b f *_"]:
+    return nodes.view(*nodes.shape, *[1] * (law.dim() - 2))

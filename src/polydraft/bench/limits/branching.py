@@ -85,7 +85,7 @@ def draw_trees(
         logits = branches.score(frontier.nodes, frontier.tokens, depth, frontier.ancestors)
         return draft_rows(logits[..., :shared], temperature, shortlist_size)
 
-    return grow(sample.tokens[roots], policy, scheme, propose, noise)
+    return grow(sample.tokens[roots], policy, scheme, propose, noise, trusted=True)
 
 
 def score_trees(sample: Sample, roots: Int[Tensor, "b"], draft: Draft, temperature: float) -> Float[Tensor, "b n V"]:

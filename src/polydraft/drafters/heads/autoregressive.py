@@ -139,7 +139,7 @@ class EagleDrafter(Drafter):
         root, state = _caught_up(state, text)
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         propose = partial(_Growing(state, text, root).propose, size=size, scheme=scheme)
-        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise)
+        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise, trusted=True)
         return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()

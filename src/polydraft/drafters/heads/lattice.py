@@ -127,7 +127,7 @@ class BlockDrafter(Drafter):
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
         propose = state.ends.named(partial(growing.propose, size=size, scheme=scheme))
         overlap = None if self.head.confidence is None else growing.overlap
-        draft = grow(text.last(), policy, scheme, propose, noise, overlap)
+        draft = grow(text.last(), policy, scheme, propose, noise, overlap, trusted=True)
         return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()

@@ -255,7 +255,7 @@ class MedusaDrafter(Drafter):
             wide = frontier.tokens.shape[1]
             return tokens.expand(-1, wide, -1), probs.expand(-1, wide, *probs.shape[2:])
 
-        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise)
+        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise, trusted=True)
         return state.ends.marked(draft, size, state.vocab_size), state
 
     @torch.no_grad()

@@ -10,21 +10,34 @@ from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
 from polydraft.schemes import Product, Scheme
 from polydraft.trees import Draft, Piece, Pieces, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
-
-TOLERANCE = 1e-4
-"""How far the sum of a draft row may be from one."""
+from polydraft.trees.sound import distinct, laws
 
 
 def checked(
-    draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int, riders: int = 0
+    draft: object,
+    text: Text,
+    scheme: Scheme,
+    policy: TreePolicy,
+    vocab_size: int,
+    riders: int = 0,
+    drawn: Draft | None = None,
 ) -> Draft | Pieces:
     """Return what can be verified of a draft, or of drafts by row; see `checked_draft`.
 
+    Args:
+        draft: what a drafter returned.
+        text: what it drafted for.
+        scheme: how its drafts were to be drawn.
+        policy: the trees.
+        vocab_size: the target's number of tokens.
+        riders: the most riders that it may bring.
+        drawn: the only draft that `grow` drew for it, if nothing else was drawn.
+
     Raises:
-        InvalidDraft: nothing can be.
+        InvalidDraft: nothing can be, or it lacks drafts that were drawn.
     """
     if not isinstance(draft, Pieces):
-        return checked_draft(draft, text, scheme, policy, vocab_size, riders)
+        return checked_draft(draft, text, scheme, policy, vocab_size, riders, drawn)
     if sorted(row for piece in draft.pieces for row in piece.rows) != list(range(len(text.lengths))):
         raise InvalidDraft("The draft's pieces must have every row once.")
     return Pieces(
@@ -36,17 +49,24 @@ def checked(
 
 
 def checked_draft(
-    draft: object, text: Text, scheme: Scheme, policy: TreePolicy, vocab_size: int, riders: int = 0
+    draft: object,
+    text: Text,
+    scheme: Scheme,
+    policy: TreePolicy,
+    vocab_size: int,
+    riders: int = 0,
+    drawn: Draft | None = None,
 ) -> Draft:
-    """Return a draft that can be verified; `failure` says what had to be repaired.
+    """Return a draft that can be verified; `failure` says what had to be repaired. Arguments are those of `checked`.
 
     Three things are repaired, none of which depends on the drafts that it changes. Ids that the target does not have
     become the one id `vocab_size`, to which it gives no probability: see `known_tokens` and `with_unknown`. Below a row
-    that is no distribution no draft counts: the row was known before they were drawn. Riders that cannot be scored are
-    left out; the tree beside them is verified, since they may follow from what was drawn.
+    that is no law of distinct tokens no draft counts: the row was known before they were drawn. Nor do drafts count of
+    which one has no chance in its row: given that all have one, they are draws from it. Riders that cannot be scored
+    are left out; the tree beside them is verified, since they may follow from what was drawn.
 
     Raises:
-        InvalidDraft: nothing can be verified.
+        InvalidDraft: nothing can be verified, or drafts that were drawn are missing.
     """
     if not isinstance(draft, Draft):
         raise InvalidDraft(f"draft must return a Draft, but returned a {type(draft).__name__}.")
@@ -54,9 +74,34 @@ def checked_draft(
     _check_places(draft, text)
     _check_size(draft, largest_shape(policy))
     _check_gaps(draft.tree, scheme)
+    draft = draft if drawn is None else _as_drawn(draft, drawn, scheme)
     if draft.whole and not _is_whole(draft, vocab_size):
         draft = replace(draft, whole=False)
-    return _with_usable_riders(_with_one_unknown(_with_usable_rows(draft), vocab_size), vocab_size, riders)
+    return _with_usable_riders(_with_one_unknown(_with_usable_rows(draft, scheme), vocab_size), vocab_size, riders)
+
+
+def _as_drawn(draft: Draft, drawn: Draft, scheme: Scheme) -> Draft:
+    """Return a draft with the rows that its tokens were drawn from, which is what it must say.
+
+    Raises:
+        InvalidDraft: it has fewer drafts than were drawn: to drop them may be a choice.
+    """
+    if draft.tree.tokens.equal(drawn.tree.tokens) and draft.tree.parents.equal(drawn.tree.parents):
+        told = (draft.tree.valid, draft.atoms, draft.shortlist, draft.probs)
+        true = (drawn.tree.valid, drawn.atoms, drawn.shortlist, drawn.probs)
+        if all(one.equal(other) for one, other in zip(told, true, strict=True)):
+            return draft
+        failure = draft.failure or InvalidDraft("The draft's rows are not those that its tokens were drawn from.")
+        tree = replace(draft.tree, valid=drawn.tree.valid)
+        rows = {name: getattr(drawn, name) for name in ("atoms", "shortlist", "probs", "sound")}
+        return replace(draft, tree=tree, **rows, failure=failure)
+    if not scheme.deterministic and bool((_size(draft) < _size(drawn)).any()):
+        raise InvalidDraft("The draft lacks drafts that were drawn for it; which ones are dropped may bias the text.")
+    return draft
+
+
+def _size(draft: Draft) -> Int[Tensor, "b"]:
+    return draft.tree.valid.sum(dim=-1)
 
 
 def _with_usable_riders(draft: Draft, vocab_size: int, most: int) -> Draft:
@@ -199,43 +244,43 @@ def _named(listed: Int[Tensor, "b n K"], above: Int[Tensor, "b n"], atoms: Int[T
     return listed[torch.arange(len(above), device=above.device).unsqueeze(-1), above, atoms]
 
 
-def _with_usable_rows(draft: Draft) -> Draft:
-    """Drop what was drawn below rows that are no distributions, and these rows."""
-    tree, rows = draft.tree, draft.probs.flatten(2, -2) if draft.probs.dim() == 4 else draft.probs.unsqueeze(-2)
-    totals, least = rows.sum(dim=-1), rows.amin(dim=-1)
-    fine, empty = (least >= 0) & ((totals - 1).abs() <= TOLERANCE), (least == 0) & (totals == 0)
-    usable = (fine | (empty & ~_have_drafts(tree).unsqueeze(-1))).all(dim=-1) & _distinct(draft)
+def _with_usable_rows(draft: Draft, scheme: Scheme) -> Draft:
+    """Drop what was drawn below rows that are no laws, and these rows with their lists, so that the node is a leaf."""
+    tree, probs = draft.tree, draft.probs
+    empty = (probs == 0).flatten(2).all(dim=-1) & ~_have_drafts(tree)
+    usable = (laws(probs).all(dim=-1) | empty) & (draft.whole | distinct(draft.shortlist))
+    if not scheme.deterministic:
+        usable &= _possible(draft)
     if bool(usable.all()):
         return draft
     own = torch.eye(tree.tokens.shape[-1], dtype=torch.bool, device=tree.tokens.device)
     kept = ~(tree.ancestors & ~own & ~usable.unsqueeze(-2)).any(dim=-1)
     failure = InvalidDraft(
-        "The draft has rows that are no laws of distinct tokens: negative, NaN, or of a sum other than 1."
+        "The draft has rows that are no laws of distinct tokens: negative, NaN, of a sum other than 1, or without the "
+        "tokens that were drawn."
     )
     return replace(
         draft,
         tree=replace(tree, valid=tree.valid & kept),
-        probs=torch.where(usable.view(*usable.shape, *[1] * (draft.probs.dim() - 2)), draft.probs, 0),
+        shortlist=draft.shortlist.where(usable.unsqueeze(-1), -1),
+        probs=probs.where(usable.view(*usable.shape, *[1] * (probs.dim() - 2)), 0),
+        whole=False,
         failure=draft.failure or failure,
     )
+
+
+def _possible(draft: Draft) -> Bool[Tensor, "b n"]:
+    """Tell at which nodes every draft has a chance in the row that it is said to be drawn from."""
+    tree, order = draft.tree, torch.arange(len(draft.atoms), device=draft.atoms.device).unsqueeze(-1)
+    above, atoms = tree.parents.clamp_min(0), draft.atoms.clamp(0, draft.probs.shape[-1] - 1)
+    rows = (tree.topology.rank % draft.probs.shape[2],) if draft.probs.dim() == 4 else ()
+    strange = (draft.probs[order, above, *rows, atoms] <= 0) & tree.valid & (tree.parents >= 0)
+    return ~torch.zeros_like(strange, dtype=torch.int64).scatter_add_(-1, above, strange.long()).bool()
 
 
 def _have_drafts(tree: TokenTree) -> Bool[Tensor, "b n"]:
     counts = torch.zeros_like(tree.tokens)
     return counts.scatter_add_(-1, tree.parents[:, 1:], tree.valid[:, 1:].long()) > 0
-
-
-def _distinct(draft: Draft) -> Bool[Tensor, "b n"]:
-    """Tell at which nodes no token is listed twice."""
-    if draft.whole:
-        return torch.ones_like(draft.tree.valid)
-    listed = draft.shortlist
-    if listed.device.type == "cpu":
-        plain = (listed[..., 1:] > listed[..., :-1]).all(dim=-1) | (listed < 0).all(dim=-1)
-        if bool(plain.all()):  # rising or empty lists, which are sooner looked through than sorted
-            return plain
-    listed = listed.sort(dim=-1).values
-    return ~((listed[..., 1:] == listed[..., :-1]) & (listed[..., 1:] >= 0)).any(dim=-1)
 
 
 def _with_one_unknown(draft: Draft, vocab_size: int) -> Draft:

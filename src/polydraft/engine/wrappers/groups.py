@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, policy_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,20 @@ class Asked:
         """Return the same of some rows; of -1 of a text that is nobody's."""
         if tuple(rows) == tuple(range(len(self.text.counts))):
             return self
-        return Asked(self.text.of(rows), self.scheme, self.policy, self.noise.of(rows))
+        return Asked(self.text.of(rows), self.scheme, policy_of(self.policy, rows), self.noise.of(rows))
+
+    def recorded(self) -> "Asked":
+        """Return the same, with a record of what is drawn."""
+        return replace(self, noise=self.noise.recorded())
+
+    def drawn(self) -> Draft | None:
+        """Return the draft of these texts that `grow` drew; None if anything else was drawn, or other texts' drafts."""
+        found = None if self.noise.record is None else self.noise.record.only()
+        if not (isinstance(found, tuple) and found[1] == self.scheme):
+            return None
+        draft: Draft = found[0]
+        roots = draft.tree.tokens[:, 0]
+        return draft if roots.equal(self.text.last()) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +105,11 @@ class Proposal:
     after: Any = None
     failed: bool = False
 
-    def flags(self) -> list[bool]:
-        """Return which rows had rows that are laws, as far as a device has to be asked; the step must be over."""
+    def unsound(self) -> list[int]:
+        """Return the state's rows of which a draft row was no law; a device is asked, so that the step must be over."""
         pieces = () if self.draft is None else in_pieces(self.draft)
-        return [fine for piece in pieces if piece.draft.sound is not None for fine in piece.draft.sound.tolist()]
+        told = [(piece.rows, piece.draft.sound.tolist()) for piece in pieces if piece.draft.sound is not None]
+        return [row for rows, sound in told for row, fine in zip(rows, sound, strict=True) if not fine]
 
     def step(self, step: Step) -> Step:
         """Return what a step says of these rows, with the riders that were their own."""

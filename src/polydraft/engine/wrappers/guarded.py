@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,15 +17,19 @@ from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import MENDABLE, Draft, Pieces, TreePolicy, in_pieces
 
+NO_LAW = "A draft row is no law of distinct tokens, as where the draft model's logits are not usable."
+LOST = "; what it had drawn by then is lost, so that tokens of this step may not follow the target's law"
+
 
 class Guarded(Drafter):
     """Wrap a drafter so that an error in it ends drafting, not generation, and ends it row by row.
 
     What it proposes is checked, unless it is sound. The output stays exact: a tree of the root alone is plain decoding,
-    and what was drawn before an error is verified if it can be (`Draft.failure`). The first error is warned about once
-    and kept in `failure`; rows in which the drafter fails are decoded without drafts to their ends. Where draft rows of
-    some texts are no laws, these texts alone have no drafts, and it is asked for them again in the next step. Errors of
-    pairing (scheme, vocabulary) are the user's to mend and pass through.
+    and what was drawn before an error is verified: `grow` ends there (`Draft.failure`), and notes what it drew for the
+    case that the drafter raises behind it, or returns what cannot be verified. The first error is warned about once
+    and kept in `failure`; rows in which the drafter fails are decoded without drafts to their ends. A draft row that is
+    no law is such a failure of its text, behind the step in which what was drawn beside and above it is verified.
+    Errors of pairing (scheme, vocabulary) are the user's to mend and pass through.
 
     **Row by row.** After an error in a batch each row is asked for by itself, in the same step: from its own state of
     before (`Drafter.of_row`), with its own random numbers from their beginning. Rows in which it works have the drafts
@@ -37,8 +42,9 @@ class Guarded(Drafter):
     neighbours, so that its draft has the law that it reports, whatever the error followed from: the tokens drawn for
     its neighbours, or its own. To draw anew, from other numbers or another state, would not be exact after an error
     that followed from drawn tokens: what is not drawn anew is no draw from its row, given that it stayed. An error that
-    comes again where a row is alone is as in a text by itself: what `grow` had drawn is verified, and a drafter that
-    raises after its first draw must not do so because of what it drew.
+    comes again where a row is alone is as in a text by itself: what `grow` had drawn is verified. Only a drafter that
+    draws without `grow`, or grows several trees, and then raises, takes back what it drew; the record of its random
+    numbers shows that, and the warning says that this step's tokens may not follow the target's law.
 
     `failure` may be given: then nothing is drafted from the beginning.
 
@@ -51,7 +57,7 @@ class Guarded(Drafter):
         self._refused = failure
         self._open: tuple[Any, ...] = ()  # the state from which drafting failed, in a step that may yet be taken again
         self._sound = is_sound(drafter)
-        self._vocab_size = 0
+        self._vocab_size, self._lost = 0, False
         self.name, self.reads = drafter.name, drafter.reads
         self.riders, self.shares = drafter.riders, drafter.shares
 
@@ -130,11 +136,15 @@ class Guarded(Drafter):
             return state
         asked, errors, kept = state.asked, list[Exception](), list[Group]()
         for one in state.proposals:
-            flags = [] if one.failed else one.flags()  # the step is over: there is nothing to wait for
-            if not all(flags):
-                errors.append(InvalidProbabilities("The draft model's logits are not usable."))
-            if not one.failed and (any(flags) or not flags):
-                kept += self._committed(one, asked, step, errors)
+            if one.failed:
+                continue
+            unsound = one.unsound()  # the step is over: there is nothing to wait for
+            if unsound:
+                errors.append(InvalidProbabilities(NO_LAW))
+            found = self._committed(one, asked, step, errors)
+            for row in (one.group.rows[place] for place in unsound):
+                found = [own.without(row) for own in found]
+            kept += [own for own in found if max(own.rows) >= 0]
         if any(one.failed for one in state.proposals):
             self._open = ()
         return self._settled(len(step.text.counts), [one.group for one in state.proposals], kept, errors)
@@ -196,21 +206,20 @@ class Guarded(Drafter):
 
     def _proposed(self, group: Group, asked: Asked, errors: list[Exception]) -> list[Proposal]:
         """Ask for a group's drafts; after an error row by row, with each row's numbers from their beginning."""
-        own = asked.of(group.rows)
+        own, draft, after = asked.of(group.rows).recorded(), None, None
         try:
             draft, after = self._drafted(group.state, own)
+            failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
         except MENDABLE:
             raise
-        except Exception as error:  # noqa: BLE001  as below
-            failure, draft, after = error, None, None
-        else:
-            failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
-            if failure is None:
-                return [Proposal(group, draft, after)]
+        except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            failure = error
+        if failure is None:
+            return [Proposal(group, draft, after)]
         errors.append(failure)
         singles = self._apart(group)
         if not singles:
-            return [Proposal(group, draft, failed=True)]
+            return [Proposal(group, self._drawn(own, failure) if draft is None else draft, failed=True)]
         own.noise.again()
         return [found for one in singles for found in self._proposed(one, asked, errors)]
 
@@ -225,7 +234,19 @@ class Guarded(Drafter):
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
         draft, after = answer
-        return (draft if self._sound else checked(draft, text, scheme, policy, self._vocab_size, self.riders)), after
+        if self._sound:
+            return draft, after
+        return checked(draft, text, scheme, policy, self._vocab_size, self.riders, asked.drawn()), after
+
+    def _drawn(self, asked: Asked, failure: Exception) -> Draft | Pieces | None:
+        """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
+        drawn, record = asked.drawn(), asked.noise.record
+        if drawn is not None:
+            with suppress(InvalidDraft):
+                known = replace(drawn, failure=failure)
+                return checked(known, asked.text, asked.scheme, asked.policy, self._vocab_size)
+        self._lost |= record is not None and record.numbers > 0
+        return None
 
     def _committed(self, one: Proposal, asked: Asked, step: Step, errors: list[Exception]) -> list[Group]:
         """Return a group after a step; after an error its rows one by one, each taking its part of the step again."""
@@ -338,7 +359,7 @@ class Guarded(Drafter):
 
     def _fail(self, error: Exception, *, every: bool = True) -> Failed:
         """Note a failure, of every row or of some, and warn about the first."""
-        first, self.failure = not self.failure, f"{type(error).__name__}: {error}"
+        first, self.failure = not self.failure, f"{type(error).__name__}: {error}{LOST if self._lost else ''}"
         if first:
             rest = "the rest is" if every else "rows in which it fails are"
             warnings.warn(

@@ -28,6 +28,7 @@ from polydraft.trees.dynamic.stopping import (
     fit_classifier,
     policy_after,
     policy_joined,
+    policy_of,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "is_dynamic",
     "policy_after",
     "policy_joined",
+    "policy_of",
 ]

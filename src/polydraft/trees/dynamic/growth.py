@@ -20,7 +20,7 @@ from polydraft.trees.dynamic.policy import (
     check_policy,
 )
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
-from polydraft.trees.sound import any_law, both, sound_nodes
+from polydraft.trees.sound import any_law, both, proposed
 from polydraft.trees.tree import Draft
 
 
@@ -31,6 +31,8 @@ def grow_dynamic(
     propose: Propose,
     noise: Noise,
     overlap: Overlap | None = None,
+    *,
+    trusted: bool = False,
 ) -> Draft:
     """Draw token trees of which each row's has a shape of its own; arguments and errors are those of `grow`.
 
@@ -54,7 +56,7 @@ def grow_dynamic(
     sound: Tensor | None = None
     while len(proposals) < bounds.depth:
         try:
-            grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn, overlap)
+            grown = _expanded(policy, scheme, propose, noise, levels, proposals, drawn, overlap, trusted)
         except MENDABLE:
             raise
         except Exception as error:  # whatever it is, what was drawn must be verified
@@ -101,6 +103,7 @@ def _expanded(
     proposals: list[Proposal],
     drawn: Drawn | None,
     overlap: Overlap | None,
+    trusted: bool,
 ) -> _Expanded | None:
     """Open some of the deepest nodes and draw their children; return None if none is opened."""
     is_open = levels[-1].there if drawn is None else policy.open(drawn) & levels[-1].there
@@ -108,26 +111,26 @@ def _expanded(
     if drawn is not None and asks and not bool(is_open.any()):
         return None
     level, frontier = _opened(levels[-1], is_open, proposals, policy.widest(drawn.depth) if drawn else 1)
-    listed, given = propose(frontier.frontier)
-    sound = sound_nodes(given)
+    above = [one.given for one in proposals]
+    listed, given, sound = proposed(propose, frontier.frontier, above, trusted=trusted)
     law = any_law(given, sound)
     rows = law.mean(dim=-2) if law.dim() == 4 else law
     guess = overlap(frontier.frontier) if overlap and isinstance(policy, EstimatingPolicy) else None
     count, places = _drafts_so_far(levels), frontier.places
     view = Opened(len(proposals), frontier.there, frontier.path, rows, count, drawn, places, guess)
     busy = frontier.there if sound is None else frontier.there & sound
+    doubt = None if sound is None else sound | ~frontier.there
     counts = policy.counts(view).where(busy, 0)
     most = _largest(counts, policy.shape.max_children)
     if most == 0:
-        return _Expanded(level, Proposal(frontier.frontier, listed, law), None)
+        return _Expanded(level, Proposal(frontier.frontier, listed, law, given), None, doubt)
     members = _members(policy, view, law, most)
     law = _row_of_each(law, members) if isinstance(policy, MergingPolicy) else law
     uniforms = _uniforms(policy, scheme, listed, law, len(proposals), noise)
     drafts = scheme.sample(law, counts, uniforms, most).where(busy.unsqueeze(-1), -1)
     chances = policy.accepted(view, most) if isinstance(policy, EstimatingPolicy) else None
     children = _children(view, frontier, listed, drafts, members, chances)
-    doubt = None if sound is None else sound | ~frontier.there
-    return _Expanded(level, Proposal(frontier.frontier, listed, law), children, doubt)
+    return _Expanded(level, Proposal(frontier.frontier, listed, law, given), children, doubt)
 
 
 def _largest(numbers: Int[Tensor, "..."], bound: int) -> int:

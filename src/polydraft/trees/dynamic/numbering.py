@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polydraft.trees.frontier import Frontier
 from polydraft.trees.shape import Topology
+from polydraft.trees.sound import alike
 from polydraft.trees.tree import Draft, TokenTree
 
 Keep = Callable[[Float[Tensor, "b n"], Bool[Tensor, "b n"]], Bool[Tensor, "b n"]]
@@ -50,11 +51,19 @@ class DrawnLevel:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """The open nodes of one depth with what the drafter proposed for them."""
+    """The open nodes of one depth with what the drafter proposed for them.
+
+    Args:
+        frontier: the nodes.
+        listed: their lists.
+        law: the rows that their children were drawn from.
+        given: the rows as the drafter gave them.
+    """
 
     frontier: Frontier
     listed: Int[Tensor, "b f K"]
     law: Float[Tensor, "b f *J K"]
+    given: Float[Tensor, "b f *J K"]
 
 
 def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[Proposal], keep: Keep | None) -> Draft:
@@ -76,8 +85,8 @@ def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[P
     busy = torch.zeros_like(valid).scatter(-1, parents[:, 1:].where(valid[:, 1:], 0), True)
     rows = torch.arange(len(root), device=root.device).unsqueeze(-1)
     row_of = own.clamp_min(0)
-    listed = torch.cat([one.listed for one in proposals], dim=1)[rows, row_of]
-    law = torch.cat(_alike([one.law for one in proposals]), dim=1)[rows, row_of]
+    listed = torch.cat(alike([one.listed for one in proposals], -1), dim=1)[rows, row_of]
+    law = torch.cat(alike(_as_many([one.law for one in proposals]), 0.0), dim=1)[rows, row_of]
     return Draft(
         tree,
         drawn.atoms.gather(-1, order).where(valid, -1),
@@ -87,7 +96,7 @@ def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[P
     )
 
 
-def _alike(laws: list[Float[Tensor, "b _ ..."]]) -> list[Float[Tensor, "b _ ..."]]:
+def _as_many(laws: list[Float[Tensor, "b _ ..."]]) -> list[Float[Tensor, "b _ ..."]]:
     """Give the nodes of all depths the same number of draft rows, by repeating the last."""
     if laws[0].dim() == 3:
         return laws

@@ -1,6 +1,12 @@
 """Ending growth where the draft is not sure: by a threshold, a learnt one, or a classifier."""
 
-from polydraft.trees.dynamic.stopping.adaptive import AdaptiveThreshold, LearningPolicy, policy_after, policy_joined
+from polydraft.trees.dynamic.stopping.adaptive import (
+    AdaptiveThreshold,
+    LearningPolicy,
+    policy_after,
+    policy_joined,
+    policy_of,
+)
 from polydraft.trees.dynamic.stopping.classifier import EMBEDDED, Classifier, examples, fit_classifier
 from polydraft.trees.dynamic.stopping.confidence import (
     Confidence,
@@ -25,5 +31,6 @@ __all__ = [
     "fit_classifier",
     "policy_after",
     "policy_joined",
+    "policy_of",
     "surely_accepted",
 ]

@@ -1,5 +1,6 @@
 """Draft & Verify's adaptive threshold: draft on while the draft is sure, and learn how sure is enough."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,7 +17,10 @@ from polydraft.trees.tree import TokenTree, Verdict
 
 @runtime_checkable
 class LearningPolicy(TreePolicy, Protocol):
-    """A policy that is told what became of its trees; values in, values out."""
+    """A policy that is told what became of its trees; values in, values out.
+
+    One that learns something of each row has `of` besides, which returns the policy for some rows alone.
+    """
 
     def after(self, tree: TokenTree, verdict: Verdict) -> "LearningPolicy":
         """Return the policy for the next step."""
@@ -39,6 +43,12 @@ def policy_after(policy: TreePolicy, tree: TokenTree, verdict: Verdict) -> TreeP
 def policy_joined(policy: TreePolicy, row: int) -> TreePolicy:
     """Return the policy after a new text took the place of a row, or came behind the last: itself, unless it learns."""
     return policy.joined(row) if isinstance(policy, LearningPolicy) else policy
+
+
+def policy_of(policy: TreePolicy, rows: Sequence[int]) -> TreePolicy:
+    """Return the policy for some rows alone, for -1, which is nobody's, some other: itself, unless it learns by row."""
+    of = getattr(policy, "of", None) if isinstance(policy, LearningPolicy) else None
+    return policy if of is None else of(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +138,13 @@ class AdaptiveThreshold:
         threshold, rate = (torch.nn.functional.pad(one, behind) for one in (known.threshold, known.rate))
         threshold[row], rate[row] = self.threshold, 0.0
         return replace(self, learnt=Learnt(threshold, rate))
+
+    def of(self, rows: Sequence[int]) -> "AdaptiveThreshold":
+        """Return the policy for some rows alone, with what each has learnt; for -1, which is nobody's, some other."""
+        if self.learnt is None:
+            return self
+        own = torch.tensor([max(row, 0) for row in rows], device=self.learnt.rate.device)
+        return replace(self, learnt=Learnt(self.learnt.threshold[own], self.learnt.rate[own]))
 
     def _start(self, rows: Int[Tensor, "b"]) -> Learnt:
         zero = torch.zeros_like(rows, dtype=torch.float64)
