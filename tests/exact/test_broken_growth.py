@@ -33,6 +33,7 @@ from polydraft.trees import (
     is_dynamic,
 )
 from polydraft.trees.dynamic import Drawn, Opened
+from polydraft.trees.sound import distinct
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -85,6 +86,108 @@ class Breaking(DeepWorld):
         if frontier.depth and unlucky(frontier.tokens):
             raise Broken(f"at {frontier.tokens.tolist()}")
         return super().propose(frontier)
+
+
+def rows_where(bad: Tensor, law: Tensor, value: Tensor | float) -> Tensor:
+    """Return the rows with others at some nodes."""
+    return torch.where(bad.view(*bad.shape, *[1] * (law.dim() - 2)), value, law)
+
+
+def narrower(bad: Tensor, listed: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
+    return listed[..., :2], law[..., :2] / law[..., :2].sum(dim=-1, keepdim=True)
+
+
+def wider(bad: Tensor, listed: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
+    pad = torch.nn.functional.pad
+    return pad(listed, (0, 2), value=-1), pad(law, (0, 2))
+
+
+WRONG: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "narrower rows": narrower,
+    "wider rows": wider,
+    "a token twice": lambda bad, listed, law: (rows_where(bad, listed, torch.tensor([0, 0, 1])), law),
+    "a number that is none": lambda bad, listed, law: (listed, rows_where(bad, law, torch.nan)),
+    "infinite": lambda bad, listed, law: (listed, rows_where(bad, law, torch.inf)),
+    "negative": lambda bad, listed, law: (listed, rows_where(bad, law, torch.tensor([0.8, 0.6, -0.4]).double())),
+    "a sum of two": lambda bad, listed, law: (listed, rows_where(bad, law, 2 * law)),
+    "no mass": lambda bad, listed, law: (listed, rows_where(bad, law, 0.0)),
+    "whole numbers": lambda bad, listed, law: (listed, law.long()),
+    "short tokens": lambda bad, listed, law: (listed.int(), law),
+    "another device": lambda bad, listed, law: (listed, law.to("meta")),
+    "another device for lists": lambda bad, listed, law: (listed.to("meta"), law),
+    "other nodes": lambda bad, listed, law: (torch.cat([listed] * 2, dim=1), torch.cat([law] * 2, dim=1)),
+    "more rows of a node": lambda bad, listed, law: (
+        listed,
+        torch.stack([law[:, :, 0] if law.dim() == 4 else law] * 3, 2),
+    ),
+    "rows without lists": lambda bad, listed, law: law,
+    "nothing": lambda bad, listed, law: None,
+    "lists of numbers": lambda bad, listed, law: (listed.tolist(), law.tolist()),
+}
+ROW_BY_ROW = ("a token twice", "a number that is none", "infinite", "negative", "a sum of two", "no mass")
+"""What is wrong at single nodes, which are leaves then; the rest ends growth."""
+
+
+@dataclass(frozen=True)
+class Wrong(DeepWorld):
+    """A world whose drafter proposes something wrong below some tokens of one depth, in memory that it uses again."""
+
+    kind: str = ""
+    depth: int = 1
+
+    def propose(self, frontier: Frontier) -> tuple[Tensor, Tensor]:
+        listed, law = super().propose(frontier)
+        bad = (frontier.tokens == 1) & (frontier.depth == self.depth)
+        found: object = (listed.contiguous(), law.clone())
+        if bool(bad.any()):
+            found = WRONG[self.kind](bad, *found)
+        self.use_again(found)
+        return found
+
+    def use_again(self, found: object) -> None:
+        for memory in self.__dict__.setdefault("lent", []):
+            memory.fill_(0)
+        lent = found if isinstance(found, tuple) else ()
+        self.__dict__["lent"] = [one for one in lent if isinstance(one, Tensor) and one.device.type == "cpu"]
+
+
+def wrong_world(kind: str, depth: int, scheme: Scheme) -> Wrong:
+    plain = DeepWorld.random(5, 2 if isinstance(scheme, Product) else 0)
+    return Wrong(plain.target, plain.draft, kind, depth)
+
+
+SOME_RULES: list[PathVerifier] = [
+    BlockVerification(),
+    TopDown(RecursiveRejection()),
+    BottomUp(RecursiveRejection()),
+    TopDown(RecursiveRejectionWithoutReplacement()),
+    TopDown(RecursiveRejection(Product())),
+    TopDown(TopThenSampleRule()),
+    TraversalVerification(IID()),
+]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("verifier", SOME_RULES, ids=named)
+@pytest.mark.parametrize("policy", POLICIES[:4], ids=str)
+def test_four_tokens_follow_the_target_whatever_is_proposed(
+    policy: TreePolicy, verifier: PathVerifier, kind: str, depth: int
+) -> None:
+    """What is wrong follows from the tokens drawn above it; nothing that was drawn may be lost for it."""
+    if isinstance(verifier, BlockVerification) and policy.shape.max_children > 1:
+        return
+    if is_dynamic(policy) and not fits(policy, verifier.scheme):
+        return
+    world, joint, wrong = wrong_world(kind, depth, verifier.scheme), torch.zeros(()), 0
+    for draft, chance in every_one(world, verifier.scheme, policy):
+        wrong += draft.failure is not None if kind not in ROW_BY_ROW else draft.sound is not None
+        assert bool(draft.probs.isfinite().all()) and bool(distinct(draft.shortlist).all())
+        share = torch.tensor([chance], dtype=torch.float64)
+        joint = joint + emitted(world, verifier, draft, share)[0]
+    told = kind not in ("narrower rows", "wider rows") and depth < policy.shape.depth
+    assert wrong or not told or (is_dynamic(policy) and depth == 2), "else nothing was wrong"
+    torch.testing.assert_close(joint, world.joint, rtol=0, atol=1e-9)
 
 
 Wrapped = Callable[[Scheme], Scheme]

@@ -1,6 +1,6 @@
 """The decode loop: draft a tree, score it, verify it, keep the accepted path, yield what was gained."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -202,7 +202,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     verdict = joint(
         [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
     )
-    verdict, told = _told(tree, verdict, target.usable)
+    verdict, told = _told(tree, verdict, target.usable, rows.going)
     taken = Step(text, tree, scored, target.probs, verdict)
     gains = _with_sources(_emissions(told, rows, target.scores), drafts)
     if method.logprobs is not None:
@@ -303,15 +303,19 @@ def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Pi
     return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
 
 
-def _told(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> tuple[Verdict, list[list[int]]]:
+def _told(
+    tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None, going: Collection[int]
+) -> tuple[Verdict, list[list[int]]]:
     """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
+
+    Rows that have ended may have unusable ones.
 
     Returns:
         the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
         had any, tokens.
     """
     told = _read(tree, verdict, usable)
-    if usable is not None and not all(fine for fine, *_ in told):
+    if usable is not None and not all(told[row][0] for row in going):
         verdict = _before_unusable(tree, verdict, usable)
         told = _read(tree, verdict, usable[:, :1])
     vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more

@@ -105,7 +105,7 @@ def _grown(
                 raise
             failure = error
             break
-        sound = both(sound, fine)
+        sound = both(sound, None if fine is None else fine | ~valid[-1][:, : len(busy)])
         there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
         if fine is not None:
             there &= fine.index_select(1, level.parents)
