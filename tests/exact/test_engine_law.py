@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -303,6 +304,49 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
         chosen |= planner.chosen
     both = {f"{what}: {answer}" for what in ("goes on", "looks") for answer in (True, False)}
     assert chosen == {*Scheming.trees, True, False, *both}
+
+
+@each_tree
+@pytest.mark.parametrize("there", ["host", "device"])
+def test_one_step_of_a_target_without_a_law_below_some_drafts(
+    there: str, rule: PathVerifier, policy: TreePolicy
+) -> None:
+    """Where it has none, plain decoding ends if it comes there; a draft alone changes nothing."""
+    options = {"place": on_device} if there == "device" else {}
+    with counted(strict=False) if options else nullcontext():
+        assert not checked(Unusable(2), ModelDrafter(SMALL_DRAFT), rule, policy, [[0, 1, 0]], 3, steps=1, **options)
+
+
+@dataclass
+class DeadEnd:
+    """A processor that leaves nothing below a token, or raises there; with or without a state."""
+
+    raises: bool
+    keeps_state: bool
+    name = "dead end"
+
+    def fork(self, memo: dict[int, Any]) -> "DeadEnd":
+        return replace(self)
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        dead = history[:, -1] == 1
+        if self.raises and bool(dead.any()):
+            raise ArithmeticError("dead end")
+        return scores.masked_fill(dead.unsqueeze(-1), -torch.inf)
+
+
+@each_tree
+@pytest.mark.parametrize("keeps_state", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
+def test_one_step_with_a_processor_that_has_dead_ends(
+    raises: bool, keeps_state: bool, rule: PathVerifier, policy: TreePolicy
+) -> None:
+    def rest(found: list[int], missing: int) -> dict[tuple[int, ...], float]:
+        return SMALL.texts([0, 1, 0, *found], missing)
+
+    given = {"processors": (DeadEnd(raises, keeps_state),), "rest": rest, "steps": 1}
+    law, failures = law_of(SMALL, ModelDrafter(SMALL_DRAFT), rule, policy, [[0, 1, 0]], 3, **given)
+    assert distance(law, SMALL.texts([0, 1, 0], 3)) < 1e-8 and not failures  # processors get single precision
 
 
 @each_tree

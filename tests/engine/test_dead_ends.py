@@ -1,0 +1,125 @@
+"""Scores that are not usable: nobody minds them below drafts that are not kept; else the call ends as plainly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+import polydraft
+from polydraft import HuggingFaceModel
+from polydraft.errors import InvalidProbabilities
+from polydraft.models import Forward
+from polydraft.models.tiny import tiny_draft, tiny_target
+
+NEW, DEAD = 6, 2
+PROMPT = torch.tensor([[0, 1, 1]])
+
+
+class NoNumbers(HuggingFaceModel):
+    """Has no law behind a token."""
+
+    def forward(self, tokens: Tensor, *inputs: Any, **named: Any) -> Forward:
+        found = super().forward(tokens, *inputs, **named)
+        scored = tokens[:, -found.logits.shape[1] :]
+        return replace(found, logits=found.logits.masked_fill((scored == DEAD).unsqueeze(-1), torch.nan))
+
+
+class Nothing:
+    """Leaves no token behind one, which it makes unlikely."""
+
+    stateless = True
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[:, DEAD] += self.least
+        return self.behind(input_ids, scores)
+
+    def behind(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill((input_ids[:, -1:] == DEAD), -torch.inf)
+
+
+class Raising(Nothing):
+    """Raises behind one."""
+
+    def behind(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if bool((input_ids[:, -1] == DEAD).any()):
+            raise LookupError("nothing follows it")
+        return scores
+
+
+def call(model: Any, least: float, kind: type[Nothing] | None, **options: Any) -> polydraft.Run:
+    given: dict[str, Any] = {"max_new_tokens": NEW, "attention_mask": torch.ones_like(PROMPT), **options}
+    if kind is not None:
+        given["logits_processor"] = LogitsProcessorList([kind(least)])
+    return polydraft.stream(model, PROMPT, **given)
+
+
+def drafters(target: Any) -> list[dict[str, Any]]:
+    """Return drafters that propose the token: as a certain one, from a text, and drawn."""
+    return [
+        {"drafter": "ngram", "prediction": [DEAD] * NEW},
+        {"drafter": tiny_draft(target, 0.5), "policy": "3,2,1"},
+        {"drafter": tiny_draft(target, 0.5), "policy": polydraft.BestFirst(6)},
+    ]
+
+
+KINDS: dict[str, tuple[Callable[[Any], Any], type[Nothing] | None]] = {
+    "no numbers": (NoNumbers, None),
+    "nothing": (lambda target: target, Nothing),
+    "raising": (lambda target: target, Raising),
+}
+
+
+def outcome(run: polydraft.Run) -> tuple[list[int], str]:
+    """Return what was written, and how it ended."""
+    try:
+        run.exhaust()
+    except (InvalidProbabilities, polydraft.PolydraftError, LookupError) as error:
+        return run.new_tokens[0], type(error).__name__
+    return run.new_tokens[0], ""
+
+
+@pytest.mark.parametrize("least", [-30.0, 0.0, 30.0])
+@pytest.mark.parametrize("drafted", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_and_end_are_those_of_plain_decoding(kind: str, drafted: int, least: float) -> None:
+    wrapped, processor = KINDS[kind]
+    target = tiny_target(vocabulary=4)
+    plain = outcome(call(wrapped(target), least, processor, drafter="none", temperature=0))
+    found = outcome(call(wrapped(target), least, processor, temperature=0, **drafters(target)[drafted]))
+    assert found == plain
+    if processor is not None:
+        assert least <= 0 or plain[1], plain
+        assert least >= 0 or not plain[1], plain
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_texts_end_where_they_come_to_it(kind: str) -> None:
+    """Some seeds come to the dead end and some do not; those that do end behind its token, and no others."""
+    wrapped, processor = KINDS[kind]
+    target = tiny_target(vocabulary=4)
+    ends = set[bool]()
+    for seed in range(12):
+        for own in drafters(target)[:2]:
+            tokens, error = outcome(call(wrapped(target), 0.0, processor, temperature=1.0, top_k=0, seed=seed, **own))
+            assert DEAD not in tokens[:-1]
+            assert bool(error) == (DEAD in tokens and len(tokens) < NEW), (tokens, error)
+            assert error or len(tokens) == NEW
+            ends.add(bool(error))
+    assert ends == {True, False}
+
+
+def test_a_batch_loses_no_text_to_a_draft_of_a_neighbour() -> None:
+    target, prompts = tiny_target(vocabulary=4), torch.tensor([[0, 1, 1], [1, 3, 0], [3, 3, 1]])
+    given: dict[str, Any] = {"temperature": 0, "max_new_tokens": NEW, "attention_mask": torch.ones_like(prompts)}
+    given["logits_processor"] = LogitsProcessorList([Raising(-30.0)])
+    plain = polydraft.generate(target, prompts, drafter="none", **given)
+    found = polydraft.generate(target, prompts, drafter=tiny_draft(target, 0.5), policy="3,2", **given)
+    assert found.sequences.equal(plain.sequences) and not found.statistics.fallback
