@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from heads import VOCAB, block_drafter, eagle_drafter, medusa_drafter
 from torch import Tensor
 
 import polydraft
-from polydraft import Chain, HuggingFaceModel, ModelDrafter, generate_many
+from polydraft import AdaptiveThreshold, BestFirst, Chain, HuggingFaceModel, ModelDrafter, Widths, generate_many
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, MergedDrafter, RoutedDrafter, Session, is_sound
 from polydraft.drafters.text import (
     JacobiDrafter,
@@ -31,6 +31,7 @@ from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, grow
 from polydraft.verifiers import BlockVerification
 
 NEW = 14
+CHAIN = Chain(4)
 POISON = 7
 PROMPTS = {"first": [3, 1, 4, 1, 5], "poisoned": [POISON, 2, POISON], "last": [5, 8, 5, 8, 5, 8, 5], "late": [9, 2]}
 
@@ -137,9 +138,11 @@ class Fragile(Drafter):
         return self.inner.finish(state, text, row)
 
 
-def written(drafter: Drafter, heat: float, size: int, names: Any = PROMPTS) -> dict[Any, Any]:
+def written(
+    drafter: Drafter, heat: float, size: int, names: Any = PROMPTS, policy: TreePolicy = CHAIN
+) -> dict[Any, Any]:
     chosen = {name: torch.tensor(PROMPTS[name]) for name in names}
-    options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": heat, "eos_token_id": None, "policy": Chain(4)}
+    options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": heat, "eos_token_id": None, "policy": policy}
     options |= {"per_prompt": {name: {"seed": 3 + len(name)} for name in names}}
     options |= {} if not heat else {"top_k": 0}
     with warnings.catch_warnings():
@@ -168,6 +171,36 @@ def test_each_row_is_the_text_that_it_is_alone(name: str, verb: str, heat: float
     assert {one: found[one] for one in OTHERS} == {one: unhurt[one] for one in OTHERS}
     for prompt in PROMPTS:
         assert found[prompt] == written(sick, heat, 1, [prompt])[prompt], prompt
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_what_a_policy_has_learnt_of_a_row_goes_with_it(heat: float) -> None:
+    policy = AdaptiveThreshold(4, 0.3, goal=0.5, step=0.2, smoothing=0.5)
+    sick = Fragile(drafter_of("model"), "draft", 9)
+    found, unhurt = written(sick, heat, 3, policy=policy), written(drafter_of("model"), heat, 3, policy=policy)
+    assert {one: found[one] for one in OTHERS} == {one: unhurt[one] for one in OTHERS}
+    for prompt in PROMPTS:
+        assert found[prompt] == written(sick, heat, 1, [prompt], policy)[prompt], prompt
+
+
+class Sick(HuggingFaceModel):
+    """Its rows behind some tokens are not numbers."""
+
+    def forward(self, tokens: Tensor, *inputs: Any, **named: Any) -> Any:
+        found = super().forward(tokens, *inputs, **named)
+        scored = tokens[:, -found.logits.shape[1] :]
+        return replace(found, logits=found.logits.masked_fill((scored % 4 == 2).unsqueeze(-1), torch.nan))
+
+
+@pytest.mark.parametrize("policy", [Chain(4), Widths((2, 1)), BestFirst(6)], ids=repr)
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_rows_that_are_no_numbers_cost_nobody_else_a_draft(heat: float, policy: TreePolicy) -> None:
+    """Whether a text is drafted for hangs on its own rows alone, however many neighbours have unusable ones."""
+    sick = ModelDrafter(Sick(perturbed(target(), 0.05)))
+    found = written(sick, heat, 3, policy=policy)
+    for prompt in PROMPTS:
+        assert found[prompt] == written(sick, heat, 1, [prompt], policy)[prompt], prompt
+    assert 0 < sum(one[2] for one in found.values())
 
 
 def test_rows_that_are_well_are_a_batch_again() -> None:

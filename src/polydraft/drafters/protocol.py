@@ -116,12 +116,13 @@ class Drafter(Protocol):
     **A drafter that fails** loses nothing: the rows in which it fails are decoded without drafts to the end of their
     texts, which are all of a batch if it has no `of_row`. A proposal is
     checked (`SoundDrafter` names the exception). Drafts that the target has no token for are verified with the rest of
-    their tree, as drafts that it gives no probability, and below a row that is no distribution no draft counts. If
-    nothing can be verified, or if the drafter raises, the whole proposal is dropped.
+    their tree, as drafts that it gives no probability, and below a row that is no law of distinct tokens no draft
+    counts. If the drafter raises, or if nothing can be verified, what `grow` drew is verified.
 
-    **What stays exact.** To drop drafts because of what they are changes the law of the text. A failure before the
-    first draw does no harm, nor one that has nothing to do with the tokens drawn. So draw with `grow`, which keeps what
-    was drawn before an error in `propose` (`Draft.failure`), or raise nothing after the first draw.
+    **What stays exact.** To drop drafts because of what they are changes the law of the text. So draw with `grow`,
+    once in a step and with nothing drawn besides: it keeps what was drawn before an error in `propose`
+    (`Draft.failure`), and notes what it drew for an error behind it. Whoever draws otherwise must raise nothing after
+    the first draw, and drop nothing that was drawn.
 
     Attributes:
         name: its name in tables.

@@ -1,11 +1,11 @@
 """The decode loop: draft a tree, score it, verify it, keep the accepted path, yield what was gained."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
@@ -14,13 +14,13 @@ from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.past import Past
 from polydraft.engine.lessons import lessons_of
-from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified
+from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verified
 from polydraft.engine.stopping import Ending
-from polydraft.engine.target_law import TargetLaw, target_rows
+from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
 from polydraft.errors import ContextOverflow, UnpairedScheme
-from polydraft.models import LanguageModel
+from polydraft.models import LanguageModel, can_branch
 from polydraft.probs import Noise, sent, to_probs
-from polydraft.reading import Reader, Step, Text, reader_of
+from polydraft.reading import Reader, Scored, Step, Text, reader_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import (
     Piece,
@@ -198,11 +198,14 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     pieces = [piece for own, _ in drafts for piece in own]
     tree = stacked_tree(scored_trees(pieces, method.target.vocab_size))
     scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
-    target = target_rows(rows.laws, scored.logits, tree, text, rows.going)
-    verdict = joint(
-        [(one.rows, verified(part.verifier, one, target.probs, fresh)) for own, part in drafts for one in own]
-    )
-    verdict, told = _told(tree, verdict, target.usable, rows.going)
+    target, verdict, told = _verified(rows, drafts, tree, scored, fresh)
+    lost = [row for row in sorted(rows.going) if not told[row][0]] if can_branch(method.target) else []
+    if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
+        scored = _with_plain_roots(rows, scored, lost)
+        target, again, _ = _verified(rows, drafts, tree, scored, fresh)
+        others = [row for row in range(len(rows.steps)) if row not in lost]  # whose numbers were drawn before
+        both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
+        verdict, told = told_of(tree, joint(both), target.usable, rows.going)
     taken = Step(text, tree, scored, target.probs, verdict)
     gains = _with_sources(_emissions(told, rows, target.scores), drafts)
     if method.logprobs is not None:
@@ -223,6 +226,28 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         own = [_under(policy, drafts) for policy in method.teaches]
         block = replace(block, lessons=tuple(lessons_of(one, target.probs, verdict, gains, rows.laws) for one in own))
     return after, block, taken
+
+
+def _verified(
+    rows: Rows, drafts: Sequence[tuple[Sequence[Piece], Part]], tree: TokenTree, scored: Scored, noise: Noise
+) -> tuple[TargetRows, Verdict, list[list[int]]]:
+    """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
+    target = target_rows(rows.laws, scored.logits, tree, rows.text, rows.going)
+    verdict = joint(
+        [(one.rows, verified(part.verifier, one, target.probs, noise)) for own, part in drafts for one in own]
+    )
+    return target, *told_of(tree, verdict, target.usable, rows.going)
+
+
+def _with_plain_roots(rows: Rows, scored: Scored, lost: Sequence[int]) -> Scored:
+    """Score the roots of some rows again, each without its tree, and put what comes in the place of what was there."""
+    for row in lost:
+        text = rows.text.of([row])
+        plain, _ = rows.reader.of_row(row).score(text, TokenTree.root_only(text.last()))
+        pairs = ((scored.logits, plain.logits), *((scored.nodes[name], plain.nodes[name]) for name in plain.nodes))
+        for whole, own in pairs:
+            whole[row, 0] = own[0, 0]
+    return scored
 
 
 def _under(policy: TreePolicy, drafts: Sequence[tuple[Sequence[Piece], Part]]) -> list[tuple[Piece, TreeVerifier]]:
@@ -301,59 +326,6 @@ def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Pi
     named = ((piece, piece.draft.source or part.drafter.own_name) for pieces, part in drafts for piece in pieces)
     names = {row: name for piece, name in named for row in piece.rows}
     return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
-
-
-def _told(
-    tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None, going: Collection[int]
-) -> tuple[Verdict, list[list[int]]]:
-    """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
-
-    Rows that have ended may have unusable ones.
-
-    Returns:
-        the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
-        had any, tokens.
-    """
-    told = _read(tree, verdict, usable)
-    if usable is not None and not all(told[row][0] for row in going):
-        verdict = _before_unusable(tree, verdict, usable)
-        told = _read(tree, verdict, usable[:, :1])
-    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
-    return verdict, told
-
-
-def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
-    if usable is None and tree.tokens.shape[-1] == 1:
-        return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
-    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
-    fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
-    return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
-
-
-def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:
-    """Let a path end above its first node whose logits are not usable, with this node's token as the next one.
-
-    What is verified below such a node follows from any law that stands in for the missing one, and the node itself is
-    reached as often as by the target. Its token becomes the root of the next step, which ends as plain decoding does.
-    """
-    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
-    fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
-    kept = fine.long().cumprod(dim=-1).sum(dim=-1)  # nodes of the path, the root among them, above the first unusable
-    cut = (kept <= verdict.length) & (kept > 0)
-    last = ends.gather(-1, kept.clamp_max(ends.shape[-1] - 1).unsqueeze(-1)).clamp_min(0)
-    length = torch.where(cut, kept - 1, verdict.length)
-    order = torch.arange(verdict.path.shape[-1], device=length.device)
-    path = verdict.path.where(order < length.unsqueeze(-1), -1)
-    return Verdict(path, length, tree.tokens.gather(-1, last).squeeze(-1).where(cut, verdict.next_token))
-
-
-def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:
-    """Tell for each row whether the node at which the path ends had drafts."""
-    if tree.tokens.shape[-1] == 1:
-        return torch.zeros_like(verdict.length, dtype=torch.bool)
-    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
-    last = ends.gather(-1, verdict.length.unsqueeze(-1))
-    return ((tree.parents == last) & tree.valid).any(dim=-1)
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:

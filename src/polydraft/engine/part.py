@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter
@@ -203,3 +203,56 @@ def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
         path[places, : verdict.path.shape[-1]] = verdict.path
         length[places], following[places] = verdict.length, verdict.next_token
     return Verdict(path, length, following)
+
+
+def told_of(
+    tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None, going: Collection[int]
+) -> tuple[Verdict, list[list[int]]]:
+    """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
+
+    Rows that have ended may have unusable ones.
+
+    Returns:
+        the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
+        had any, tokens.
+    """
+    told = _read(tree, verdict, usable)
+    if usable is not None and not all(told[row][0] for row in going):
+        verdict = _before_unusable(tree, verdict, usable)
+        told = _read(tree, verdict, usable[:, :1])
+    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    return verdict, told
+
+
+def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
+    if usable is None and tree.tokens.shape[-1] == 1:
+        return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
+    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
+    fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
+    return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+
+
+def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:
+    """Let a path end above its first node whose logits are not usable, with this node's token as the next one.
+
+    What is verified below such a node follows from any law that stands in for the missing one, and the node itself is
+    reached as often as by the target. Its token becomes the root of the next step, which ends as plain decoding does.
+    """
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
+    fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
+    kept = fine.long().cumprod(dim=-1).sum(dim=-1)  # nodes of the path, the root among them, above the first unusable
+    cut = (kept <= verdict.length) & (kept > 0)
+    last = ends.gather(-1, kept.clamp_max(ends.shape[-1] - 1).unsqueeze(-1)).clamp_min(0)
+    length = torch.where(cut, kept - 1, verdict.length)
+    order = torch.arange(verdict.path.shape[-1], device=length.device)
+    path = verdict.path.where(order < length.unsqueeze(-1), -1)
+    return Verdict(path, length, tree.tokens.gather(-1, last).squeeze(-1).where(cut, verdict.next_token))
+
+
+def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:
+    """Tell for each row whether the node at which the path ends had drafts."""
+    if tree.tokens.shape[-1] == 1:
+        return torch.zeros_like(verdict.length, dtype=torch.bool)
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
+    last = ends.gather(-1, verdict.length.unsqueeze(-1))
+    return ((tree.parents == last) & tree.valid).any(dim=-1)
