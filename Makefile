@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 AXE := $(VENV)/axe-core
 READY := $(VENV)/.ready
+PINS := -c constraints.txt
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+SMOKE := .venv-smoke
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
@@ -11,15 +14,16 @@ MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo serve test test-typed test-slow test-models test-grammars test-smollm2 test-browser soak lint format clean
+.PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-models test-grammars \
+	test-smollm2 test-browser soak lint format clean
 
 env: $(READY)
 
 # torch goes first, from the pin, so that nothing else can pull in another build of it.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) $(PINS) torch
+	$(PIP) $(PINS) -e '.[dev]'
 	touch $(READY)
 
 demo: env
@@ -36,6 +40,26 @@ test: env
 test-typed: env
 	$(RUN) -m "not ($(MARKED))" --jaxtyping-packages=polydraft,typechecking.typechecked
 
+# The fast suite with the newest packages that the ranges of pyproject.toml allow, and with the oldest, each in an
+# environment of its own; `make demo VENV=.venv-newest PINS=` runs something else there.
+test-newest:
+	rm -f .venv-newest/.ready
+	$(MAKE) test VENV=.venv-newest PINS='--upgrade --upgrade-strategy eager'
+
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest PINS='-c constraints-oldest.txt'
+
+# What a newcomer does today, three minutes: README's install lines in a new environment, but for the public index of
+# torch's CPU builds; README's blocks; one text of the chat model.
+smoke-newest:
+	rm -rf $(SMOKE)
+	$(PYTHON) -m venv $(SMOKE)
+	sed -n '/^## Install/,/^## Quick/{/^pip install torch/d;/^pip install /p}' README.md | PATH="$(CURDIR)/$(SMOKE)/bin:$$PATH" bash -ex
+	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check pytest
+	$(SMOKE)/bin/pip list --disable-pip-version-check | grep -E '^(torch|transformers|typer|huggingface_hub|numpy|numba) '
+	$(SMOKE)/bin/polydraft fetch smollm2
+	$(SMOKE)/bin/python -m pytest --noconftest -p no:cacheprovider -m 'not slow' tests/test_readme.py
+
 test-slow: env
 	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
 
@@ -45,7 +69,7 @@ test-models: env
 
 # The real processors of grammar libraries, in a folder of their own: nothing else needs them.
 test-grammars: env
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(VENV)/grammars $(GRAMMARS)
+	$(PIP) $(PINS) --no-deps --target $(VENV)/grammars $(GRAMMARS)
 	PYTHONPATH=$(VENV)/grammars $(BIN)/python -m pytest -m grammars tests/engine/test_processors.py
 
 # A real chat model, fetched once into the user's cache.
@@ -56,7 +80,7 @@ test-smollm2: env
 # The server's page in Debian's Chromium, with axe-core for its accessibility where npm is there to fetch it. With
 # POLYDRAFT_SCREENSHOTS=FOLDER every page is saved there as it looked at the end of its test.
 test-browser: env
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt playwright starlette uvicorn
+	$(PIP) $(PINS) playwright starlette uvicorn
 	test -f $(AXE)/package/axe.min.js || ! command -v npm > /dev/null || { mkdir -p $(AXE) && cd $(AXE) && \
 		npm pack --silent axe-core@4.14.1 > /dev/null && tar -xzf axe-core-4.14.1.tgz; } || \
 		echo "axe-core could not be fetched: accessibility is not checked"
@@ -77,4 +101,4 @@ format: env
 	$(BIN)/ruff check --fix src tests
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-oldest $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The house rules, read from the source with `ast`: floor plan, sizes, bans, docstrings, exports; README's snippets."""
+"""The house rules, read from the source with `ast`: floor plan, sizes, bans, docstrings, exports."""
 
 import ast
 import re
@@ -293,30 +293,3 @@ def test_there_is_room_for_new_members(room: str) -> None:
     assert any(module.path.startswith(f"{room}/") for module in HOUSE)
     new = [Module(f"{room}/a_new_one_{number}.py", GOOD) for number in range(4)]
     assert not list(crowding([*HOUSE, *new]))
-
-
-def snippets(text: str) -> list[tuple[int, str]]:
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text[: one.start(1)].count("\n"), one[1]) for one in found]
-
-
-def run(text: str) -> None:
-    for line, snippet in snippets(text):
-        exec(compile("\n" * line + snippet, "README.md", "exec"), {"__name__": "readme"})
-
-
-def test_readme_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "README.md").read_text()
-    if not snippets(text):
-        pytest.skip("README.md has no python snippets")
-    if not (PACKAGE / "data" / "pair" / "target" / "config.json").is_file():
-        pytest.skip("the embedded pair is not in src/polydraft/data/pair")
-    monkeypatch.chdir(tmp_path)
-    run(text)
-
-
-def test_a_readme_snippet_that_fails_is_seen() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run("text\n```python\nx = 1\n```\n```python\n1 / 0\n```\n")
-    with pytest.raises(NameError):
-        run("```python\nx = 1\n```\n```python\nx\n```\n")

@@ -1,4 +1,4 @@
-"""The pages for users: links lead somewhere, the quick start prints what is said, and pictures show what tables say."""
+"""The pages for users: links lead somewhere, and pictures show what tables say."""
 
 import importlib.util
 import re
@@ -10,7 +10,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 """All but those of docs/theory, which have tests of their own."""
 PAIR = ROOT / "src" / "polydraft" / "data" / "pair" / "target" / "config.json"
@@ -41,14 +40,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_broken_link_is_seen() -> None:
     text = "[a](docs/design.md) [b](absent.md) [c](docs/design.md#no-such) ![d](docs/pictures/none.svg)"
     assert list(broken(ROOT / "README.md", text)) == ["absent.md", "docs/design.md#no-such", "docs/pictures/none.svg"]
-
-
-@pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
-def test_the_quick_start_prints_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = re.findall(r"^```(?:python)?\n(.*?)^```$", README.split("## Quick start")[1], re.M | re.S)[:2]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    assert capsys.readouterr().out == said
 
 
 def drawing(name: str = "draw") -> ModuleType:

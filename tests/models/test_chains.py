@@ -93,7 +93,12 @@ QUICK = ("lfm2", "qwen3_5_text", "rwkv", "gpt_neo")
 @cache
 def tiny(name: str, seed: int = 1, **changes: Any) -> PreTrainedModel:
     """Return a small random model of a family."""
-    known = {**FAMILIES, **BOUNDED, "mamba": {"state_size": 8}, "jamba": {"num_experts": 2, "mamba_d_state": 8}}[name]
+    known = {
+        **FAMILIES,
+        **BOUNDED,
+        "mamba": {"state_size": 8},
+        "jamba": {"num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    }[name]
     return built(name, {**known, **changes}, seed)
 
 

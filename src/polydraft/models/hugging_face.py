@@ -21,7 +21,7 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_by
+from polydraft.models.checks import check_model, check_trial, counts_itself, evaluating, kept_by
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
@@ -71,13 +71,12 @@ class HuggingFaceModel:
         self.windows = windows_of(config)
         arguments = inspect.signature(self.model.forward).parameters
         self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
-        self.cached_as = cache_name(self.model)
+        self.kept = kept_by(self.model)
+        self.cached_as, self.shapes = self.kept.name, self.kept.shapes
         self.encodes = is_encoder_decoder(self.model)
         self.states = not self.encodes and (remembers(config) or self.cached_as == HANDED)
         self.counts = not self.states and counts_itself(self.model)
         self.uncounted: int | None = None
-        self.kept = kept_by(self.model)
-        self.shapes = self.kept.shapes
         if self.encodes:
             self.layers = self.kept.layers
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))

@@ -17,6 +17,7 @@ from torch import nn
 from polydraft.bench.speed.arms import Arm, Batch, Generated, generation_options
 from polydraft.bench.speed.replay import Replay
 from polydraft.engine import Statistics
+from polydraft.models import cache_in
 from polydraft.probs import Noise
 
 LOOKUP_TOKENS = 10
@@ -117,7 +118,7 @@ def observed(model: nn.Module, replay: Replay | None = None) -> Iterator[Passes]
 
     def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal begin
-        cache = named.get("past_key_values")
+        cache = cache_in(named)
         passes.before.append(0 if cache is None else int(cache.get_seq_length()))
         passes.scored.append(named["input_ids"].shape[1])
         begin = _now(device)

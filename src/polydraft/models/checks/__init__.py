@@ -1,9 +1,8 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
 from polydraft.models.checks.evaluation import evaluating
-from polydraft.models.checks.shapes import kept_by
+from polydraft.models.checks.shapes import cache_in, cache_name, kept_by
 from polydraft.models.checks.supported import (
-    cache_name,
     check_architecture,
     check_model,
     check_supported,
@@ -14,6 +13,7 @@ from polydraft.models.checks.supported import (
 from polydraft.models.checks.trial import check_trial
 
 __all__ = [
+    "cache_in",
     "cache_name",
     "check_architecture",
     "check_model",

@@ -1,6 +1,7 @@
 """What a model itself keeps of a text: the shapes of keys and values, which layers may not share, and its own cache."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -8,11 +9,14 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
 from polydraft.errors import UnsupportedModel
+from polydraft.models.chains.handed import NAME as HANDED
+from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks.evaluation import evaluating
-from polydraft.models.checks.supported import cache_name
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_kept"
+OLD_WORDS = ("past_key_values", "cache_params")
+"""Names of caches that are tried last: those of wrappers and own models that name no parameter."""
 STATES = ("conv_states", "recurrent_states")
 """Where transformers' layers without keys keep their states, by number."""
 Shapes = tuple[tuple[int, int], ...]
@@ -24,8 +28,8 @@ class Kept:
 
     Args:
         shapes: the heads and the width of each layer's keys and values, in turn, then those of the keys by which layers
-            choose what they attend to, if some do; (0, 0) for what is not kept. None where all are the same, or if the
-            pass failed: a trial of trees tells why.
+            choose what they attend to, if some do; (0, 0) for what is not kept. None where all are the same.
+        name: by which name the model takes its cache.
         own: the model's own class of caches, if it is not transformers' usual one.
         layers: how many layers have keys.
         numbers: how many numbers the keys and values of a token are; 0 if that is not known.
@@ -33,17 +37,28 @@ class Kept:
     """
 
     shapes: Shapes | None = None
+    name: str = ""
     own: type[Cache] | None = None
     layers: int = 0
     numbers: int = 0
     remembered: int = 0
 
 
+def cache_name(model: PreTrainedModel) -> str:
+    """Return by which name a model takes its cache; errors are those of `kept_by`."""
+    return kept_by(model).name
+
+
+def cache_in(named: Mapping[str, Any]) -> Cache | None:
+    """Return the cache among what is given to a model, or among what it returns; None if there is none."""
+    return next((value for value in named.values() if isinstance(value, Cache)), None)
+
+
 def kept_by(model: PreTrainedModel) -> Kept:
-    """Find out what a model keeps; once per model.
+    """Find out what a model keeps, and by which name it takes a cache; once per model.
 
     Raises:
-        UnsupportedModel: a layer keeps something that only the model's own code knows.
+        UnsupportedModel: the model takes no cache, or a layer keeps something that only the model's own code knows.
     """
     if PLACE not in model.__dict__:
         model.__dict__[PLACE] = _found(model)
@@ -51,19 +66,17 @@ def kept_by(model: PreTrainedModel) -> Kept:
 
 
 def _found(model: PreTrainedModel) -> Kept:
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    with torch.no_grad(), evaluating(list(model.modules())):
+        name, taken = _taken(model)
+    if isinstance(taken, list):  # states alone, which the model hands back
+        return Kept(name=name, remembered=_bytes(cast(list[Any], taken)))
+    cache: Any = getattr(taken, "self_attention_cache", taken)
     try:
-        with torch.no_grad(), evaluating(list(model.modules())):
-            given = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
-            cache: Any = model(**given, use_cache=True)[cache_name(model)]
-        cache = getattr(cache, "self_attention_cache", cache)
-        if isinstance(cache, list):  # states alone, which the model hands back
-            return Kept(remembered=_bytes(cast(list[Any], cache)))
         layers: list[Any] = list(cache.layers)
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
     except Exception:  # noqa: BLE001  whatever it is, the answer is no
-        return Kept()
+        return Kept(name=name)
     strange = [type(layer).__name__ for layer in layers if type(layer).__module__ != cache_utils.__name__]
     if strange:
         raise UnsupportedModel(
@@ -74,7 +87,7 @@ def _found(model: PreTrainedModel) -> Kept:
     if is_encoder_decoder(model):  # the configuration counts the encoder's layers
         found = found[: 2 * count]
         numbers = sum(heads * width for heads, width in found)
-        return Kept(None if len({*found}) == 1 else found, None, count, numbers)
+        return Kept(None if len({*found}) == 1 else found, name, None, count, numbers)
     missing = 2 * int(model.config.get_text_config().num_hidden_layers) - len(found)
     own = None if type(cache) is DynamicCache else type(cache)
     indexers = [getattr(layer, "indexer_keys", None) for layer in layers]
@@ -83,7 +96,45 @@ def _found(model: PreTrainedModel) -> Kept:
     numbers = sum(heads * width for heads, width in whole)
     held = [value for layer in layers for name in STATES for value in (getattr(layer, name, None) or {}).values()]
     states = _bytes([*held, *(getattr(cache, "linear_cache", None) or ())])
-    return Kept(None if len({*whole}) == 1 and whole[0] != (0, 0) else whole, own, count, numbers, states)
+    return Kept(None if len({*whole}) == 1 and whole[0] != (0, 0) else whole, name, own, count, numbers, states)
+
+
+def _taken(model: PreTrainedModel) -> tuple[str, Cache | list[Any]]:
+    """Return by which name a model takes a cache, and the cache that it made; passes over one token show it.
+
+    Versions of transformers call it by other names, a model need not take it by the name by which it returns it, and a
+    signature may name something else so, or nothing.
+    """
+    token, name = torch.zeros(1, 1, dtype=torch.int64, device=model.device), type(model).__name__
+    text = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
+    try:
+        made: Any = model(**text, use_cache=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(f"{name} cannot read a token into a cache: {first_sentence(error)}.") from error
+    if not isinstance(made, Mapping):
+        raise UnsupportedModel(f"{name} returns a {type(made).__name__} without names; set config.return_dict=True.")
+    if isinstance(made.get(HANDED), list):
+        return HANDED, made[HANDED]
+    found = [word for word, value in made.items() if isinstance(value, Cache)]
+    cache = cache_in(made) or DynamicCache(config=model.config.get_text_config(decoder=True))
+    for word in dict.fromkeys((*found, *inspect.signature(model.forward).parameters, *OLD_WORDS)):
+        if word not in text and _goes_on(model, text, word, cache):
+            return word, cache
+    raise UnsupportedModel(f"{name} takes no cache that could keep what was read, so every step would read it all.")
+
+
+def _goes_on(model: PreTrainedModel, text: Mapping[str, Any], word: str, cache: Cache) -> bool:
+    """Tell whether a pass that is given a cache by this name fills it, or hands it back."""
+    try:
+        made: Any = model(**text, use_cache=True, **{word: cache})
+        back = cache_in(made)
+        return back is cache or (back is None and cache.get_seq_length() > 0)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  whatever it is, the answer is no
+        return False
 
 
 def _bytes(held: Sequence[Any]) -> int:

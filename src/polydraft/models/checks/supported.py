@@ -11,8 +11,6 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.checks.windows import empty_window
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
-CACHE_WORDS = ("past_key_values", "cache_params", "state")
-"""By which names models take a cache."""
 BOTH_WAYS = (True, "all")
 """Values of `use_bidirectional_attention` that concern text; another one concerns images only.
 
@@ -71,8 +69,6 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         raise UnsupportedModel(
             f"{name} has no head that predicts the next token; load the model with AutoModelForCausalLM."
         )
-    if not any(word in arguments for word in CACHE_WORDS):
-        raise UnsupportedModel(f"{name} takes no cache that could keep what was read, so every step would read it all.")
     empty = empty_window(text)
     if empty is not None:
         raise UnsupportedModel(
@@ -96,11 +92,6 @@ def reads_prompts_both_ways(model: PreTrainedModel) -> bool:
     """Tell whether a model reads a prompt in both directions, and only what it writes itself in one."""
     text = model.config.get_text_config(decoder=True)
     return sees(model) and getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS
-
-
-def cache_name(model: PreTrainedModel) -> str:
-    """Return by which name a model takes and gives its cache."""
-    return next(word for word in CACHE_WORDS if word in inspect.signature(model.forward).parameters)
 
 
 def counts_itself(model: PreTrainedModel) -> bool:

@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
@@ -241,9 +242,9 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
     """
     places = torch.arange(paths.shape[1], device=paths.device).expand_as(paths)
     if reads_prompts_both_ways(model):
-        cache = DynamicCache()
+        cache = {cache_name(model): DynamicCache()}
         steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
-        found = [model(input_ids=one, position_ids=at, past_key_values=cache, use_cache=True) for one, at in steps]
+        found = [model(input_ids=one, position_ids=at, use_cache=True, **cache) for one, at in steps]
         return torch.cat([one.logits for one in found], dim=1).float()
     given = {"position_ids": places} if _takes(model, "position_ids") else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}

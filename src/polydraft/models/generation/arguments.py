@@ -104,6 +104,7 @@ REFUSED: Mapping[str, Refusal] = {
     "cache_config": Refusal(_CACHE, (None,)),
     "max_cache_len": Refusal(_CACHE, (None,)),
     "past_key_values": Refusal(_CACHE, (None,)),
+    "cache": Refusal(_CACHE, (None,)),
     "prefill_chunk_size": Refusal("a prompt is read in one pass; leave it out", (None,)),
     "compile_config": Refusal("compile=True compiles passes in polydraft's own way; leave it out", (None,)),
     "disable_compile": Refusal("nothing is compiled unless compile=True; leave it out", (None, False, True)),

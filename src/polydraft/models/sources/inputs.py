@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.checks import reads_prompts_both_ways, sees
+from polydraft.models.checks import cache_in, cache_name, reads_prompts_both_ways, sees
 from polydraft.models.sources.encoded import is_encoder_decoder
 
 IDS = "input_ids"
@@ -17,7 +17,7 @@ START = "decoder_start_token_id"
 OF_DECODERS = frozenset(("decoder_input_ids", START, "decoder_attention_mask"))
 """Arguments of a call that say how the text of an encoder-decoder begins."""
 MADE_INSIDE = frozenset(
-    "logits_processor stopping_criteria generation_config attention_mask position_ids past_key_values use_cache "
+    "logits_processor stopping_criteria generation_config attention_mask position_ids use_cache "
     "logits_to_keep cache_position synced_gpus inputs_tensor".split()
 )
 """What `model.generate` itself hands to a decoding method."""
@@ -43,8 +43,10 @@ def read_size(model: PreTrainedModel) -> int:
 def own_inputs(model: PreTrainedModel) -> frozenset[str]:
     """Return the names of what a model reads beside its main input; nothing for models of text alone."""
     if is_encoder_decoder(model):
-        return OF_DECODERS | _parameters(model.get_encoder()) - {main_input(model)}
-    return (_parameters(model) | {"mm_encoder_outputs"}) - {IDS, "inputs_embeds"} if sees(model) else frozenset()
+        return OF_DECODERS | _parameters(model.get_encoder()) - {main_input(model), cache_name(model)}
+    if not sees(model):
+        return frozenset()
+    return (_parameters(model) | {"mm_encoder_outputs"}) - {IDS, "inputs_embeds", cache_name(model)}
 
 
 def beside_text(model: PreTrainedModel, prepared: Mapping[str, Any]) -> bool:
@@ -99,15 +101,15 @@ def check_made_inside(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping
     Raises:
         InvalidParameter: there are others, positions of the user's own, or keys of another text.
     """
-    known = MADE_INSIDE | own_inputs(model) | {"encoder_outputs"}
+    known, keys = MADE_INSIDE | own_inputs(model) | {"encoder_outputs"}, cache_in(inputs)
     for name, value in inputs.items():
-        if name not in known and value is not None:
+        if name not in known and value is not None and value is not keys:
             raise InvalidParameter(
                 f"{name} is an input of the model beside its tokens, which polydraft does not hand on; leave it out."
             )
-    keys = inputs.get("past_key_values")
     if keys is not None and keys.get_seq_length() > 0:
-        raise InvalidParameter("past_key_values is refused: polydraft reads the whole prompt; leave it out.")
+        name = next(name for name, value in inputs.items() if value is keys)
+        raise InvalidParameter(f"{name} is refused: polydraft reads the whole prompt; leave it out.")
     if is_encoder_decoder(model):
         return
     mask, places = inputs.get("attention_mask"), inputs.get("position_ids")

@@ -19,6 +19,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.trial import agree
 from polydraft.models.protocol import Forward
 from polydraft.models.sources.inputs import BY_TOKEN
@@ -162,7 +163,7 @@ def _own_pass(
     mask = prepared.get("attention_mask")
     real = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device).long()
     cache.place(input_ids.new_zeros(rows), width, width, (real.cumsum(-1) - 1).clamp_min(0))
-    given = {**prepared, "past_key_values": cache}
+    given = {**prepared, cache_name(model): cache}
     try:
         with evaluating(list(model.modules())):
             inputs = cast(Any, model).prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from polydraft.models import cache_in
 from polydraft.server.worker.asking import Wanted
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import Served
@@ -75,9 +76,9 @@ class Echo:
     @torch.inference_mode()
     def _passed(self, tokens: torch.Tensor, past: Any, *, keeps: bool) -> tuple[torch.Tensor, Any]:
         """Return the logits of a pass behind what was read, and what the next one may go on from."""
-        before = {} if past is None else {"past_key_values": past}
+        before = {} if past is None else {self.served.target.cached_as: past}
         output = self.served.target.model(input_ids=tokens, use_cache=keeps or past is not None, **before)
-        after = getattr(output, "past_key_values", None)
+        after = cache_in(output)
         return output.logits[0], past if after is None else after
 
     @torch.inference_mode()
