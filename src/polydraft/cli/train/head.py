@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from polydraft.bench import read_prompt_sets
@@ -12,7 +11,8 @@ from polydraft.cli.arguments import idle_template, refuse_clashes
 from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.printing import console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.errors import InvalidParameter, MissingExtra, ResultsError
+from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
 from polydraft.training import HeadPlan, MadeHead, make_head
 
@@ -47,7 +47,7 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
 
     Raises:
         InvalidParameter: options that do not go together.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
         ResultsError: the work folder holds something else, or a folder cannot be read or written.
     """
     notes = console(errors=True)
@@ -77,7 +77,7 @@ def check_head_request(request: HeadRequest) -> None:
 
     Raises:
         InvalidParameter: no prompts, one folder for both, or a folder of something else.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
     """
     same = request.work.resolve() == request.out.resolve()
     refuse_clashes(
@@ -86,8 +86,7 @@ def check_head_request(request: HeadRequest) -> None:
     )
     if request.out.is_dir() and any(request.out.iterdir()):
         raise InvalidParameter(f"--out {request.out} is not empty; name a new folder.")
-    if find_spec("accelerate") is None:
-        raise MissingExtra('Training needs accelerate, which is not installed: pip install "polydraft[train]".')
+    TRAIN.check()
 
 
 def in_words(made: MadeHead) -> str:
