@@ -2,8 +2,12 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
+from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
@@ -14,7 +18,7 @@ from polydraft.cli.process import INTERRUPTED
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
-from polydraft.training import HeadPlan, MadeHead, make_head
+from polydraft.training import HeadPlan, MadeHead, Writing, make_head
 
 EXCERPT_TOKENS = 64
 
@@ -58,7 +62,8 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
         with notes.status("Loading the target ..."):
             pair = _loaded(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        made = make_head(pair.target, encoded, request.work, request.out, request.plan, noted_interruption)
+        fitting = _fitting(encoded, request.plan.writing, notes)
+        made = make_head(pair.target, fitting, request.work, request.out, request.plan, noted_interruption)
     except KeyboardInterrupt:
         notes.print(f"Interrupted; the same command goes on from where it was, in {request.work}.", soft_wrap=True)
         return INTERRUPTED
@@ -97,6 +102,16 @@ def in_words(made: MadeHead) -> str:
         f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
         f"{made.drafting.efficiency:.2f} tokens per target call as a chain."
     )
+
+
+def _fitting(prompts: Sequence[Tensor], writing: Writing, notes: Console) -> list[Tensor]:
+    """Return the prompts behind which the target writes, and say how many are too long for it."""
+    fitting = writing.fitting(prompts)
+    if len(fitting) < len(prompts):
+        most = f"{writing.longest_prompt} tokens, three quarters of --length {writing.length}"
+        left = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts left out"
+        notes.print(f"{left}: each is empty, or longer than {most}.", soft_wrap=True)
+    return fitting
 
 
 def _loaded(target: str | None) -> Pair:
