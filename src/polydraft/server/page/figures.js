@@ -62,7 +62,7 @@ export class Figures {
   /** Bring the tree into view, where it stands below the text. */
   reveal() {
     const box = get("tree-box").getBoundingClientRect();
-    if (box.top > innerHeight - 40 || box.bottom < 40) get("tree-title").scrollIntoView({ behavior: this.calm() ? "auto" : "smooth" });
+    if (box.top < 0 || box.bottom > innerHeight) get("tree-title").scrollIntoView({ behavior: this.calm() ? "auto" : "smooth" });
   }
 
   /** Draw a plain run's speed beside. */
