@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 FLOORS = [
-    ["errors", "probs", "fetched", "machine_code"],
+    ["errors", "extras", "probs", "fetched", "machine_code"],
     ["schemes"],
     ["theory", "trees"],
     ["verifiers", "models"],
@@ -28,8 +28,9 @@ FLOORS = [
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 LEVELS |= {"polydraft": 9, "server": 10, "cli": 11}
 NARROW = {
+    "extras": {"errors"},
     "probs": {"errors"},
-    "models": {"probs", "errors", "fetched"},
+    "models": {"probs", "errors", "extras", "fetched"},
     "reading": {"models", "trees", "probs", "errors"},
     "drafters": {"reading", "models", "trees", "schemes", "probs", "machine_code", "errors"},
 }

@@ -13,7 +13,7 @@ PolydraftError
 ├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
 ├── StoreError                           a store of texts that cannot be read or used: which file, and why
 ├── FetchError                           something that cannot be fetched: what, and why
-├── MissingExtra                         an optional package that is not installed, and how to install it
+├── MissingExtra                         an optional package that is missing, too old or broken; how to install it
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
 `is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
@@ -80,7 +80,7 @@ class FetchError(PolydraftError):
 
 
 class MissingExtra(PolydraftError):
-    """An optional dependency is not installed."""
+    """An optional package is not installed, has another version, or cannot be imported."""
 
 
 class NotConverged(PolydraftError):

@@ -1,10 +1,17 @@
 """Speed-ups: right values, intervals that cover as often as they claim, and prompts as the unit of chance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from rich.table import Table
 
-from polydraft.bench.bootstrap import widening_for_few
-from polydraft.bench.speed.ratios import PairedRuns, speed_up
+from polydraft.bench.bootstrap import Estimate, widening_for_few
+from polydraft.bench.speed import PLAIN, verdicts
+from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
+from polydraft.bench.speed.summary import ArmResult
+from polydraft.cli.tables import add_comparison
+from polydraft.engine import Comparison, Statistics
 
 
 def pair(seconds: float, plain_seconds: float, tokens: int = 64, plain_tokens: int = 64) -> PairedRuns:
@@ -64,3 +71,78 @@ def test_widening_for_few_prompts() -> None:
     assert widening_for_few(2) == pytest.approx(9.17, abs=0.01)
     assert widening_for_few(10) == pytest.approx(1.217, abs=0.001)
     assert 1 < widening_for_few(1000) < 1.003
+
+
+PART = ArmResult(PLAIN, "code", 1.0, 1, 2, 2, 9.0, SpeedUp(Estimate(1, 1, 1), Estimate(1, 1, 1), ()), *[None] * 6)
+BEST = "the best of them, **{}**, {} times plain decoding ({}), is"
+
+
+def arm(name: str, *ends: float | None) -> ArmResult:
+    return replace(PART, arm=name, speed_up=replace(PART.speed_up, total=Estimate(*ends)))
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [
+        ([("a", 1.5, 1.3, 1.7), ("b", 0.8, 0.7, 0.9)], "**a** was fastest, 1.50 times plain decoding (1.30 to 1.70)."),
+        (
+            [("a", 0.8, 0.7, 0.9), ("b", 0.93, 0.9, 0.96)],
+            f"no arm was faster than plain decoding; {BEST.format('b', '0.93', '0.90 to 0.96')} slower than it.",
+        ),
+        (
+            [("a", 0.97, 0.9, 1.04)],
+            "no arm was faster than plain decoding; "
+            f"{BEST.format('a', '0.97', '0.90 to 1.04')} not told apart from it.",
+        ),
+        (
+            [("a", 1.05, 0.97, 1.13), ("b", 0.5, 0.4, 0.6)],
+            "no arm was shown to be faster than plain decoding; "
+            f"{BEST.format('a', '1.05', '0.97 to 1.13')} not told apart from it.",
+        ),
+        (
+            [("a", 1.2, None, None)],
+            "no arm was shown to be faster than plain decoding; "
+            f"{BEST.format('a', '1.20', 'one prompt gives no interval')} not told apart from it.",
+        ),
+        (
+            [("a", 1.2, 1.1, 1.3), ("b", 1.3, 0.9, 1.9)],
+            "**a** was faster, 1.20 times plain decoding (1.10 to 1.30); **b**, 1.30 times plain "
+            "decoding (0.90 to 1.90), is not told apart from it.",
+        ),
+        (
+            [("a", 1.0, 1.0, 1.0)],
+            "no arm was faster than plain decoding; "
+            f"{BEST.format('a', '1.00', '1.00 to 1.00')} not told apart from it.",
+        ),
+    ],
+)
+def test_no_arm_is_called_fastest_that_is_not_told_apart_from_plain_decoding(arms: list[tuple], said: str) -> None:
+    (line,) = verdicts([PART, *(arm(*one) for one in arms)])
+    assert line == f"Temperature 1, batch 1: {said}"
+
+
+def test_plain_decoding_alone_has_no_verdict_and_every_setting_its_own() -> None:
+    assert verdicts([PART]) == []
+    hot = replace(arm("a", 0.9, 0.8, 1.1), temperature=0.0)
+    warm, cold = verdicts([PART, hot, arm("a", 2.0, 1.5, 2.5)])
+    assert "no arm was faster" in cold and "**a** was fastest, 2.00" in warm
+
+
+@pytest.mark.parametrize(
+    ("ratios", "shown"),
+    [
+        (
+            (1.2, 1.1, 1.3),
+            "1.20x over plain decoding at 50.0 tokens per second (median of 3 paired runs, 1.10 to 1.30)",
+        ),
+        ((0.9, 0.8, 0.95), "0.80 to 0.95): slower than plain decoding"),
+        ((1.2, 0.99, 1.3), "0.99 to 1.30): not told apart from plain decoding"),
+        ((0.9, 1.0, 0.8), "0.80 to 1.00): not told apart from plain decoding"),
+        ((1.5,), "1.50 to 1.50): not told apart from plain decoding"),
+    ],
+)
+def test_a_comparison_says_what_its_pairs_show(ratios: tuple[float, ...], shown: str) -> None:
+    plain = Statistics(new_tokens=100, seconds={"total": 2.0})
+    table = Table()
+    add_comparison(table, Comparison(plain, plain, ratios, (True,) * len(ratios)))
+    assert next(iter(table.columns[1].cells)).endswith(shown)

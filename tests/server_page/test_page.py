@@ -1,6 +1,7 @@
 """The page in a browser: streaming, tree, charts, comparison, errors, reconnecting, keyboard, phone, dark, axe."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_the_tree_shows_the_accepted_path_and_earlier_steps(page) -> None:
         until(page, f"document.querySelector('#tree-of').textContent.startsWith('step {step} of')")
         kept = page.eval_on_selector_all(".node.accepted text", "all => all.map(e => e.textContent)")
         said = page.text_content("#tree-words")
-        assert all(f"\u201c{token}\u201d" in said for token in kept)
+        bare = [token.replace("\u2423", "") for token in kept]
+        assert all(f"\u201c{token}\u201d" in said for token in bare if token) and "\u2423" not in said
         assert page.get_attribute("#tree-box svg", "aria-label") == said
         assert page.locator(".node.next").count() == page.locator(".node.root").count() == 1
         marked = "".join(page.eval_on_selector_all(".chosen", "all => all.map(e => e.textContent)"))
@@ -168,6 +170,174 @@ def test_an_earlier_step_can_be_looked_at_while_text_comes(page) -> None:
     page.click("#latest")
     until(page, "(t => t[1] === t[3])(document.querySelector('#tree-of').textContent.split(' '))")
     page.keyboard.press("Escape")
+
+
+def test_tokens_in_sentences_have_no_marks_of_spaces(page) -> None:
+    said = page.evaluate(
+        """async () => {
+            const { quoted } = await import('/page/text.js');
+            return [' The', 'a b ', ' ', '    ', '', ':\\n    ', '\\t', '\u202e', 'x'].map(quoted);
+        }"""
+    )
+    named = ["a space", "4 spaces", "an empty token"]
+    signs = ["\u201c:\u21b5\u201d", "\u201c\u21e5\u201d", "\u201c\u27e8U+202E\u27e9\u201d", "\u201cx\u201d"]
+    assert said == ["\u201cThe\u201d", "\u201ca b\u201d", *named, *signs]
+
+
+def test_one_is_one_token_and_one_call(page) -> None:
+    page.click("#open-settings")
+    page.fill("#max_tokens", "1")
+    page.keyboard.press("Escape")
+    assert page.text_content("#summary").endswith(" 1 token")
+    send(page)
+    assert page.text_content(".answer .numbers").startswith("1 token \u00b7 ")
+    assert page.text_content("#news") == "The answer is complete: 1 token."
+    until(page, "[...document.querySelectorAll('#meters .tick')].some(tick => tick.textContent === '1 call')")
+    page.click("text=Compare with plain decoding")
+    until(page, "document.querySelector('#close-compare').textContent === 'Close'")
+    assert page.text_content("#rate-plain") == page.text_content("#rate-drafted") == "1 token"
+    assert not re.findall(r"\b1 (?:tokens|calls|steps)\b", page.inner_text("body"))
+
+
+def test_a_second_message_empties_tree_and_sentence_together(page) -> None:
+    waiting = page.text_content("#tree-words")
+    send(page, "bushy")
+    assert page.text_content("#tree-words") != waiting and page.is_visible("#whole")
+    send(page, "slow", wait=False)
+    until(page, "!document.querySelector('#tree-box svg')")
+    assert page.text_content("#tree-words") == waiting and page.text_content("#tree-of") == ""
+    assert page.locator("#legend li").count() == 0
+    assert not page.is_visible("#whole") and not page.is_visible("#tree-details")
+    until(page, "document.querySelector('#tree-box svg')")
+    assert page.text_content("#tree-words") != waiting
+    page.keyboard.press("Escape")
+
+
+def test_a_refused_message_leaves_the_tree_of_the_answer_before(page) -> None:
+    send(page)
+    before = page.text_content("#tree-of"), page.text_content("#tree-words")
+    send(page, "busy", wait=False)
+    alert(page)
+    until(page, "document.querySelector('#tree-box svg')")
+    assert (page.text_content("#tree-of"), page.text_content("#tree-words")) == before
+
+
+def test_an_example_is_sent_when_it_is_pressed(page, server) -> None:
+    example = page.text_content("#examples button >> nth=1")
+    page.click("#examples button >> nth=1")
+    page.wait_for_selector(".answer[aria-busy=false]")
+    assert last_body(server)["messages"] == [{"role": "user", "content": example}]
+    assert page.evaluate("document.activeElement.id") == "prompt" and page.input_value("#prompt") == ""
+    page.check("input[value=completion]", force=True)
+    page.focus("#examples button >> nth=0")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer[aria-busy=false]")
+    assert last_body(server)["prompt"] == "def merge(left, right):\n    "
+
+
+def test_a_newcomer_sees_what_guessed_words_look_like(page) -> None:
+    parts = "['backgroundColor', 'textDecorationLine', 'textDecorationColor']"
+    look = f"e => {parts}.map(part => getComputedStyle(e)[part])"
+    sample = page.eval_on_selector(".welcome .drafted", look)
+    assert "underline" in sample
+    send(page)
+    assert page.eval_on_selector(".answer .drafted", look) == sample
+
+
+INSIDE = "(a => a.top >= 0 && a.bottom <= innerHeight)(document.querySelector('{}').getBoundingClientRect())"
+
+
+def test_a_phone_says_where_the_tree_is_and_leads_there_and_back(open_page: Callable) -> None:
+    page = open_page(width=390, height=844, has_touch=True, is_mobile=True)
+    assert "below the text" in page.inner_text(".welcome") and "beside" not in page.inner_text(".welcome")
+    there, back = "a[href='#figures']", "a[href='#composer']"
+    assert page.evaluate(INSIDE.format('a[href="#figures"]')) and not page.evaluate(INSIDE.format("#tree-box"))
+    page.tap("#examples button >> nth=0")
+    until(page, "document.activeElement.id === 'stop'")  # no keyboard opens
+    page.wait_for_selector(".answer[aria-busy=false]")
+    page.tap(there)
+    until(page, INSIDE.format("#tree-box"))
+    page.tap(back)
+    until(page, INSIDE.format("#prompt"))
+    wide = open_page()
+    assert not wide.is_visible(there) and not wide.is_visible(back) and "beside the text" in wide.inner_text(".welcome")
+
+
+def test_on_a_phone_the_tree_that_is_asked_for_comes_into_view(open_page: Callable) -> None:
+    page = open_page(width=390, height=844, has_touch=True, is_mobile=True, reduced_motion="reduce")
+    several(page, 2)
+    page.tap("text=Show its tree >> nth=1")
+    until(page, INSIDE.format("#tree-box"))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_a_number_means_is_told_to_a_key_a_finger_and_a_mouse(open_page: Callable, number: int) -> None:
+    button, tip = f".why >> nth={number}", f".tip >> nth={number}"
+    ends = "a.left >= 0 && a.top >= 0 && a.right <= innerWidth && a.bottom <= innerHeight"
+    within = f"tip => (a => {ends})(tip.getBoundingClientRect())"
+    page = open_page()
+    assert not page.is_visible(tip) and len(page.text_content(tip)) > 80
+    assert page.get_attribute(button, "aria-describedby") == page.get_attribute(tip, "id")
+    send(page, "slow", wait=False)
+    page.focus(button)
+    page.keyboard.press("Enter")
+    assert page.is_visible(tip) and page.eval_on_selector(tip, within)
+    page.keyboard.press("Escape")
+    assert not page.is_visible(tip) and page.is_visible("#stop")  # the answer goes on
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    until(page, f"!document.querySelectorAll('.tip')[{number}].matches(':popover-open')")
+    page.focus("#prompt")
+    page.hover(button)
+    assert page.is_visible(tip)
+    page.click(button)
+    assert page.is_visible(tip)
+    page.mouse.move(1, 1)
+    page.mouse.click(1, 1)
+    until(page, f"!document.querySelectorAll('.tip')[{number}].matches(':popover-open')")
+    phone = open_page(width=390, height=844, has_touch=True, is_mobile=True)
+    phone.tap(button)
+    assert phone.is_visible(tip) and phone.eval_on_selector(tip, within)
+    phone.tap("#target")
+    until(phone, f"!document.querySelectorAll('.tip')[{number}].matches(':popover-open')")
+
+
+CONTRASTS = """() => {
+    const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+    const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const found = [];
+    for (const one of document.querySelectorAll(':disabled, [aria-disabled=true], .modes input:disabled + span')) {
+        if (!one.checkVisibility() || one.matches('.modes input, [type=range], [type=checkbox]')) continue;
+        let ground = null, opacity = 1;
+        for (let at = one; at; at = at.parentElement) {
+            const { backgroundColor, opacity: own } = getComputedStyle(at);
+            opacity *= Number(own);
+            if (!ground && (numbers(backgroundColor)[3] ?? 1) === 1) ground = numbers(backgroundColor);
+        }
+        const words = numbers(getComputedStyle(one).webkitTextFillColor);
+        const ink = words.map((v, i) => opacity * v + (1 - opacity) * ground[i]);
+        const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
+        found.push([one.id || one.textContent, (a + 0.05) / (b + 0.05)]);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_disabled_words_can_be_read(open_page: Callable, scheme: str) -> None:
+    page = open_page(color_scheme=scheme)
+    seen = dict(page.evaluate(CONTRASTS))
+    send(page)
+    send(page, "slow", wait=False)
+    until(page, "document.querySelector('#tree-box svg')")
+    seen |= dict(page.evaluate(CONTRASTS))
+    page.keyboard.press("Escape")
+    page.click("#open-settings")
+    page.uncheck("#enabled")
+    seen |= dict(page.evaluate(CONTRASTS))
+    assert {"latest", "clear", "Completion", "Compare with plain decoding", "earlier", "drafter", "tree"} <= set(seen)
+    assert min(seen.values()) >= 3, seen
 
 
 def test_charts_say_their_numbers(page) -> None:
@@ -520,6 +690,28 @@ def test_comparing_runs_the_same_request_without_drafts(page, server) -> None:
     assert page.is_hidden("#compare")
 
 
+def test_a_comparison_ends_where_plain_decoding_was_faster(page) -> None:
+    """The drafted text is played back at its own pace, also when the plain one is done."""
+    page.evaluate(
+        """() => {
+            const own = window.fetch;
+            window.fetch = async (to, init) => {
+                const drafts = init?.body && JSON.parse(init.body).speculative.enabled;
+                if (drafts) await new Promise(resolve => setTimeout(resolve, 1500));
+                return own(to, init);
+            };
+        }"""
+    )
+    page.click("#open-settings")
+    page.fill("#max_tokens", "8")
+    page.keyboard.press("Escape")
+    send(page)
+    page.click("text=Compare with plain decoding")
+    until(page, "document.querySelector('#close-compare').textContent === 'Close'")
+    clocks = [float(page.text_content(f"#clock-{side}").split()[0]) for side in ("drafted", "plain")]
+    assert clocks[0] > 1.5 > clocks[1] and page.text_content("#text-drafted") == page.text_content("#text-plain")
+
+
 def test_a_comparison_can_be_stopped(page) -> None:
     send(page, "pace")
     page.click("text=Compare with plain decoding")
@@ -639,6 +831,9 @@ def test_axe_finds_nothing(open_page: Callable, axe: str, scheme: str) -> None:
     page.click("#tree-details summary")
     page.click("#earlier")
     assert violations() == []
+    page.click(".why >> nth=1")
+    assert page.is_visible(".tip >> nth=1") and violations() == []
+    page.keyboard.press("Escape")
     page.click("text=Compare with plain decoding")
     page.wait_for_selector("#ratio b")
     assert violations() == []

@@ -1,5 +1,6 @@
 """Making heads: what the target writes, runs that go on where they were interrupted, and folders that draft."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import polydraft
+from polydraft.cli.train import HeadRequest, run_train_head
 from polydraft.drafters import BlockDrafter, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
@@ -115,12 +117,32 @@ def test_text_that_was_written_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_few_prompts_and_too_much_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="two prompts or more of at most 24 tokens, and 1 of 2 are"):
+    why = r"at most 24 tokens, which is three quarters of a text \(length 32\), and 1 of 2 are so short"
+    with pytest.raises(InvalidParameter, match=why):
         write(tmp_path, prompts=[torch.arange(20), torch.zeros(30, dtype=torch.int64)])
     with pytest.raises(InvalidParameter, match=r"take .* GB, and at most"):
         write(tmp_path, Writing(tokens=10**9, length=LENGTH, most_bytes=10**6))
     with pytest.raises(InvalidParameter, match="at least 16 tokens"):
         Writing(length=8)
+
+
+def test_the_command_says_which_prompts_are_too_long_before_the_target_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An excerpt has 64 tokens, of which a text of 64 has room for 48."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b", "c = 1; " * 50))
+    )
+    monkeypatch.setattr("polydraft.cli.train.head.make_head", lambda *_: pytest.fail("not yet"))
+    rows, plan = (str(tmp_path / "rows.jsonl"),), HeadPlan("medusa", writing=Writing(length=64))
+    request = HeadRequest(None, rows, None, None, tmp_path / "work", tmp_path / "out", plan)
+    with pytest.raises(pytest.fail.Exception):
+        run_train_head(request)
+    assert "1 of 3 prompts left out: each is empty, or longer than 48 tokens, three quarters of --length 64.\n" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(InvalidParameter, match="at most 48 tokens, which is three quarters"):
+        run_train_head(replace(request, limit=1))
 
 
 def test_the_tokens_of_a_smaller_head_are_the_most_written(tmp_path: Path) -> None:

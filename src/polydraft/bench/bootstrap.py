@@ -20,6 +20,14 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def above(self, value: float) -> bool:
+        """Tell whether all of the interval lies above a value; without an interval nothing is told."""
+        return self.low is not None and self.low > value
+
+    def below(self, value: float) -> bool:
+        """Tell whether all of the interval lies below a value."""
+        return self.high is not None and self.high < value
+
 
 def bootstrap_weights(prompts: int, seed: int) -> Float[np.ndarray, "r m"]:
     """Return how often each prompt is drawn in each resample, prompts being drawn with replacement."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polydraft.errors import MissingExtra
+from polydraft.extras import FIGURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,14 +34,9 @@ def require_matplotlib() -> None:
     """Check that figures can be drawn.
 
     Raises:
-        MissingExtra: matplotlib is not installed.
+        MissingExtra: matplotlib cannot be used.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            'Figures need matplotlib, which is not installed: pip install "polydraft[figures]".'
-        ) from error
+    FIGURES.check()
 
 
 def save(draw: Callable[[], "Figure"], path: Path) -> Path:

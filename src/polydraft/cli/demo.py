@@ -19,7 +19,7 @@ from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
 from polydraft.cli.process import INTERRUPTED
-from polydraft.cli.tables import describe_setup, describe_times
+from polydraft.cli.tables import describe_setup, describe_times, unless_faster
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
 from polydraft.models import Pair, StreamDecoder, load_pair
@@ -144,7 +144,7 @@ def _rows(results: list[tuple[Run, Comparison]]) -> dict[str, list[str]]:
             "tokens per second, plain": f"{result.plain.tokens_per_second:.1f}",
             "tokens per second, with drafts": f"{drafted.tokens_per_second:.1f}",
             "time": describe_times(drafted).split(": ")[1].replace(", ", "\n"),
-            "speed-up (median of pairs)": f"{result.speedup:.2f}x",
+            "speed-up (median of pairs)": f"{result.speedup:.2f}x{unless_faster(result)}",
         }
         for name, cell in cells.items():
             rows.setdefault(name, []).append(cell)

@@ -217,7 +217,8 @@ def print_tables(
         console.print(
             f"{len(records)} texts of prompts: {texts}. A scheme's row is its optimum. Under it are its rules, with "
             "their acceptance in % and how many points it differs from the optimum. ± is half the 95 % bootstrap "
-            "interval over prompts. In the tables of trees * is the best rule.",
+            "interval over prompts. In the tables of trees * marks the largest mean; the page of --out has the "
+            "differences from it, with intervals.",
             soft_wrap=True,
         )
         for note in footnotes(tables):

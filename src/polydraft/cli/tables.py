@@ -94,12 +94,22 @@ def describe_times(statistics: Statistics) -> str:
     return f"{total:.2f} s: " + ", ".join(shares)
 
 
+def unless_faster(comparison: Comparison) -> str:
+    """Return what stands behind a speed-up that the runs do not show to be one."""
+    said = {
+        "faster": "",
+        "slower": ": slower than plain decoding",
+        "not told apart": ": not told apart from plain decoding",
+    }
+    return said[comparison.shows]
+
+
 def add_comparison(table: Table, comparison: Comparison) -> None:
     """Add the measured speed-up and, at temperature 0, whether the text is the same."""
     low, high = min(comparison.speedups), max(comparison.speedups)
     table.add_row(
         "speed-up",
         f"{comparison.speedup:.2f}x over plain decoding at {comparison.plain.tokens_per_second:.1f} tokens per second "
-        f"(median of {len(comparison.speedups)} paired runs, {low:.2f} to {high:.2f})",
+        f"(median of {len(comparison.speedups)} paired runs, {low:.2f} to {high:.2f}){unless_faster(comparison)}",
         style="bold",
     )

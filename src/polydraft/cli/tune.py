@@ -18,6 +18,7 @@ from polydraft.cli.arguments import LONE_MODEL, idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.tables import unless_faster
 from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
 from polydraft.errors import InvalidParameter
@@ -229,10 +230,11 @@ def _column(tree: TunedTree, measured: dict[str, Comparison]) -> dict[str, str]:
         cells["  default tree's"] = f"{default.tokens_per_second / plain:.2f}x ({tree.usual.size - 1} drafts)"
         cells["  over default tree"] = f"{chosen.tokens_per_second / default.tokens_per_second:.2f}x"
     if "tree" in measured:
-        cells["speed-up, measured"] = f"{measured['tree'].speedup:.2f}x"
+        cells["speed-up, measured"] = f"{measured['tree'].speedup:.2f}x{unless_faster(measured['tree'])}"
         cells["  tokens per call"] = f"{measured['tree'].drafted.block_efficiency:.2f}"
     if "default tree" in measured:
-        cells["  default tree's, too"] = f"{measured['default tree'].speedup:.2f}x"
+        default_too = measured["default tree"]
+        cells["  default tree's, too"] = f"{default_too.speedup:.2f}x{unless_faster(default_too)}"
     return cells
 
 

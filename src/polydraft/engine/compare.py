@@ -35,6 +35,17 @@ class Comparison:
         """The median of the paired speed-ups."""
         return median(self.speedups)
 
+    @property
+    def shows(self) -> str:
+        """What the pairs show of drafting: that it is "faster" or "slower", or that it is "not told apart".
+
+        The median of n pairs lies within their range with probability 1 - 2^(1 - n) (0.94 for five), so a range that
+        includes 1 shows nothing, and one pair has none.
+        """
+        if len(self.speedups) > 1 and (min(self.speedups) > 1 or max(self.speedups) < 1):
+            return "faster" if self.speedup > 1 else "slower"
+        return "not told apart"
+
     def as_dict(self) -> dict[str, object]:
         """Return everything, for JSON."""
         return {

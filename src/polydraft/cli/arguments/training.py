@@ -38,7 +38,13 @@ HeadTokensOption = Annotated[
     int, typer.Option(min=1, callback=count, help="Tokens of text that the target writes.", rich_help_panel=TEXT)
 ]
 HeadLengthOption = Annotated[
-    int, typer.Option(min=16, callback=count, help="Tokens of each text, with its prompt.", rich_help_panel=TEXT)
+    int,
+    typer.Option(
+        min=16,
+        callback=count,
+        help="Tokens of each text, of which its prompt is three quarters at most.",
+        rich_help_panel=TEXT,
+    ),
 ]
 PastEndOption = Annotated[
     bool,

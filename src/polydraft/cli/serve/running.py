@@ -5,18 +5,16 @@ import ipaddress
 import socket
 import sys
 from dataclasses import replace
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from polydraft.cli.printing import on_one_line
-from polydraft.errors import InvalidParameter, MissingExtra
+from polydraft.errors import InvalidParameter
+from polydraft.extras import SERVE
 
 if TYPE_CHECKING:
     from polydraft.server import Settings
 
-PACKAGES = ("fastapi", "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn")
-"""What the extra `serve` brings, and is asked for before anything else."""
 LOCAL = "localhost"
 PATIENCE = 2
 """Connections that are still open when all requests have ended have so many seconds."""
@@ -26,18 +24,11 @@ def settings_class() -> "type[Settings]":
     """Return the class of a server's settings, when everything that a server imports is there.
 
     Raises:
-        MissingExtra: a package of the extra is not installed.
+        MissingExtra: a package of the extra cannot be used.
     """
-    try:
-        for name in PACKAGES:
-            import_module(name)
-        from polydraft.server import Settings
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "polydraft":
-            raise
-        raise MissingExtra(
-            f"polydraft serve needs the package {error.name}, which is not installed: pip install 'polydraft[serve]'."
-        ) from error
+    SERVE.check()
+    from polydraft.server import Settings
+
     return Settings
 
 

@@ -2,9 +2,12 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+
+from rich.console import Console
+from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
@@ -12,9 +15,10 @@ from polydraft.cli.arguments import idle_template, refuse_clashes
 from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.printing import console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.errors import InvalidParameter, MissingExtra, ResultsError
+from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
-from polydraft.training import HeadPlan, MadeHead, make_head
+from polydraft.training import HeadPlan, MadeHead, Writing, make_head
 
 EXCERPT_TOKENS = 64
 
@@ -47,7 +51,7 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
 
     Raises:
         InvalidParameter: options that do not go together.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
         ResultsError: the work folder holds something else, or a folder cannot be read or written.
     """
     notes = console(errors=True)
@@ -58,7 +62,8 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
         with notes.status("Loading the target ..."):
             pair = _loaded(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        made = make_head(pair.target, encoded, request.work, request.out, request.plan, noted_interruption)
+        fitting = _fitting(encoded, request.plan.writing, notes)
+        made = make_head(pair.target, fitting, request.work, request.out, request.plan, noted_interruption)
     except KeyboardInterrupt:
         notes.print(f"Interrupted; the same command goes on from where it was, in {request.work}.", soft_wrap=True)
         return INTERRUPTED
@@ -77,7 +82,7 @@ def check_head_request(request: HeadRequest) -> None:
 
     Raises:
         InvalidParameter: no prompts, one folder for both, or a folder of something else.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
     """
     same = request.work.resolve() == request.out.resolve()
     refuse_clashes(
@@ -86,8 +91,7 @@ def check_head_request(request: HeadRequest) -> None:
     )
     if request.out.is_dir() and any(request.out.iterdir()):
         raise InvalidParameter(f"--out {request.out} is not empty; name a new folder.")
-    if find_spec("accelerate") is None:
-        raise MissingExtra('Training needs accelerate, which is not installed: pip install "polydraft[train]".')
+    TRAIN.check()
 
 
 def in_words(made: MadeHead) -> str:
@@ -98,6 +102,16 @@ def in_words(made: MadeHead) -> str:
         f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
         f"{made.drafting.efficiency:.2f} tokens per target call as a chain."
     )
+
+
+def _fitting(prompts: Sequence[Tensor], writing: Writing, notes: Console) -> list[Tensor]:
+    """Return the prompts behind which the target writes, and say how many are too long for it."""
+    fitting = writing.fitting(prompts)
+    if len(fitting) < len(prompts):
+        most = f"{writing.longest_prompt} tokens, three quarters of --length {writing.length}"
+        left = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts left out"
+        notes.print(f"{left}: each is empty, or longer than {most}.", soft_wrap=True)
+    return fitting
 
 
 def _loaded(target: str | None) -> Pair:

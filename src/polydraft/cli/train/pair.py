@@ -1,12 +1,12 @@
 """`polydraft train pair`: the embedded pair from nothing."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.errors import MissingExtra, ResultsError
+from polydraft.errors import ResultsError
+from polydraft.extras import TRAIN
 from polydraft.training import PairRecipe, export_pair, train_pair
 
 PARTS = ("tokenizer", "train.u32", "held_out.jsonl")
@@ -18,7 +18,7 @@ def run_train_pair(work: Path, out: Path) -> int:
 
     Raises:
         InvalidParameter: both folders are the same.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
         ResultsError: the work folder is damaged, or a folder cannot be read or written.
     """
     notes = console(errors=True)
@@ -45,13 +45,12 @@ def check_training(work: Path, out: Path) -> None:
 
     Raises:
         InvalidParameter: both folders are the same.
-        MissingExtra: accelerate is not installed.
+        MissingExtra: accelerate cannot be used.
         ResultsError: parts of the work folder are missing.
     """
     same = work.resolve() == out.resolve()
     refuse_clashes((same, "--out and --work are the same folder: the models belong into one of their own."))
-    if find_spec("accelerate") is None:
-        raise MissingExtra('Training needs accelerate, which is not installed: pip install "polydraft[train]".')
+    TRAIN.check()
     missing = [name for name in PARTS if not (work / name).exists()] if (work / "corpus.json").exists() else []
     if missing:
         raise ResultsError(f"{work}: {missing[0]} is missing beside corpus.json; begin in an empty folder.")

@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers import modeling_gguf_pytorch_utils
 
-from polydraft.errors import CheckpointError, MissingExtra, UnsupportedModel
+from polydraft.errors import CheckpointError, UnsupportedModel
+from polydraft.extras import GGUF
 from polydraft.models.gguf.contents import Contents, read_contents
 
 UNQUANTISED = ("F32", "F16", "F64", "I8", "I16", "I32", "I64")
@@ -17,7 +18,7 @@ def check_gguf(path: Path) -> Contents:
 
     Raises:
         CheckpointError: it is no GGUF file, it is cut short, or it lacks layers.
-        MissingExtra: the packages that read such files are not installed.
+        MissingExtra: the packages that read such files cannot be used.
         UnsupportedModel: its architecture is not read, or the quantisation of one of its tensors.
     """
     contents = read_contents(path)
@@ -42,14 +43,8 @@ def check_gguf(path: Path) -> Contents:
 
 
 def _packages() -> tuple[Any, Any]:
-    try:
-        import_module("accelerate")
-        return import_module("gguf.constants"), import_module("gguf.quants")
-    except ImportError as error:
-        absent = (error.name or "gguf").split(".")[0]
-        raise MissingExtra(
-            f'Reading a GGUF file needs {absent}, which is not installed: pip install "polydraft[gguf]".'
-        ) from error
+    GGUF.check()
+    return import_module("gguf.constants"), import_module("gguf.quants")
 
 
 def _check_layers(path: Path, contents: Contents) -> None:

@@ -4,7 +4,7 @@ import re
 from importlib import import_module
 from typing import Any
 
-from polydraft.errors import MissingExtra
+from polydraft.extras import GRAMMAR
 
 REASON = re.compile(r"^\s*error: (.*)$", re.MULTILINE)
 LONGEST = 200
@@ -15,14 +15,10 @@ def llguidance() -> Any:
     """Return the package.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: it cannot be used.
     """
-    try:
-        return import_module("llguidance")
-    except ImportError as error:
-        raise MissingExtra(
-            'A grammar needs llguidance, which is not installed: pip install "polydraft[grammar]".'
-        ) from error
+    GRAMMAR.check()
+    return import_module("llguidance")
 
 
 def cleaned(said: str) -> str:

@@ -5,11 +5,12 @@ import { Figures } from "./figures.js";
 import { Run } from "./run.js";
 import { field, Mistake, Settings } from "./settings.js";
 import { healthy, options } from "./stream.js";
-import { Painter, Palette, visible } from "./text.js";
+import { counted, Painter, Palette, visible } from "./text.js";
 
 const get = (id) => document.getElementById(id);
 const media = matchMedia("(prefers-reduced-motion: reduce)");
 const calm = () => media.matches;
+const typing = matchMedia("(hover: hover)"); // elsewhere the focus would open a keyboard over half of the page
 
 const EXAMPLES = {
   chat: ["Explain in three sentences why the sky is blue.", "Write a Python function that merges two sorted lists.", "Count from one to thirty in words."],
@@ -60,7 +61,7 @@ class Answer {
     this.numbers = element("p", "numbers", "reading the prompt\u2026");
     this.foot.append(this.numbers);
     if (many) {
-      this.choice = button("Show its tree", () => { chosen(run); figures.show(run); });
+      this.choice = button("Show its tree", () => { chosen(run); figures.show(run); figures.reveal(); });
       this.foot.append(this.choice);
     }
     this.card.append(box, this.foot);
@@ -78,7 +79,7 @@ class Answer {
     this.painter.flush();
     const last = this.run.steps.at(-1);
     if (this.run.done) this.box.classList.remove("writing");
-    if (last) this.numbers.textContent = `${this.run.tokens} tokens \u00b7 ${last.tokens_per_second.toFixed(1)} per second \u00b7 ${last.tokens_per_call.toFixed(2)} per call`;
+    if (last) this.numbers.textContent = `${counted(this.run.tokens, "token")} \u00b7 ${last.tokens_per_second.toFixed(1)} per second \u00b7 ${last.tokens_per_call.toFixed(2)} per call`;
   }
 
   end(onCompare) {
@@ -90,7 +91,7 @@ class Answer {
     const cut = run.finish === "length" ? "cut at the maximum of tokens" : "";
     const why = run.finish ? cut : run.stopped ? "stopped" : run.failure ? "broken off" : "";
     if (why) this.numbers.textContent = [run.tokens ? this.numbers.textContent : "", why].filter(Boolean).join(" \u00b7 ");
-    else if (!run.steps.length) this.numbers.textContent = `${run.tokens} tokens in ${run.seconds.toFixed(1)} s`;
+    else if (!run.steps.length) this.numbers.textContent = `${counted(run.tokens, "token")} in ${run.seconds.toFixed(1)} s`;
     const copy = button("Copy", async () => {
       const done = await navigator.clipboard.writeText(run.text).then(() => true, () => false);
       copy.textContent = done ? "Copied" : "Copying is not allowed here";
@@ -219,6 +220,7 @@ async function send() {
     if (chat && !prompt.value) prompt.value = written;
     fit();
     if (!turns.children.length) start();
+    else figures.show(conversation.at(-1)?.[1].chosen ?? conversation.at(-1)?.[1] ?? null);
   } else if (chat) {
     conversation.push([written, run]);
   }
@@ -230,7 +232,7 @@ function finished(run) {
   else if (run.stopped) get("news").textContent = "Stopped.";
   else {
     const tokens = run.all.reduce((sum, one) => sum + one.tokens, 0);
-    get("news").textContent = `The ${run.wanted > 1 ? "answers are" : "answer is"} complete: ${tokens} tokens.`;
+    get("news").textContent = `The ${run.wanted > 1 ? "answers are" : "answer is"} complete: ${counted(tokens, "token")}.`;
   }
 }
 
@@ -329,7 +331,7 @@ async function load() {
   try {
     const offer = await options(settings.key);
     settings.offer(offer);
-    get("target").textContent = [offer.target, offer.context && `context ${offer.context} tokens`].filter(Boolean).join(" \u00b7 ");
+    get("target").textContent = [offer.target, offer.context && `context ${counted(offer.context, "token")}`].filter(Boolean).join(" \u00b7 ");
     const chat = document.querySelector("input[name=mode][value=chat]");
     chat.disabled = offer.chat === false;
     get("no-chat").hidden = !chat.disabled;
@@ -370,7 +372,12 @@ function switchMode() {
   get("system-label").hidden = now !== "chat";
   get("examples").replaceChildren(...EXAMPLES[now].map((text) => {
     const item = element("li");
-    item.append(button(text.trim(), () => { prompt.value = text; fit(); prompt.focus(); }));
+    item.append(button(text.trim(), () => {
+      prompt.value = text;
+      fit();
+      (typing.matches ? prompt : get("send")).focus();
+      send();
+    }));
     return item;
   }));
 }
@@ -424,5 +431,4 @@ theme(document.documentElement.dataset.theme ?? "");
 
 switchMode();
 if (!(await load())) connection.lost();
-// On a phone the focus would open the keyboard over half of the page.
-if (matchMedia("(hover: hover)").matches) prompt.focus({ preventScroll: true });
+if (typing.matches) prompt.focus({ preventScroll: true });

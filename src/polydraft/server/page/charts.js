@@ -1,5 +1,6 @@
 // Three small charts: tokens per second, tokens per call, acceptance by depth. Each redraws a line of at most 240 points.
 
+import { counted } from "./text.js";
 import { svg } from "./tree.js";
 
 const POINTS = 240;
@@ -42,17 +43,50 @@ const nice = (value) => {
   return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((m) => m * unit >= value * 0.9999);
 };
 
+let tips = 0;
+
+/** A button and the text that it shows: at a press, a key or below a mouse; Escape or a press elsewhere hides it. */
+function explained(name, meaning) {
+  const tip = Object.assign(document.createElement("p"), { className: "tip", id: `tip-${(tips += 1)}`, popover: "auto", textContent: meaning });
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "why", textContent: "?" });
+  for (const [key, value] of Object.entries({ "aria-label": `What does \u201c${name}\u201d mean?`, "aria-describedby": tip.id, popovertarget: tip.id, popovertargetaction: "show" })) button.setAttribute(key, value);
+  const place = () => {
+    const at = button.getBoundingClientRect();
+    const width = Math.min(320, innerWidth - 32);
+    const below = at.bottom < innerHeight / 2;
+    Object.assign(tip.style, {
+      width: `${width}px`,
+      left: `${Math.max(16, Math.min(at.left - 16, innerWidth - width - 16))}px`,
+      top: below ? `${at.bottom + 6}px` : "auto",
+      bottom: below ? "auto" : `${innerHeight - at.top + 6}px`,
+    });
+  };
+  const leave = () => setTimeout(() => {
+    if (document.activeElement !== button && !button.matches(":hover") && !tip.matches(":hover")) tip.hidePopover?.();
+  }, 200);
+  tip.addEventListener("beforetoggle", place);
+  addEventListener("scroll", () => tip.isConnected && place(), { passive: true, capture: true });
+  button.addEventListener("pointerenter", ({ pointerType }) => { if (pointerType === "mouse") tip.showPopover?.(); });
+  for (const one of [button, tip]) one.addEventListener("pointerleave", leave);
+  button.addEventListener("blur", leave);
+  // Escape hides the text, and does not stop the answer as well.
+  button.addEventListener("keydown", (event) => { if (event.key === "Escape" && tip.matches(":popover-open")) event.stopPropagation(); });
+  return [button, tip];
+}
+
 /** A meter: a name, a number, and a chart beside it. */
 class Meter {
-  constructor(box, name, unit, description) {
+  constructor(box, name, description, meaning) {
     this.name = name;
-    this.unit = unit;
     this.value = Object.assign(document.createElement("span"), { className: "value", textContent: "\u2013" });
     this.chart = svg("svg", { role: "img", "aria-label": `${name}: nothing yet` });
     const words = document.createElement("div");
     const title = Object.assign(document.createElement("h3"), { textContent: name });
     const hint = Object.assign(document.createElement("p"), { className: "hint", textContent: description });
-    words.append(title, this.value, hint);
+    const head = document.createElement("div");
+    head.className = "named";
+    head.append(title, "\u00a0", ...explained(name, meaning));
+    words.append(head, this.value, hint);
     const row = document.createElement("div");
     row.className = "meter";
     row.append(words, this.chart);
@@ -93,7 +127,8 @@ class Line extends Meter {
     const Y = (y) => bottom - (y / high) * (bottom - top);
     const parts = [0, high / 2, high].map((y) => svg("path", { class: "grid", d: `M${left} ${Y(y)}H${right}` }));
     parts.push(...[0, high].map((y) => this.text(left - 6, Y(y) + 4, `${+y.toPrecision(3)}`)));
-    parts.push(this.text(right, this.height - 2, `${end < 10 ? +end.toFixed(1) : Math.round(end)} ${unit}`));
+    const last = end < 10 ? +end.toFixed(1) : Math.round(end);
+    parts.push(this.text(right, this.height - 2, unit === "s" ? `${last} s` : counted(last, unit)));
     if (base !== undefined) parts.push(svg("path", { class: "base", d: `M${left} ${Y(base)}H${right}` }), this.text(right, Y(base) - 4, "plain", "end", "tick name"));
     for (const { points, kind, name } of lines) {
       const kept = thin(points);
@@ -131,9 +166,12 @@ class Bars extends Meter {
 /** All three, for a run and, where there is one, its plain twin. */
 export class Charts {
   constructor(box) {
-    this.speed = new Line(box, "Tokens per second", "tokens/s", "average; the line shows the last 12 steps");
-    this.call = new Line(box, "Tokens per call", "tokens", "of the target; plain decoding writes 1");
-    this.depth = new Bars(box, "Accepted, by depth", "%", "at depth 1; later ones given the earlier");
+    this.speed = new Line(box, "Tokens per second", "average; the line shows the last 12 steps",
+      "A token is a word or a part of one. The number counts all tokens of the answer, over the time since the model took up your message.");
+    this.call = new Line(box, "Tokens per call", "1 without drafts",
+      "A call is one pass through the target, the large model. Without drafts each call writes one token: the dashed line. With drafts a call checks several guesses at once; it writes those that it keeps, and one token of its own. So 3 means a third of the calls.");
+    this.depth = new Bars(box, "Accepted, by depth", "of first guesses were kept",
+      "A guess for the next token has depth 1, a guess for the token after it depth 2, and so on. A bar says how often a guess of its depth was kept, in the steps that had kept one at every depth before. The number is depth 1.");
   }
 
   draw(run, plain) {
@@ -144,7 +182,7 @@ export class Charts {
     const last = steps.at(-1);
     this.speed.draw(lines.filter(({ points }) => points.length), { unit: "s" });
     this.speed.say(number(last?.tokens_per_second), plain?.steps.length ? `; plain decoding ${number(plain.steps.at(-1).tokens_per_second)}` : "");
-    this.call.draw([{ points: yields(steps), kind: "" }], { from: 1, unit: "calls", base: 1 });
+    this.call.draw([{ points: yields(steps), kind: "" }], { from: 1, unit: "call", base: 1 });
     this.call.say(number(last?.tokens_per_call, 2));
     const shares = last?.acceptance_by_depth ?? [];
     this.depth.draw(shares);

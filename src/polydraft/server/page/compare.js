@@ -1,12 +1,12 @@
 // The same request without drafts, beside the drafted run, which is played back at the pace that it had.
 
 import { Run } from "./run.js";
-import { Painter } from "./text.js";
+import { counted, Painter } from "./text.js";
 
 const get = (id) => document.getElementById(id);
 const seconds = (value) => `${value.toFixed(value < 100 ? 2 : 1)} s`;
 const rated = (run, tokens = run.tokens) =>
-  `${tokens} tokens${Number.isFinite(run.rate) ? ` \u00b7 ${run.rate.toFixed(1)} per second` : ""}`;
+  `${counted(tokens, "token")}${Number.isFinite(run.rate) ? ` \u00b7 ${run.rate.toFixed(1)} per second` : ""}`;
 
 export class Comparison {
   constructor(palette, calm) {
@@ -55,7 +55,7 @@ export class Comparison {
     const whole = drafted.seconds;
     return new Promise((resolve) => {
       const frame = () => {
-        const now = plain.seconds;
+        const now = (performance.now() - plain.start) / 1000; // goes on where plain decoding is done first
         const stop = this.calm() || plain.stopped || plain.failure;
         for (; next < drafted.events.length && (stop || drafted.events[next][0] / 1000 <= now); next += 1) {
           const [, ...event] = drafted.events[next];
@@ -67,12 +67,12 @@ export class Comparison {
         else left.flush();
         right.flush();
         get("clock-drafted").textContent = seconds(over ? whole : Math.min(now, whole));
-        get("clock-plain").textContent = seconds(now);
-        get("rate-drafted").textContent = over ? rated(drafted) : `${tokens} tokens`;
-        get("rate-plain").textContent = plain.done ? rated(plain) : `${plain.tokens} tokens`;
-        const longest = Math.max(whole, now, 1e-3);
+        get("clock-plain").textContent = seconds(plain.seconds);
+        get("rate-drafted").textContent = over ? rated(drafted) : counted(tokens, "token");
+        get("rate-plain").textContent = plain.done ? rated(plain) : counted(plain.tokens, "token");
+        const longest = Math.max(whole, plain.seconds, 1e-3);
         get("lane-drafted").style.width = `${(100 * Math.min(over ? whole : now, whole)) / longest}%`;
-        get("lane-plain").style.width = `${(100 * now) / longest}%`;
+        get("lane-plain").style.width = `${(100 * plain.seconds) / longest}%`;
         if (over && plain.done) resolve();
         else if (this.box.hidden) resolve();
         else requestAnimationFrame(frame);

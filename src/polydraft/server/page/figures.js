@@ -59,6 +59,12 @@ export class Figures {
     this.go(step);
   }
 
+  /** Bring the tree into view, where it stands below the text. */
+  reveal() {
+    const box = get("tree-box").getBoundingClientRect();
+    if (box.top < 0 || box.bottom > innerHeight) get("tree-title").scrollIntoView({ behavior: this.calm() ? "auto" : "smooth" });
+  }
+
   /** Draw a plain run's speed beside. */
   beside(plain) {
     this.#plain = plain;
@@ -112,7 +118,8 @@ export class Figures {
     this.shown = step;
     if (!step) {
       get("tree-box").replaceChildren();
-      if (!this.#run) get("tree-words").textContent = this.#waiting;
+      get("tree-words").textContent = this.#waiting;
+      get("whole").hidden = true;
       return;
     }
     get("tree-words").textContent = sentence(step);

@@ -1,5 +1,7 @@
 // The settings of a request: from the form to OpenAI's fields, and from a failure back to the field that it names.
 
+import { counted } from "./text.js";
+
 const get = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const MORE = ["top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"];
@@ -127,7 +129,7 @@ export class Settings {
     get("more-set").textContent = more ? `${more} set` : "penalties, answers, structure, prediction";
     const parts = [
       get("temperature").value !== "" && `temp. ${get("temperature").value}`,
-      get("max_tokens").value && `${get("max_tokens").value} tokens`,
+      get("max_tokens").value && counted(get("max_tokens").value, "token"),
       get("enabled").checked ? get("drafter").value : "no drafts",
       more && `${more} more`,
     ];

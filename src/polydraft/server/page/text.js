@@ -13,9 +13,22 @@ function sign(character) {
 /** Text whose control characters and marks of direction can be seen; line ends and tabs stay. */
 export const visible = (text) => text.replace(UNSEEN, sign);
 
-/** A token for a label: spaces, line ends and tabs can be seen as well. */
-export const label = (text) =>
-  visible(text.replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5").replace(/\r/g, "\u240d").replace(/ /g, "\u2423"));
+/** Ends of lines and tabs as signs, and what cannot be seen. */
+const marked = (text) => visible(text.replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5").replace(/\r/g, "\u240d"));
+
+/** A token for a label: spaces can be seen as well. */
+export const label = (text) => marked(text).replace(/ /g, "\u2423");
+
+/** A number of things in words. */
+export const counted = (number, noun) => `${number} ${noun}${Number(number) === 1 ? "" : "s"}`;
+
+/** A token in a sentence: quoted, without the spaces around it; spaces alone are named. */
+export function quoted(text) {
+  const words = marked(text).trim();
+  if (words) return `\u201c${words}\u201d`;
+  if (!text) return "an empty token";
+  return text.length === 1 ? "a space" : counted(text.length, "space");
+}
 
 /** Which look (colour and line) each drafter has, in the order in which they appear. */
 export class Palette {

@@ -1,6 +1,6 @@
 // The token tree of a step: as a drawing, as a sentence, and as a list.
 
-import { label } from "./text.js";
+import { counted, label, quoted } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 27;
@@ -116,8 +116,6 @@ export function draw(box, step, dress, whole) {
   return fit < 0.8;
 }
 
-const quoted = (text) => `\u201c${label(text)}\u201d`;
-
 /** What a step did, in words. */
 export function sentence(step) {
   const { tree, source } = step;
@@ -130,8 +128,8 @@ export function sentence(step) {
   const own = cut ? ` The text ended after ${step.tokens.length} of these.` : next;
   if (!drafted) return `No drafts in this step.${own}`;
   const who = source ? `${source} guessed` : "";
-  const guesses = `${drafted} ${drafted === 1 ? "token" : "tokens"}`;
-  const head = who ? `${who} ${guesses}` : `${guesses} were guessed`;
+  const guesses = counted(drafted, "token");
+  const head = who ? `${who} ${guesses}` : `${guesses} ${drafted === 1 ? "was" : "were"} guessed`;
   return `${head}; ${kept.length ? `kept: ${kept.join(" ")}` : "none was kept"}.${own}`;
 }
 

@@ -63,6 +63,26 @@ class Writing:
         """How many shards are written."""
         return -(-self.tokens // (self.rows * self.length))
 
+    @property
+    def longest_prompt(self) -> int:
+        """How many tokens a prompt has at most: a quarter of each text, or more, is the target's own."""
+        return self.length * 3 // 4
+
+    def fitting(self, prompts: Sequence[Int[Tensor, " n"]]) -> list[Int[Tensor, " n"]]:
+        """Return the prompts that are short enough; the others are left out.
+
+        Raises:
+            InvalidParameter: these are fewer than two, one to learn from and one that is held out.
+        """
+        found = [one for one in prompts if 0 < len(one) <= self.longest_prompt]
+        if len(found) < 2:
+            raise InvalidParameter(
+                f"A head needs two prompts or more of at most {self.longest_prompt} tokens, which is three quarters of "
+                f"a text (length {self.length}), and {len(found)} of {len(prompts)} are so short; give more of them, "
+                "or a larger length."
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class OwnText:
@@ -84,7 +104,7 @@ def write_shards(
 
     Args:
         target: the model that writes.
-        prompts: how texts begin; those that leave fewer than a quarter of a text to be written are left out.
+        prompts: how texts begin; those that are longer than `writing.longest_prompt` are left out.
         folder: where to; what is there already is not written again.
         reads: which layers' outputs heads read.
         writing: how much.
@@ -94,12 +114,7 @@ def write_shards(
         InvalidParameter: fewer than two prompts are short enough, or it would be more than `writing.most_bytes`.
         ResultsError: the folder holds text that was written otherwise.
     """
-    fitting = [one for one in prompts if 0 < len(one) <= writing.length * 3 // 4]
-    if len(fitting) < 2:
-        raise InvalidParameter(
-            f"A head needs two prompts or more of at most {writing.length * 3 // 4} tokens, and {len(fitting)} of "
-            f"{len(prompts)} are; give more of them, or longer texts."
-        )
+    fitting = writing.fitting(prompts)
     check_size(target, reads, writing)
     folder.mkdir(parents=True, exist_ok=True)
     _check_settings(folder / "writing.json", target, fitting, reads, writing)

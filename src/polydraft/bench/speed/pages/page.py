@@ -8,6 +8,7 @@ from polydraft.bench.prompts import template_in_words
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.pages.figures import draw_speed_figures
 from polydraft.bench.speed.pages.tables import (
+    NOTHING,
     bound_table,
     difference_table,
     interval,
@@ -84,22 +85,38 @@ def as_page(
 
 
 def verdicts(results: Sequence[ArmResult]) -> list[str]:
-    """Say for each setting which arm was fastest, and whether it is faster than plain decoding at all."""
+    """Say for each setting which arm was fastest, if the run shows that one is faster than plain decoding at all."""
     lines: list[str] = []
     for setting in dict.fromkeys(one.setting for one in results):
         arms = [one for one in overall(results) if one.setting == setting and one.arm != PLAIN]
         if not arms:
             continue
-        best = max(arms, key=lambda one: one.speed_up.total.mean)
-        found = best.speed_up.total
-        where = setting_in_words(setting).capitalize()
-        said = f"{where}: **{best.arm}** was fastest, {found.mean:.2f} times plain decoding ({interval(found)})."
-        if found.low is None:
-            said = said.replace(" (-)", "") + " One prompt gives no interval."
-        elif found.low <= 1:
-            said += " The interval includes 1: this run does not show that it is faster."
-        lines.append(said)
+        lines.append(f"{setting_in_words(setting).capitalize()}: {_verdict(arms)}")
     return lines
+
+
+def _verdict(arms: Sequence[ArmResult]) -> str:
+    """Name the fastest arm, unless it has no interval, or one that includes 1: then no arm is called fastest."""
+    best = max(arms, key=lambda one: one.speed_up.total.mean)
+    surely = [one for one in arms if one.speed_up.total.above(1)]
+    if best in surely:
+        return f"**{best.arm}** was fastest, {_times_plain(best)}."
+    if surely:
+        sure = max(surely, key=lambda one: one.speed_up.total.mean)
+        return (
+            f"**{sure.arm}** was faster, {_times_plain(sure)}; **{best.arm}**, {_times_plain(best)}, is not told apart "
+            "from it."
+        )
+    none = "faster" if best.speed_up.total.mean <= 1 else "shown to be faster"
+    apart = "slower than" if best.speed_up.total.below(1) else "not told apart from"
+    return (
+        f"no arm was {none} than plain decoding; the best of them, **{best.arm}**, {_times_plain(best)}, is {apart} it."
+    )
+
+
+def _times_plain(one: ArmResult) -> str:
+    found = one.speed_up.total
+    return f"{found.mean:.2f} times plain decoding ({interval(found).replace(NOTHING, 'one prompt gives no interval')})"
 
 
 def equality_in_words(results: Sequence[ArmResult], found: Sequence[Found], lossy: Sequence[str]) -> str:
