@@ -56,6 +56,7 @@ class RuleLine:
         on_trees: the schemes that `polydraft conformance` proves on whole trees, besides the usual one.
         variants: the rule with other parameters, which are proved too.
         measured: how it is measured on real text.
+        digest: of the file that it comes from, if that is a user's own; else empty.
     """
 
     word: str
@@ -64,6 +65,7 @@ class RuleLine:
     on_trees: tuple[Scheme, ...] = ()
     variants: tuple[Rule, ...] = ()
     measured: Measured = Measured()
+    digest: str = ""
 
     @property
     def usual(self) -> Rule:
@@ -125,6 +127,7 @@ class DrafterLine:
         numbers: the arguments of its class that whole numbers behind a colon give, with commas between them; empty for
             none.
         numbers_for_example: such numbers, for help and errors.
+        digest: of the file that it comes from, if that is a user's own; else empty.
     """
 
     word: str
@@ -136,6 +139,7 @@ class DrafterLine:
     store: Literal["no", "may", "must"] = "no"
     numbers: tuple[str, ...] = ()
     numbers_for_example: str = ""
+    digest: str = ""
 
     @property
     def spelling(self) -> str:
@@ -148,6 +152,20 @@ class DrafterLine:
     def takes_more(self) -> bool:
         """Whether something may stand behind its word and a colon."""
         return self.store != "no" or bool(self.numbers)
+
+    @property
+    def shortest(self) -> str:
+        """What must be written at least."""
+        return self.spelling if self.store == "must" else self.word
+
+    @property
+    def class_name(self) -> str:
+        """The name of the class of what it makes; its word if that is not known."""
+        return self.word if self.kind is None else self.kind.__name__
+
+    def is_named(self, text: str) -> bool:
+        """Tell whether a text is its word, maybe with more behind a colon where it takes more."""
+        return text == self.word or (self.takes_more and text.startswith(f"{self.word}:"))
 
     def named(self, text: str) -> Drafter:
         """Return the drafter that a text names, which begins with its word and may have more behind a colon.

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from polydraft.catalogue import meant_rule, names_file, own_rule, tables
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
@@ -60,19 +61,33 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
 
 
 def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
-    """Return the node and tree rules whose names contain the text; None chooses all."""
+    """Return the node and tree rules of a word, or whose names contain it; None chooses all.
+
+    Raises:
+        InvalidParameter: there are none, or the text names a file without such a rule.
+    """
     if wanted is not None and not wanted.strip():
         raise InvalidParameter("--rule is empty, and every name contains that: give a part of a name, or leave it out.")
-    node_rules = _named(members.node_rules(), wanted)
-    tree_rules = _named(members.tree_rules(), wanted)
+    if wanted is not None and names_file(wanted):
+        line = own_rule(wanted)
+        return [*members.node_rules([line])], [*members.tree_rules([line])]
+    lines = [line for line in tables.RULES if line.word == wanted]
+    node_rules = _merged(_named(members.node_rules(), wanted), members.node_rules(lines))
+    tree_rules = _merged(_named(members.tree_rules(), wanted), members.tree_rules(lines))
     if not node_rules and not tree_rules:
         names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
-        raise InvalidParameter(f"There is no rule with {wanted!r} in its name; there are {'; '.join(names)}.")
+        meant = meant_rule(str(wanted))
+        there = f"did you mean {meant}?" if meant else f"there are {'; '.join(names)}."
+        raise InvalidParameter(f"There is no rule with {wanted!r} in its name; {there}")
     return node_rules, tree_rules
 
 
 def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:
     return [rule for rule in rules if (wanted or "").lower() in label(rule).lower()]
+
+
+def _merged(found: Sequence[Rule], more: Sequence[Rule]) -> list[Rule]:
+    return [*found, *(rule for rule in more if rule not in found)]
 
 
 @contextmanager

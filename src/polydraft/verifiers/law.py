@@ -12,10 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidParameter, InvalidProbabilities, UnpairedScheme, VocabularyMismatch
 from polydraft.probs import Noise, check_probs
 from polydraft.schemes import MOST_DRAFTS, FewDrafts, Scheme
 from polydraft.trees import Draft, Verdict
+
+ROUNDING = 1e-4
+"""By so much the sum of a foreign rule's law may differ from one, in single precision over many tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,10 +249,78 @@ def divided(
     draft_probs: Float[Tensor, "*rows A"],
     target_mass: Float[Tensor, "*b A"],
 ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return a rule's shares and marginal, by one computation if it can."""
+    """Return a rule's shares and marginal, by one computation if it can; those of a foreign rule are checked.
+
+    Raises:
+        InvalidProbabilities: they are no shares and marginal.
+    """
     if isinstance(rule, FindsBoth):
-        return rule.divided(drafts, draft_probs, target_mass)
-    return rule.shares(drafts, draft_probs, target_mass), rule.marginal(draft_probs, target_mass, present(drafts))
+        shares, marginal = rule.divided(drafts, draft_probs, target_mass)
+    else:
+        shares = rule.shares(drafts, draft_probs, target_mass)
+        marginal = rule.marginal(draft_probs, target_mass, present(drafts))
+    if is_foreign(rule):
+        _check_shape(rule, "shares", shares, drafts)
+        _check_shape(rule, "marginal", marginal, target_mass)
+        left = (target_mass - marginal).amin(dim=-1)
+        _check_entries(rule, shares, marginal, drafts, target_mass)
+        _refuse(rule, target_mass, shares.sum(dim=-1) - 1, "the shares of a node's drafts sum to more than one, by")
+        _refuse(rule, target_mass, -left, "the marginal of a token is more than its target mass, by")
+    return shares, marginal
+
+
+def law_of(
+    rule: NodeVerifier,
+    drafts: Int[Tensor, "*b k"],
+    draft_probs: Float[Tensor, "*rows A"],
+    target_probs: Float[Tensor, "*b A"],
+) -> OutcomeLaw:
+    """Return a rule's law; that of a foreign rule is checked, since nobody has proved it.
+
+    Raises:
+        InvalidProbabilities: it is no law.
+    """
+    law = rule.law(drafts, draft_probs, target_probs)
+    if is_foreign(rule):
+        _check_shape(rule, "law.child", law.child, drafts)
+        _check_shape(rule, "law.rest", law.rest, target_probs)
+        _check_entries(rule, law.child, law.rest, drafts, target_probs)
+        off = law.child.sum(dim=-1) + law.rest.sum(dim=-1) - 1
+        _refuse(
+            rule, target_probs, off.abs(), "the probabilities of a node's outcomes do not sum to one, but differ by"
+        )
+    return law
+
+
+def is_foreign(rule: NodeVerifier) -> bool:
+    """Tell whether a rule's class is from outside the package, whose tests prove its own rules."""
+    return type(rule).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def _check_shape(rule: NodeVerifier, what: str, found: Tensor, like: Tensor) -> None:
+    if found.shape != like.shape:
+        raise InvalidProbabilities(
+            f"The rule {rule.name!r} gives no law: its {what} is of shape {list(found.shape)}, not {list(like.shape)}."
+        )
+
+
+def _check_entries(rule: NodeVerifier, child: Tensor, rest: Tensor, drafts: Tensor, target: Tensor) -> None:
+    """Check that no entry is negative or NaN, and that absent drafts have none."""
+    least = torch.minimum(child.amin(dim=-1), rest.amin(dim=-1)) if child.shape[-1] else rest.amin(dim=-1)
+    _refuse(rule, target, -least, "the probability of an outcome is negative, by")
+    absent = (child * (drafts < 0)).sum(dim=-1)
+    _refuse(rule, target, absent, "a draft that is absent, -1, is accepted with the probability")
+
+
+def _refuse(rule: NodeVerifier, target: Float[Tensor, "*b A"], excess: Float[Tensor, "*b"], what: str) -> None:
+    """Refuse a law by its excess over what is allowed; where the target's own row is no law, no rule has one."""
+    excess = excess.nan_to_num(nan=torch.inf).where(target.isfinite().all(dim=-1), 0)
+    most = float(excess.max()) if excess.numel() else 0.0
+    if most > ROUNDING:
+        told = f"{what} {most:.3g}" if most < torch.inf else "a probability is NaN or infinite"
+        raise InvalidProbabilities(
+            f"The rule {rule.name!r} gives no law: {told}; polydraft.conformance.check_rule shows where it is wrong."
+        )
 
 
 def check_rule(rule: object, who: str) -> None:
