@@ -188,7 +188,7 @@ class DrafterLine:
         return {"store": folder} if folder else {}
 
     def _numbers_in(self, text: str) -> dict[str, int]:
-        _, colon, told = text.partition(":")
+        _, colon, told = text.removeprefix(self.word).partition(":")
         if not colon:
             return {}
         found = told.split(",")
@@ -203,7 +203,7 @@ class DrafterLine:
         return dict(zip(self.numbers, map(int, found), strict=True))
 
     def _folder_in(self, text: str) -> str:
-        _, colon, folder = text.partition(":")
+        _, colon, folder = text.removeprefix(self.word).partition(":")
         if not folder.strip() and (colon or self.store == "must"):
             told = "needs a store" if self.store == "must" else "has no folder behind its colon"
             besides = f", or {self.word} alone" if self.store == "may" else ""

@@ -360,7 +360,18 @@ def limits(
     chosen = tuple(prompts or DEFAULT_PROMPTS)
     cut = excerpt_tokens is not None
     request = LimitsRequest(
-        settings, target, draft, chosen, limit, out, figures, dtype, device, excerpts=cut, chat_template=chat_template
+        settings,
+        target,
+        draft,
+        chosen,
+        limit,
+        out,
+        figures,
+        dtype,
+        device,
+        excerpts=cut,
+        chat_template=chat_template,
+        verifiers=tuple(verifier or ()),
     )
     raise typer.Exit(run_limits(request, as_json=as_json))
 

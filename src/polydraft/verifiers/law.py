@@ -249,47 +249,51 @@ def divided(
     draft_probs: Float[Tensor, "*rows A"],
     target_mass: Float[Tensor, "*b A"],
 ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-    """Return a rule's shares and marginal, by one computation if it can; those of a foreign rule are checked.
-
-    Raises:
-        InvalidProbabilities: they are no shares and marginal.
-    """
+    """Return a rule's shares and marginal, by one computation if it can."""
     if isinstance(rule, FindsBoth):
-        shares, marginal = rule.divided(drafts, draft_probs, target_mass)
-    else:
-        shares = rule.shares(drafts, draft_probs, target_mass)
-        marginal = rule.marginal(draft_probs, target_mass, present(drafts))
-    if is_foreign(rule):
-        _check_shape(rule, "shares", shares, drafts)
-        _check_shape(rule, "marginal", marginal, target_mass)
-        left = (target_mass - marginal).amin(dim=-1)
-        _check_entries(rule, shares, marginal, drafts, target_mass)
-        _refuse(rule, target_mass, shares.sum(dim=-1) - 1, "the shares of a node's drafts sum to more than one, by")
-        _refuse(rule, target_mass, -left, "the marginal of a token is more than its target mass, by")
-    return shares, marginal
+        return rule.divided(drafts, draft_probs, target_mass)
+    return rule.shares(drafts, draft_probs, target_mass), rule.marginal(draft_probs, target_mass, present(drafts))
 
 
-def law_of(
-    rule: NodeVerifier,
-    drafts: Int[Tensor, "*b k"],
-    draft_probs: Float[Tensor, "*rows A"],
-    target_probs: Float[Tensor, "*b A"],
-) -> OutcomeLaw:
-    """Return a rule's law; that of a foreign rule is checked, since nobody has proved it.
+def check_law(
+    rule: NodeVerifier, law: OutcomeLaw, drafts: Int[Tensor, "*b k"], target_probs: Float[Tensor, "*b A"]
+) -> None:
+    """Check the law that a foreign rule gave; the package's own are proved, and not looked at.
 
     Raises:
         InvalidProbabilities: it is no law.
     """
-    law = rule.law(drafts, draft_probs, target_probs)
-    if is_foreign(rule):
-        _check_shape(rule, "law.child", law.child, drafts)
-        _check_shape(rule, "law.rest", law.rest, target_probs)
-        _check_entries(rule, law.child, law.rest, drafts, target_probs)
-        off = law.child.sum(dim=-1) + law.rest.sum(dim=-1) - 1
-        _refuse(
-            rule, target_probs, off.abs(), "the probabilities of a node's outcomes do not sum to one, but differ by"
-        )
-    return law
+    if not is_foreign(rule):
+        return
+    _check_shape(rule, "law.child", law.child, drafts)
+    _check_shape(rule, "law.rest", law.rest, target_probs)
+    _check_entries(rule, law.child, law.rest, drafts, target_probs)
+    off = law.child.sum(dim=-1) + law.rest.sum(dim=-1) - 1
+    far = off.abs() > ROUNDING  # a sum that is NaN was refused above
+    total = float(1 + off[far & _is_law(target_probs)][:1].sum())
+    _refuse(rule, target_probs, off.abs(), f"at a node the probabilities of its outcomes sum to {total:.6g}, not to 1")
+
+
+def check_shares(
+    rule: ScalableVerifier,
+    shares: Float[Tensor, "*b k"],
+    marginal: Float[Tensor, "*b A"],
+    drafts: Int[Tensor, "*b k"],
+    target_mass: Float[Tensor, "*b A"],
+) -> None:
+    """Check the shares and the marginal that a foreign rule gave; the package's own are proved, and not looked at.
+
+    Raises:
+        InvalidProbabilities: they are none.
+    """
+    if not is_foreign(rule):
+        return
+    _check_shape(rule, "shares", shares, drafts)
+    _check_shape(rule, "marginal", marginal, target_mass)
+    _check_entries(rule, shares, marginal, drafts, target_mass)
+    _refuse(rule, target_mass, shares.sum(dim=-1) - 1, "the shares of a node's drafts sum to more than 1")
+    above = (marginal - target_mass).amax(dim=-1)
+    _refuse(rule, target_mass, above, "the marginal of a token is more than its target mass")
 
 
 def is_foreign(rule: NodeVerifier) -> bool:
@@ -305,22 +309,24 @@ def _check_shape(rule: NodeVerifier, what: str, found: Tensor, like: Tensor) -> 
 
 
 def _check_entries(rule: NodeVerifier, child: Tensor, rest: Tensor, drafts: Tensor, target: Tensor) -> None:
-    """Check that no entry is negative or NaN, and that absent drafts have none."""
-    least = torch.minimum(child.amin(dim=-1), rest.amin(dim=-1)) if child.shape[-1] else rest.amin(dim=-1)
-    _refuse(rule, target, -least, "the probability of an outcome is negative, by")
+    """Check that no entry is NaN or negative, and that absent drafts have none."""
+    whole = torch.cat([child, rest], dim=-1)
+    _refuse(rule, target, (~whole.isfinite()).any(dim=-1), "a probability is NaN or infinite")
+    _refuse(rule, target, -whole.amin(dim=-1), f"a probability is negative, {float(whole.min()):.3g}")
     absent = (child * (drafts < 0)).sum(dim=-1)
-    _refuse(rule, target, absent, "a draft that is absent, -1, is accepted with the probability")
+    _refuse(rule, target, absent, "a draft that is absent, -1, is accepted")
 
 
-def _refuse(rule: NodeVerifier, target: Float[Tensor, "*b A"], excess: Float[Tensor, "*b"], what: str) -> None:
-    """Refuse a law by its excess over what is allowed; where the target's own row is no law, no rule has one."""
-    excess = excess.nan_to_num(nan=torch.inf).where(target.isfinite().all(dim=-1), 0)
-    most = float(excess.max()) if excess.numel() else 0.0
-    if most > ROUNDING:
-        told = f"{what} {most:.3g}" if most < torch.inf else "a probability is NaN or infinite"
+def _refuse(rule: NodeVerifier, target: Float[Tensor, "*b A"], excess: Tensor, what: str) -> None:
+    """Refuse a law where something exceeds rounding; where the target's own row is no law, no rule has one."""
+    if bool(((excess > ROUNDING) & _is_law(target)).any()):
         raise InvalidProbabilities(
-            f"The rule {rule.name!r} gives no law: {told}; polydraft.conformance.check_rule shows where it is wrong."
+            f"The rule {rule.name!r} gives no law: {what}; polydraft.conformance.check_rule shows where it is wrong."
         )
+
+
+def _is_law(target: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b"]:
+    return target.isfinite().all(dim=-1)
 
 
 def check_rule(rule: object, who: str) -> None:

@@ -143,8 +143,8 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if isinstance(given, Pair):
         raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
     raise InvalidParameter(
-        "drafter must be a drafter, whose class derives from polydraft.Drafter and has a name, a draft model, its folder, or one of "
-        f"{', '.join(drafter_spellings(0))}, but is {_described(given)}."
+        "drafter must be a drafter, whose class derives from polydraft.Drafter and has a name, a draft model, its "
+        f"folder, or one of {', '.join(drafter_spellings(0))}, but is {_described(given)}."
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, divided, require_few
+from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, check_shares, divided, require_few
 from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain
@@ -60,7 +60,7 @@ class BottomUp(Lift[ScalableVerifier]):
         certain = certain_verdict(draft, target_probs) if self.lossless else None
         if certain:
             return certain
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        return first_success(trials(draft, target_probs, self._checked), draft, target_probs, noise)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
@@ -75,3 +75,10 @@ class BottomUp(Lift[ScalableVerifier]):
     ) -> Division:
         mass = scale.unsqueeze(-1) * target_probs
         return divided_by(*divided(self.rule, drafts, draft_probs, mass), mass, scale)
+
+    def _checked(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
+        """Divide as for a text, for which shares and marginals of a rule from outside the package are checked."""
+        mass = scale.unsqueeze(-1) * target_probs
+        both = divided(self.rule, drafts, draft_probs, mass)
+        check_shares(self.rule, *both, drafts, mass)
+        return divided_by(*both, mass, scale)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent, to_atoms
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, law_of, require_few
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_law, check_rule, require_few
 from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import emit, listed_atoms, plain
@@ -26,7 +26,7 @@ class TopDown(Lift[NodeVerifier]):
     Exactness: each emitted token follows the target's law given those before it, because the node's rule is exact.
     Source: SpecInfer, arXiv 2305.09781, algorithm 2.
 
-    Laws of rules from outside the package are checked as they are asked for.
+    The laws that a rule from outside the package gives for a text are checked: a wrong one is an error at its step.
 
     Raises:
         InvalidParameter: what is lifted is no node rule.
@@ -53,7 +53,8 @@ class TopDown(Lift[NodeVerifier]):
         def decide(rows: Tensor, nodes: Tensor, _: int) -> tuple[Tensor, Tensor]:
             target = to_atoms(target_probs[rows, nodes], draft.shortlist[rows, nodes])
             draft_probs = torch.nn.functional.pad(draft.probs[rows, nodes], (0, 1)).to(target.dtype)
-            law = law_of(self.rule, drafts[rows, nodes], draft_probs, target)
+            law = self.rule.law(drafts[rows, nodes], draft_probs, target)
+            check_law(self.rule, law, drafts[rows, nodes], target)
             return _decided(law, uniforms[rows, nodes + 1])
 
         path, last, atom = walk(draft.tree, decide)
@@ -65,7 +66,7 @@ class TopDown(Lift[NodeVerifier]):
         nodes = draft.tree.tokens.shape[-1]
         target = listed_atoms(draft, target_probs, nodes)
         draft_probs = torch.nn.functional.pad(draft.probs, (0, 1)).to(target.dtype)
-        law = law_of(self.rule, draft.drafted_atoms(), draft_probs, target)
+        law = self.rule.law(draft.drafted_atoms(), draft_probs, target)
         children, rows = draft.tree.children, torch.arange(len(law.child), device=law.child.device).unsqueeze(-1)
         taken = torch.nn.functional.pad(draft.tree.valid.to(law.child.dtype), (0, 1))
         taken[rows, children.flatten(1)] = law.child.flatten(1)  # absent children, -1, are the extra last place
