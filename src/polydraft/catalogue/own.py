@@ -46,14 +46,9 @@ def own_rule(text: str) -> RuleLine:
         absent = [one for one in ("scheme", "name", "lossless", *verb) if getattr(rule, one, None) is None]
         raise InvalidParameter(f"{text} is no verification rule: it lacks {', '.join(absent)} ({PAGE}).")
     others = [line for line in tables.RULES if line.word != text]
-    double = next((line.word for line in others if rule.name in (line.word, line.usual.name)), None)
-    if double:
-        raise InvalidParameter(
-            f"{text} is called {rule.name!r} as the rule {double} is, so that tables could not tell them apart: give "
-            "it another name."
-        )
+    known = {name for line in others for name in (line.usual.name, line.measured.label, line.measured.short)}
     lifted = isinstance(rule, ScalableVerifier) and rule.scheme.independent
-    measured = Measured(bottom_up=(rule.scheme,) if lifted else ())
+    measured = Measured(text if rule.name in known else "", bottom_up=(rule.scheme,) if lifted else ())
     line = RuleLine(text, kind, measured=measured, digest=digest)
     tables.RULES = (*others, line)
     return line

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polydraft.catalogue import meant_rule, names_file, own_rule, tables
+from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, tables, tree_rules
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
@@ -35,15 +35,15 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
     Raises:
         InvalidParameter: no rule has `wanted` in its name.
     """
-    node_rules, tree_rules = chosen(wanted)
+    at_nodes, on_trees = chosen(wanted)
     refuse_clashes(
-        (all_pairs and not node_rules, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
+        (all_pairs and not at_nodes, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
     )
     rows, k = (cases(random=4), 2) if quick else (cases(), 3)
     try:
         with progress(new_console(errors=True, quiet=as_json)) as step:
-            found = matrix(node_rules, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
-            trees = tree_matrix(tree_rules, on_progress=partial(step, "tree rules"))
+            found = matrix(at_nodes, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
+            trees = tree_matrix(on_trees, on_progress=partial(step, "tree rules"))
     except KeyboardInterrupt:
         return INTERRUPTED
     culprits = [*(one for one in found if one.failed), *(one for one in trees if one.failed)]
@@ -70,16 +70,16 @@ def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
         raise InvalidParameter("--rule is empty, and every name contains that: give a part of a name, or leave it out.")
     if wanted is not None and names_file(wanted):
         line = own_rule(wanted)
-        return [*members.node_rules([line])], [*members.tree_rules([line])]
+        return [*node_rules([line])], [*tree_rules([line])]
     lines = [line for line in tables.RULES if line.word == wanted]
-    node_rules = _merged(_named(members.node_rules(), wanted), members.node_rules(lines))
-    tree_rules = _merged(_named(members.tree_rules(), wanted), members.tree_rules(lines))
-    if not node_rules and not tree_rules:
+    at_nodes = _merged(_named(members.node_rules(), wanted), node_rules(lines))
+    on_trees = _merged(_named(members.tree_rules(), wanted), tree_rules(lines))
+    if not at_nodes and not on_trees:
         names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
         meant = meant_rule(str(wanted))
         there = f"did you mean {meant}?" if meant else f"there are {'; '.join(names)}."
         raise InvalidParameter(f"There is no rule with {wanted!r} in its name; {there}")
-    return node_rules, tree_rules
+    return at_nodes, on_trees
 
 
 def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:

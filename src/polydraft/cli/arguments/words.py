@@ -60,7 +60,8 @@ def _rule(word: str, words: Sequence[str]) -> str:
     if names_file(word):
         return own_rule(word).word
     shown = {line.usual.name: line.word for line in tables.RULES if line.word in words}
-    return one_of(shown.get(word, word), words, meant_rule(word))
+    meant = meant_rule(word)
+    return one_of(shown.get(word, word), words, meant if meant in words else "")
 
 
 def scheme_word(word: str | None) -> str | None:

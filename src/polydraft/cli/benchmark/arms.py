@@ -22,7 +22,6 @@ from polydraft.bench.speed import (
 )
 from polydraft.catalogue import (
     AUTO,
-    choice,
     digests,
     drafter_line,
     drafter_spellings,
@@ -127,8 +126,12 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
         _run_files(settings)
         drafter = settings.get("drafter", MODEL)
         if not is_drafter_word(drafter, 1, proposing=True):
-            words, meant = drafter_spellings(1, proposing=True), meant_drafter(drafter, 1, proposing=True)
-            told = f"there is no drafter {drafter!r}; {choice(words, meant)}"
+            words, meant = ", ".join(drafter_spellings(1, proposing=True)), meant_drafter(drafter, 1, proposing=True)
+            told = (
+                f"there is no drafter {drafter!r}; did you mean {meant}?"
+                if meant
+                else f"the drafter is one of {words}."
+            )
             raise InvalidParameter(f"The arm {text!r}: {told}")
         drafter_line(drafter).arguments_in(drafter)
         _configuration(settings, drafter)
