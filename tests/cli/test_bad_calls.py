@@ -100,7 +100,7 @@ def complaints(arguments: Call, one: Outcome, *, terminal: bool) -> list[str]:
     for words in ("Traceback", "unexpected error", "Exception ignored", "Warning:"):
         found += [words] if words in one.err + one.out else []
     said = [line for line in one.err.splitlines() if line.startswith("polydraft: ")]
-    if one.code == 2 and not (len(said) == 1 and said[0].endswith((".", "?"))) and len(arguments) > 1:
+    if one.code == 2 and not (len(said) == 1 and said[0].endswith(".")) and len(arguments) > 1:
         found.append("not one sentence")
     text = arguments[0] in ("generate", "chat") and not terminal  # into a pipe the text goes as it is
     if STEERING.search(one.err if text else one.err + one.out):

@@ -147,7 +147,7 @@ BAD = {
     "a folder": ("--verifier folder.py:A", "The file folder.py cannot be read: is a directory."),
     "no class": ("--verifier many.py", "many.py is a file: say which class of it is meant, as many.py:CLASS; it has "),
     "empty class": ("--verifier many.py:", "it has Needs, Nothing, Fails."),
-    "a slip": ("--verifier many.py:Neds", "There is no class 'Neds' in many.py; did you mean Needs?"),
+    "a slip": ("--verifier many.py:Neds", "There is no class 'Neds' in many.py (did you mean Needs?)."),
     "another class": ("--verifier many.py:Rule", "There is no class 'Rule' in many.py; it has Needs, Nothing, Fails."),
     "a value": ("--verifier many.py:thing", "There is no class 'thing' in many.py;"),
     "arguments": ("--verifier many.py:Needs", "without arguments (missing a required argument: 'rate'): give each"),

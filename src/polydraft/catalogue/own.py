@@ -119,8 +119,8 @@ def _class_in(text: str) -> tuple[type, str]:
     if isinstance(kind, type):
         return kind, digest
     meant = near(name, classes)
-    there = f"did you mean {meant}?" if meant else f"it has {', '.join(classes) or 'none'}."
-    raise InvalidParameter(f"There is no class {name!r} in {file}; {there}")
+    there = f" (did you mean {meant}?)." if meant else f"; it has {', '.join(classes) or 'none'}."
+    raise InvalidParameter(f"There is no class {name!r} in {file}{there}")
 
 
 def _module(path: Path, shown: str) -> tuple[ModuleType, str]:

@@ -80,14 +80,12 @@ def drafter_line(word: str) -> DrafterLine:
     for line in tables.DRAFTERS:
         if line.is_named(word):
             return line
-    raise InvalidParameter(
-        f"There is no drafter {word!r}; {choice(drafter_spellings(MANY), meant_drafter(word, MANY))}"
-    )
+    raise InvalidParameter(f"There is no drafter {word!r}{choice(drafter_spellings(MANY), meant_drafter(word, MANY))}")
 
 
 def choice(words: Sequence[str], meant: str) -> str:
     """Return the end of a sentence about a wrong word: the word that was likely meant, or all there are."""
-    return f"did you mean {meant}?" if meant else f"choose from {', '.join(words)}."
+    return f" (did you mean {meant}?)." if meant else f"; choose from {', '.join(words)}."
 
 
 def word_of(drafter: Drafter) -> str:
@@ -104,7 +102,7 @@ def scheme_by_name(name: str) -> Scheme:
     for line in tables.SCHEMES:
         if name in (line.word, line.scheme.name):
             return line.scheme
-    raise InvalidParameter(f"There is no scheme {name!r}; {choice(scheme_words(), near(name, scheme_words()))}")
+    raise InvalidParameter(f"There is no scheme {name!r}{choice(scheme_words(), near(name, scheme_words()))}")
 
 
 def verifier_by_name(
@@ -145,7 +143,7 @@ def rule_line(name: str) -> RuleLine:
         if name in (line.word, line.usual.name):
             return line
     words = [AUTO, *rule_words()]
-    raise InvalidParameter(f"There is no verifier {name!r}; {choice(words, meant_rule(name))}")
+    raise InvalidParameter(f"There is no verifier {name!r}{choice(words, meant_rule(name))}")
 
 
 def meant_rule(name: str) -> str:
@@ -205,7 +203,7 @@ def parse_policy(text: str) -> TreePolicy:
     meant = "" if own in lines else near(own, lines)
     if meant:
         raise InvalidParameter(
-            f"There is no tree {shortened(text)}; did you mean one such as {lines[meant].examples[0]}?"
+            f"There is no tree {shortened(text)} (did you mean one such as {lines[meant].examples[0]}?)."
         )
     words = ", ".join(lines)
     raise InvalidParameter(

@@ -77,8 +77,8 @@ def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
     if not at_nodes and not on_trees:
         names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
         meant = meant_rule(str(wanted))
-        there = f"did you mean {meant}?" if meant else f"there are {'; '.join(names)}."
-        raise InvalidParameter(f"There is no rule with {wanted!r} in its name; {there}")
+        there = f" (did you mean {meant}?)." if meant else f"; there are {'; '.join(names)}."
+        raise InvalidParameter(f"There is no rule with {wanted!r} in its name{there}")
     return at_nodes, on_trees
 
 

@@ -146,7 +146,7 @@ def _said(error: Exception) -> int:
         said = " ".join(said.replace(": Value error, ", ": ").split()).removesuffix(".")
         context = getattr(error, "ctx", None)
         said += f"; see `{context.command_path} --help`" if context else ""
-    if not said.endswith((".", "?")):  # libraries' errors, which ours may quote, end in many ways
+    if not said.endswith("."):  # libraries' errors, which ours may quote, end in many ways
         said = f"{said.rstrip(' :')}."
     _to_standard_error(said)
     return BAD_CALL

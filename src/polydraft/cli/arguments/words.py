@@ -108,7 +108,7 @@ def one_of(word: str, words: Sequence[str], meant: str | None = None) -> str:
         return word
     meant = near(word, words) if meant is None else meant
     if meant:
-        raise InvalidParameter(f"{word!r} is no word that is known here; did you mean {meant}?")
+        raise InvalidParameter(f"{word!r} is no word that is known here (did you mean {meant}?).")
     raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, words))}.")
 
 

@@ -153,7 +153,7 @@ def _loaded(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     try:
         return draft_for(name, target)
     except CheckpointError as error:
-        if "/" in str(name) or is_known(str(name)) or str(error).endswith("?"):
+        if "/" in str(name) or is_known(str(name)) or "did you mean" in str(error):
             raise
         words = ", ".join(drafter_spellings(0))
         raise CheckpointError(f"{str(error).rstrip('.')}; drafters without a draft model are {words}.") from error
@@ -173,7 +173,7 @@ def _check_no_other_word(given: str | Path) -> None:
     if not is_drafter_word(word, MANY):
         meant = "" if "/" in word else meant_drafter(str(given), MANY) or near(word, (*MODELS, *SHIPPED))
         if meant:
-            raise InvalidParameter(f"There is no drafter {shown(given)}; did you mean {meant}?")
+            raise InvalidParameter(f"There is no drafter {shown(given)} (did you mean {meant}?).")
         return
     if colon and not drafter_line(word).takes_more:
         raise InvalidParameter(f"The drafter {word} takes nothing behind a colon; write drafter={word!r}.")
@@ -236,7 +236,7 @@ def _parsed(text: str) -> TreePolicy:
     """Read a tree, or say that a planner was likely meant."""
     meant = near(text, PLANNERS)
     if meant:
-        raise InvalidParameter(f"There is no tree {shown(text)}; did you mean {meant}?")
+        raise InvalidParameter(f"There is no tree {shown(text)} (did you mean {meant}?).")
     return parse_policy(text)
 
 

@@ -67,8 +67,8 @@ def refuse_drafters(draft: object) -> None:
     meant = meant_drafter(draft, MANY)
     if meant:
         raise CheckpointError(
-            f"There is no model folder {shown(draft)}; did you mean the drafter {meant}, which --drafter names, or "
-            "drafter=... in Python?"
+            f"There is no model folder {shown(draft)} (did you mean the drafter {meant}? --drafter names it, or "
+            "drafter=... in Python)."
         )
 
 

@@ -149,7 +149,7 @@ def _on_hub(name: str, shown: str) -> Source:
     cached = _is_cached(name)
     meant = "" if cached or "/" in name else near(name, (*MODELS, *SHIPPED, *MADE))
     if meant and meant != name:
-        raise CheckpointError(f"There is no model folder {shown}; did you mean {meant}?")
+        raise CheckpointError(f"There is no model folder {shown} (did you mean {meant}?).")
     try:
         validate_repo_id(name)
     except HFValidationError as error:
