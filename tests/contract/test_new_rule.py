@@ -79,10 +79,13 @@ class Wrong(FirstOnly):
     name = "wrong"
 
     def law(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor) -> OutcomeLaw:
+        if self.how == "none":
+            return None  # pyright: ignore[reportReturnType]
         return spoilt(super().law(drafts, draft_probs, target_probs), drafts, self.how)
 
 
 SAYS = {
+    "none": "its law is no OutcomeLaw, but None",
     "short": r"sum to 0\.9\d*, not to 1",
     "long": r"sum to 1\.\d+, not to 1",
     "nan": "a probability is NaN or infinite",
@@ -106,7 +109,11 @@ def test_a_rule_from_outside_that_gives_no_law_ends_the_text(how: str) -> None:
     with pytest.raises(InvalidProbabilities, match=f"The rule 'wrong' gives no law: .*{SAYS[how]}") as caught:
         written(Wrong(how=how))
     assert str(caught.value).count(". ") == 0
-    if how not in ("shape", "absent"):  # a shape is no law to be judged, and independent drafts are never absent
+    if how not in (
+        "none",
+        "shape",
+        "absent",
+    ):  # a shape is no law to be judged, and independent drafts are never absent
         assert check_rule(Wrong(how=how), 1).failed
 
 

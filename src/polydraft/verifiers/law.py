@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, InvalidProbabilities, UnpairedScheme, VocabularyMismatch
+from polydraft.errors import InvalidParameter, InvalidProbabilities, UnpairedScheme, VocabularyMismatch, shown
 from polydraft.probs import Noise, check_probs
 from polydraft.schemes import MOST_DRAFTS, FewDrafts, Scheme
 from polydraft.trees import Draft, Verdict
@@ -265,6 +265,8 @@ def check_law(
     """
     if not is_foreign(rule):
         return
+    if not isinstance(law, OutcomeLaw):
+        raise InvalidProbabilities(f"The rule {rule.name!r} gives no law: its law is no OutcomeLaw, but {shown(law)}.")
     _check_shape(rule, "law.child", law.child, drafts)
     _check_shape(rule, "law.rest", law.rest, target_probs)
     _check_entries(rule, law.child, law.rest, drafts, target_probs)

@@ -91,14 +91,14 @@ def spell_arm(text: str) -> ArmSpelling:
         key, sign, value = word.partition("=")
         flag = key in FLAGS
         if key not in (*KEYS[kind], "name") or flag == bool(sign):
-            raise InvalidParameter(f"The arm {text!r}: {word!r} is not known{_meant(kind, word) or _known(kind)}")
+            raise InvalidParameter(f"The arm {text!r}: {word!r} is not known{_meant(kind, word) or _known(kind)}.")
         if flag == bool(value):
             raise InvalidParameter(f"The arm {text!r}: {key}= has no value.")
         if key in settings:
             raise InvalidParameter(f"The arm {text!r}: {key} is given twice.")
         settings[key] = value
     if not words:
-        raise InvalidParameter(f"An arm is empty{_known('')}")
+        raise InvalidParameter(f"An arm is empty{_known('')}.")
     rest = " ".join(word for word in words if not word.startswith("name="))
     name = settings.pop("name", rest)
     if name == PLAIN and kind != PLAIN:
@@ -110,7 +110,7 @@ def spell_arm(text: str) -> ArmSpelling:
 def _known(kind: str) -> str:
     keys = ", ".join(key if key in FLAGS else f"{key}=..." for key in (*KEYS[kind], "name"))
     return (
-        f"; {kind} takes {keys}." if kind else f"; an arm is one of {', '.join(filter(None, KEYS))}, or made of {keys}."
+        f"; {kind} takes {keys}" if kind else f"; an arm is one of {', '.join(filter(None, KEYS))}, or made of {keys}"
     )
 
 
@@ -118,7 +118,7 @@ def _meant(kind: str, word: str) -> str:
     """Return the question whether a key or the name of an arm was meant; empty if the word is like none."""
     key, sign, value = word.partition("=")
     meant = near(key, (*KEYS[kind], "name") if sign or kind else (*filter(None, KEYS), *FLAGS))
-    return f" (did you mean {meant}{sign}{value}?)." if meant and meant != key else ""
+    return f" (did you mean {meant}{sign}{value}?)" if meant and meant != key else ""
 
 
 def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
@@ -130,11 +130,11 @@ def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
         if not is_drafter_word(drafter, 1, proposing=True):
             words, meant = ", ".join(drafter_spellings(1, proposing=True)), meant_drafter(drafter, 1, proposing=True)
             told = (
-                f"there is no drafter {drafter!r} (did you mean {meant}?)."
+                f"there is no drafter {drafter!r} (did you mean {meant}?)"
                 if meant
-                else f"the drafter is one of {words}."
+                else f"the drafter is one of {words}"
             )
-            raise InvalidParameter(f"The arm {text!r}: {told}")
+            raise InvalidParameter(f"The arm {text!r}: {told}.")
         drafter_line(drafter).arguments_in(drafter)
         _configuration(settings, drafter)
         _check_draft(text, settings.get("draft"), drafter)
