@@ -18,6 +18,8 @@ from polydraft.catalogue import (
     parse_policy,
     scheme_by_name,
     tables,
+    tree_in_words,
+    tree_text,
     verifier_by_name,
 )
 from polydraft.cli import main
@@ -25,6 +27,7 @@ from polydraft.cli.arguments.words import drafter_word, rule_word, scheme_word, 
 from polydraft.drafters import LookupFirst, MergedDrafter, ModelDrafter, NgramDrafter, RoutedDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, PolydraftError, near
 from polydraft.models import HuggingFaceModel
+from polydraft.trees import BestFirst, Chain, Confident, Fixed, Widths
 from polydraft.verifiers import BottomUp, Optimal
 
 IDS = torch.tensor([[3, 1, 4, 1]])
@@ -220,6 +223,21 @@ def test_names_of_rules_and_schemes_that_are_shown_are_taken() -> None:
         assert scheme_by_name(line.scheme.name) == line.scheme and scheme_word(line.scheme.name) == line.word
     lifted = BottomUp(Optimal())
     assert lifted.name == "optimal, bottom up" and verifier_by_name(lifted.name, "model") == lifted
+
+
+@pytest.mark.parametrize("text", [text for line in tables.POLICIES for text in line.examples])
+def test_trees_show_the_text_that_is_taken(text: str) -> None:
+    policy = parse_policy(text)
+    shown = tree_text(policy)
+    assert shown and parse_policy(shown) == policy and tree_in_words(policy).partition(" (")[0] == shown
+
+
+def test_trees_that_no_text_means_show_what_they_are() -> None:
+    assert tree_in_words(Chain(3)) == "chain:3 (3 drafts, 1 + 1 + 1 by depth)"
+    assert tree_text(Widths((1, 1, 1))) == "1,1,1" and tree_text(Confident((1, 1), 0.3)) == "confident:2:0.3"
+    assert tree_in_words(Fixed(Widths((2, 1)).shape)) == "4 drafts, 2 + 2 by depth"
+    other = BestFirst(8, beam=3)
+    assert tree_text(other) == "" and tree_in_words(other) == repr(other)
 
 
 def test_drafters_show_the_words_that_are_taken() -> None:

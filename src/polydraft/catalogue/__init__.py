@@ -22,6 +22,8 @@ from polydraft.catalogue.words import (
     rule_words,
     scheme_by_name,
     scheme_words,
+    tree_in_words,
+    tree_text,
     verifier_by_name,
     word_of,
 )
@@ -55,7 +57,9 @@ __all__ = [
     "rules_of",
     "scheme_by_name",
     "scheme_words",
+    "tree_in_words",
     "tree_rules",
+    "tree_text",
     "verifier_by_name",
     "word_of",
 ]

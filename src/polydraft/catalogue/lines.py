@@ -104,11 +104,30 @@ class PolicyLine:
         word: what its text begins with, before a colon; empty for trees that are numbers alone.
         read: makes the policy from the text behind the colon; whatever it cannot read is a `ValueError` or `TypeError`.
         examples: texts that it can be written as.
+        form: how its policy is written, with the names of the policy's numbers; empty for as the first example.
     """
 
     word: str
     read: Callable[[str], TreePolicy]
     examples: tuple[str, ...]
+    form: str = ""
+
+    def written(self, policy: TreePolicy) -> list[str]:
+        """Return texts that would mean a policy if it were of this line; widths of one child each as a length first."""
+        form, numbers = self.form or self.examples[0], getattr(policy, "__dict__", {})
+        ways = [{name: way(value) for name, value in numbers.items()} for way in (_length, _listed)]
+        try:
+            return [form.format(**way) for way in ways]
+        except KeyError:
+            return []
+
+
+def _listed(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _length(value: object) -> object:
+    return len(value) if isinstance(value, tuple) and {*value} == {1} else _listed(value)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,28 @@ def parse_policy(text: str) -> TreePolicy:
     )
 
 
+def tree_text(policy: TreePolicy) -> str:
+    """Return the text that means a policy, as `parse_policy` reads it; empty if none does."""
+    return next((text for line in tables.POLICIES for text in line.written(policy) if _means(text, policy)), "")
+
+
+def _means(text: str, policy: TreePolicy) -> bool:
+    try:
+        return parse_policy(text) == policy
+    except InvalidParameter:
+        return False
+
+
+def tree_in_words(policy: TreePolicy) -> str:
+    """Return a tree for people: the text that means it, if there is one, and of a fixed one its shape."""
+    text = tree_text(policy)
+    if is_dynamic(policy):
+        return text or repr(policy)
+    widths = [len(level) for level in policy.shape.levels[1:]]
+    shape = f"{sum(widths)} drafts, {' + '.join(map(str, widths))} by depth"
+    return f"{text} ({shape})" if text else shape
+
+
 def _require_text(value: object) -> None:
     if not isinstance(value, str):
         raise InvalidParameter(f'A tree is written as a text such as "4,2,2,1", not as {shortened(value)}.')
