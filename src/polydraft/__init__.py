@@ -3,6 +3,7 @@
 from polydraft.catalogue import parse_policy
 from polydraft.drafters import (
     BlockDrafter,
+    Drafter,
     EagleDrafter,
     EnsembleDrafter,
     JacobiDrafter,
@@ -116,6 +117,7 @@ __all__ = [
     "ConditionalPoisson",
     "Confident",
     "Coupled",
+    "Drafter",
     "Eagle2",
     "EagleDrafter",
     "EnsembleDrafter",

@@ -17,9 +17,11 @@ PolydraftError
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
 `is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
-too. `shown` writes a value into an error's sentence.
+too. `shown` writes a value into an error's sentence, and `near` finds the word that a wrong one was meant to be.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 
@@ -118,6 +120,22 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of too many digits to be written
         written = ""
     return written if 0 < len(written) <= 60 and "\n" not in written else f"of type {type(value).__name__}"
+
+
+ALIKE = 0.75
+"""From this likeness on, as `difflib` measures it, a text is taken for a slip of a word."""
+LONGEST_WORD = 60
+
+
+def near(text: str, words: Iterable[str]) -> str:
+    """Return the word that a text is likely meant to be, whatever its case and hyphens; empty if it is like none."""
+    plain = {_letters(word): word for word in reversed([*words])}
+    found = get_close_matches(_letters(text), plain, n=1, cutoff=ALIKE) if len(text) <= LONGEST_WORD else []
+    return plain[found[0]] if found else ""
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 def lowered(error: Exception) -> str:

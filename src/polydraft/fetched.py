@@ -20,6 +20,8 @@ SHIPPED = {
     "smollm2-head": DATA / "smollm2" / "head",
 }
 """Folders of the embedded pair, of the head for its target, and of the head for what `fetch smollm2` brings."""
+MADE = ("self:int8", "self:skip=12-19")
+"""Examples of draft models that are made of the target."""
 PROMPTS = ("spec-bench",)
 
 

@@ -155,7 +155,7 @@ def test_hooks_go_also_when_a_pass_fails(target: PreTrainedModel) -> None:
 
 def test_an_arm_tells_what_it_did(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     done = drafting_arm("chain", target, draft, policy=Chain(2)).run(Batch.of([PROMPT]), 0.0, 4, 0)
-    assert done.setup["tree"] == "2 drafts, 1 + 1 by depth" and done.setup["scheme"] == "top-k"
+    assert done.setup["tree"] == "chain:2 (2 drafts, 1 + 1 by depth)" and done.setup["scheme"] == "top-k"
     assert plain_arm(target).run(Batch.of([PROMPT]), 0.0, 4, 0).setup == {"drafter": "none"}
     assert not drafting_arm("lossy", target, draft, TopDown(TypicalAcceptance())).lossless
 

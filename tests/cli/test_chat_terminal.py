@@ -415,7 +415,11 @@ def steering(text: str, allowed: Sequence[str] = ("\n", "\r", "\t", "\b")) -> li
 def test_a_session_at_a_terminal(screen: Callable[..., Screen], chat_folder: Path) -> None:
     chat = screen("chat", "--target", str(chat_folder), "--max-new-tokens", "3000")
     greeting = chat.until("\n> ")
-    assert str(chat_folder) in greeting and "drafter: n-gram" in greeting and "/help shows the commands" in greeting
+    assert (
+        str(chat_folder) in greeting
+        and "drafter: route-first (ngram" in greeting
+        and "/help shows the commands" in greeting
+    )
     chat.press("How many?\n")
     chat.until("many?\n")
     chat.until_more(300)

@@ -14,7 +14,7 @@ from polydraft.models import shipped_head
 
 Folders = tuple[Path, Path]
 
-ROUTE = "n-gram or suffix or recycling, else model"
+ROUTE = "route-first (ngram or suffix or recycling, else model)"
 """Who drafts by default beside a draft model."""
 
 
@@ -149,7 +149,7 @@ def test_lookups_under_a_rule_that_samples_drafts_are_refused(
 ) -> None:
     lookups = ["--drafter", "ngram", "--verifier", "recursive"]
     assert run(monkeypatch, "generate", "def", "--target", str(folders[0]), *lookups) == 2
-    assert "The n-gram drafter works with drafts that are given" in capsys.readouterr().err
+    assert "The ngram drafter works with drafts that are given" in capsys.readouterr().err
 
 
 def test_a_long_prompt_is_refused_and_a_long_wish_is_cut(
@@ -259,7 +259,7 @@ def test_compiling_and_a_plan_of_many_trees_exclude_each_other(
         (["--verifier", "recursive"], ROUTE, False),
         (["--tree", "2,1"], "model", False),
         (["--drafter", "model"], "model", False),
-        (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup, else model", False),
+        (["--drafter", "lookup-first", "--temperature", "0.9"], "lookup-first (model)", False),
         (["--plan", "auto"], ROUTE, True),
         (["--temperature", "0.9", "--seed", "1", "--plan", "auto"], "model", True),
         (["--plan", "goodput"], "model", True),
@@ -284,7 +284,7 @@ PAIR = Path(polydraft.__file__).parent / "data" / "pair"
 
 @pytest.mark.parametrize(
     ("drafter", "tree", "name"),
-    [("model", "3", "block head"), ("lookup-first", "3", "lookup, else block head"), ("ngram", "3", "n-gram")],
+    [("model", "3", "block head"), ("lookup-first", "3", "lookup-first (block head)"), ("ngram", "3", "ngram")],
 )
 def test_a_head_drafts_by_every_word_that_takes_a_draft(
     drafter: str, tree: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

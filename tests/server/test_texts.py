@@ -343,7 +343,7 @@ def test_greedy_and_sampled_texts_have_planners_of_their_own(pair: Pair) -> None
     )
     writing = Writing(served, events.append)
     greedy, sampled = (writing._planned[kind] for kind in (True, False))
-    assert greedy.drafter.name.endswith(", else model") and sampled.drafter.name == "model"
+    assert greedy.drafter.name.endswith(", else model)") and sampled.drafter.name == "model"
     for heat, own, other in ((0.0, greedy, sampled), (0.8, sampled, greedy), (0.3, sampled, greedy)):
         before = own.policy.steps, other.policy.steps
         options = {"do_sample": heat > 0} | ({"temperature": heat} if heat else {})

@@ -1,12 +1,17 @@
 """The pages of docs/theory: every snippet runs as it stands, on its own; every page is listed; every link resolves."""
 
+import inspect
 import re
 import runpy
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+
+import polydraft
+from polydraft.catalogue import tables
 
 FOLDER = Path(__file__).parents[2] / "docs" / "theory"
 README = FOLDER / "README.md"
@@ -98,3 +103,47 @@ def test_the_tables_of_the_limits_are_those_that_were_measured() -> None:
     assert script["with_tables"](page, tables) == page
     changed = page.replace("| &nbsp; k-seq |", "| &nbsp; k-seq | 1 |")
     assert script["with_tables"](changed, tables) == page
+
+
+ROW = re.compile(r"^\| (.*) \| `(\w+)` \| `([\w-]+)` \| \[.*\]\((.*)\) \|$", re.MULTILINE)
+PAPER = re.compile(r"arxiv\.org/abs/(\d{4}\.\d{5})")
+PACKAGE = Path(polydraft.__file__).parent
+
+
+def table(title: str) -> dict[str, tuple[str, str]]:
+    """Return the rows of one of the tables of methods: by word the class, and the papers."""
+    part = README.read_text().partition(f"| paper of the {title} | class | word | page |")[2].partition("\n\n")[0]
+    return {word: (kind, paper) for paper, kind, word, _ in ROW.findall(part)}
+
+
+MEMBERS = {
+    "rule": {line.word: type(line.usual) for line in tables.RULES},
+    "way of drawing": {line.word: type(line.scheme) for line in tables.SCHEMES},
+    "drafter": {line.word: line.kind for line in tables.DRAFTERS},
+}
+
+
+@pytest.mark.parametrize("title", MEMBERS)
+def test_every_member_of_the_catalogue_stands_in_the_table_of_papers(title: str) -> None:
+    members, rows = MEMBERS[title], table(title)
+    assert {word: kind for word, (kind, _) in rows.items()} == {word: kind.__name__ for word, kind in members.items()}
+    for word, (kind, paper) in rows.items():
+        assert getattr(polydraft, kind) is members[word]
+        lossy = title == "rule" and not members[word]().lossless
+        assert lossy == ("(lossy)" in paper), word
+
+
+def test_papers_of_rules_are_those_that_the_classes_name() -> None:
+    for word, (_, paper) in table("rule").items():
+        source = inspect.getsource(sys.modules[MEMBERS["rule"][word].__module__])
+        assert all(number in source for number in PAPER.findall(paper)), word
+        assert PAPER.findall(paper) or paper.startswith("no "), word
+
+
+def test_every_paper_of_the_page_is_named_elsewhere_too() -> None:
+    known = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    known += (FOLDER.parent / "notation.md").read_text()
+    found = PAPER.findall(README.read_text())
+    assert len(found) > 40 and not [number for number in found if number not in known]
+    page = README.read_text().partition("**What to cite.**")[2].partition("\n## ")[0]
+    assert {"2502.18779", "2310.15141", "2410.18234"} <= {*PAPER.findall(page)} and "`Optimal`" in page

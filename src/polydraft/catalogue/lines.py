@@ -56,6 +56,7 @@ class RuleLine:
         on_trees: the schemes that `polydraft conformance` proves on whole trees, besides the usual one.
         variants: the rule with other parameters, which are proved too.
         measured: how it is measured on real text.
+        digest: of the file that it comes from, if that is a user's own; else empty.
     """
 
     word: str
@@ -64,6 +65,7 @@ class RuleLine:
     on_trees: tuple[Scheme, ...] = ()
     variants: tuple[Rule, ...] = ()
     measured: Measured = Measured()
+    digest: str = ""
 
     @property
     def usual(self) -> Rule:
@@ -102,11 +104,30 @@ class PolicyLine:
         word: what its text begins with, before a colon; empty for trees that are numbers alone.
         read: makes the policy from the text behind the colon; whatever it cannot read is a `ValueError` or `TypeError`.
         examples: texts that it can be written as.
+        form: how its policy is written, with the names of the policy's numbers; empty for as the first example.
     """
 
     word: str
     read: Callable[[str], TreePolicy]
     examples: tuple[str, ...]
+    form: str = ""
+
+    def written(self, policy: TreePolicy) -> list[str]:
+        """Return texts that would mean a policy if it were of this line; widths of one child each as a length first."""
+        form, numbers = self.form or self.examples[0], getattr(policy, "__dict__", {})
+        ways = [{name: way(value) for name, value in numbers.items()} for way in (_length, _listed)]
+        try:
+            return [form.format(**way) for way in ways]
+        except KeyError:
+            return []
+
+
+def _listed(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _length(value: object) -> object:
+    return len(value) if isinstance(value, tuple) and {*value} == {1} else _listed(value)
 
 
 @dataclass(frozen=True)
@@ -125,6 +146,7 @@ class DrafterLine:
         numbers: the arguments of its class that whole numbers behind a colon give, with commas between them; empty for
             none.
         numbers_for_example: such numbers, for help and errors.
+        digest: of the file that it comes from, if that is a user's own; else empty.
     """
 
     word: str
@@ -136,6 +158,7 @@ class DrafterLine:
     store: Literal["no", "may", "must"] = "no"
     numbers: tuple[str, ...] = ()
     numbers_for_example: str = ""
+    digest: str = ""
 
     @property
     def spelling(self) -> str:
@@ -148,6 +171,20 @@ class DrafterLine:
     def takes_more(self) -> bool:
         """Whether something may stand behind its word and a colon."""
         return self.store != "no" or bool(self.numbers)
+
+    @property
+    def shortest(self) -> str:
+        """What must be written at least."""
+        return self.spelling if self.store == "must" else self.word
+
+    @property
+    def class_name(self) -> str:
+        """The name of the class of what it makes; its word if that is not known."""
+        return self.word if self.kind is None else self.kind.__name__
+
+    def is_named(self, text: str) -> bool:
+        """Tell whether a text is its word, maybe with more behind a colon where it takes more."""
+        return text == self.word or (self.takes_more and text.startswith(f"{self.word}:"))
 
     def named(self, text: str) -> Drafter:
         """Return the drafter that a text names, which begins with its word and may have more behind a colon.
@@ -170,7 +207,7 @@ class DrafterLine:
         return {"store": folder} if folder else {}
 
     def _numbers_in(self, text: str) -> dict[str, int]:
-        _, colon, told = text.partition(":")
+        _, colon, told = text.removeprefix(self.word).partition(":")
         if not colon:
             return {}
         found = told.split(",")
@@ -185,7 +222,7 @@ class DrafterLine:
         return dict(zip(self.numbers, map(int, found), strict=True))
 
     def _folder_in(self, text: str) -> str:
-        _, colon, folder = text.partition(":")
+        _, colon, folder = text.removeprefix(self.word).partition(":")
         if not folder.strip() and (colon or self.store == "must"):
             told = "needs a store" if self.store == "must" else "has no folder behind its colon"
             besides = f", or {self.word} alone" if self.store == "may" else ""

@@ -1,6 +1,6 @@
 """Members: the rules of the table as instances, one for every scheme that they are made for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue.lines import Rule, RuleLine
@@ -23,15 +23,17 @@ def rules_of(line: RuleLine) -> list[Rule]:
     return [*(line.of(scheme) for scheme in known), *line.variants]
 
 
-def node_rules() -> tuple[NodeVerifier, ...]:
-    """Return every node rule with every scheme that can be proved at single nodes."""
-    every = (rule for line in tables.RULES if line.decides_at_nodes for rule in rules_of(line))
+def node_rules(lines: Sequence[RuleLine] | None = None) -> tuple[NodeVerifier, ...]:
+    """Return the node rules of some lines, or of all, with every scheme that can be proved at single nodes."""
+    lines = tables.RULES if lines is None else lines
+    every = (rule for line in lines if line.decides_at_nodes for rule in rules_of(line))
     return tuple(rule for rule in every if isinstance(rule, NodeVerifier))
 
 
-def tree_rules() -> tuple[TreeVerifier, ...]:
-    """Return every rule as it verifies trees, with its usual scheme and those of `RuleLine.on_trees`."""
-    every = (line.of(scheme) for line in tables.RULES for scheme in (line.known[0], *line.on_trees))
+def tree_rules(lines: Sequence[RuleLine] | None = None) -> tuple[TreeVerifier, ...]:
+    """Return the rules of some lines, or of all, as they verify trees: with the usual scheme and those `on_trees`."""
+    lines = tables.RULES if lines is None else lines
+    every = (line.of(scheme) for line in lines for scheme in (line.known[0], *line.on_trees))
     return tuple(lifted for rule in every for lifted in _lifts(rule))
 
 

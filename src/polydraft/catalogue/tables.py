@@ -163,19 +163,41 @@ RULES: tuple[RuleLine, ...] = (
 )
 
 POLICIES: tuple[PolicyLine, ...] = (
-    PolicyLine("", widths, ("4,2,2,1",)),
-    PolicyLine("chain", chain, ("chain:5",)),
-    PolicyLine("trunk", trunk, ("trunk:2+3,2",)),
+    PolicyLine("", widths, ("4,2,2,1",), "{widths}"),
+    PolicyLine("chain", chain, ("chain:5",), "chain:{length}"),
+    PolicyLine("trunk", trunk, ("trunk:2+3,2",), "trunk:{trunk}+{widths}"),
     PolicyLine("eagle", published(Fixed(EAGLE_25)), ("eagle",)),
     PolicyLine("medusa", published(Fixed(MEDUSA_63)), ("medusa",)),
-    PolicyLine("best-first", budget(BestFirst), ("best-first:16", "best-first:16x4:3")),
-    PolicyLine("expected", budget(ExpectedAcceptance), ("expected:8", "expected:12x5:2")),
-    PolicyLine("eagle-2", eagle_2, ("eagle-2", "eagle-2:10x6:25")),
-    PolicyLine("confident", confident(TokenProbability()), ("confident:8:0.4", "confident:3,2,1:0.4")),
-    PolicyLine("confident-path", confident(PathProbability()), ("confident-path:8:0.1",)),
-    PolicyLine("confident-entropy", confident(EntropyBound()), ("confident-entropy:8:0.4",)),
-    PolicyLine("disco", disco, ("disco:8", "disco:8:0.5")),
-    PolicyLine("adaptive", adaptive, ("adaptive:8", "adaptive:8:0.6")),
+    PolicyLine(
+        "best-first",
+        budget(BestFirst),
+        ("best-first:16", "best-first:16x4:3"),
+        "best-first:{drafts}x{depth}:{children}",
+    ),
+    PolicyLine(
+        "expected",
+        budget(ExpectedAcceptance),
+        ("expected:8", "expected:12x5:2"),
+        "expected:{drafts}x{depth}:{children}",
+    ),
+    PolicyLine("eagle-2", eagle_2, ("eagle-2", "eagle-2:10x6:25"), "eagle-2:{width}x{depth}:{drafts}"),
+    PolicyLine(
+        "confident",
+        confident(TokenProbability()),
+        ("confident:8:0.4", "confident:3,2,1:0.4"),
+        "confident:{widths}:{threshold}",
+    ),
+    PolicyLine(
+        "confident-path", confident(PathProbability()), ("confident-path:8:0.1",), "confident-path:{widths}:{threshold}"
+    ),
+    PolicyLine(
+        "confident-entropy",
+        confident(EntropyBound()),
+        ("confident-entropy:8:0.4",),
+        "confident-entropy:{widths}:{threshold}",
+    ),
+    PolicyLine("disco", disco, ("disco:8", "disco:8:0.5"), "disco:{widths}:{threshold}"),
+    PolicyLine("adaptive", adaptive, ("adaptive:8", "adaptive:8:0.6"), "adaptive:{length}:{threshold}"),
 )
 
 DRAFTERS: tuple[DrafterLine, ...] = (

@@ -1,18 +1,24 @@
 """From words to what they name: rules, schemes, trees and drafters, on the command line and in Python."""
 
 import re
+import sys
+from collections.abc import Sequence
 
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue.lines import DrafterLine, RuleLine
 from polydraft.drafters import Drafter
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, near
 from polydraft.schemes import Scheme
 from polydraft.trees import TreePolicy, is_dynamic
 from polydraft.trees.policies import shortened
 from polydraft.verifiers import BottomUp, NodeVerifier, ScalableVerifier, TopDown, TreeVerifier
 
+MANY = sys.maxsize
+"""So many draft models that no drafter needs more."""
 AUTO = "auto"
 """The word for the verifier that suits drafter and temperature."""
+UPWARD = ", bottom up"
+"""How the name of a rule ends in tables that is lifted from the leaves up."""
 
 
 def rule_words(*, lossless: bool | None = None) -> list[str]:
@@ -40,8 +46,19 @@ def drafter_spellings(most_models: int, *, proposing: bool = False) -> list[str]
 
 def is_drafter_word(text: str, most_models: int, *, proposing: bool = False) -> bool:
     """Tell whether a text names a drafter of the catalogue by its word, maybe with more behind a colon."""
-    word, colon, _ = text.partition(":")
-    return any(line.word == word and (not colon or line.takes_more) for line in _drafters(most_models, proposing))
+    return any(line.is_named(text) for line in _drafters(most_models, proposing))
+
+
+def meant_drafter(text: str, most_models: int, *, proposing: bool = False) -> str:
+    """Return how the drafter is written that a text is likely meant to name; empty if it is like none."""
+    own, colon, more = text.partition(":")
+    lines = {
+        name: line for line in reversed(_drafters(most_models, proposing)) for name in (line.class_name, line.word)
+    }
+    line = lines.get(near(own, reversed(lines)))
+    if line is None:
+        return ""
+    return f"{line.word}:{more}" if colon and line.takes_more else line.shortest
 
 
 def _drafters(most_models: int, proposing: bool) -> list[DrafterLine]:
@@ -60,12 +77,15 @@ def drafter_line(word: str) -> DrafterLine:
     Raises:
         InvalidParameter: there is none.
     """
-    own, colon, _ = word.partition(":")
     for line in tables.DRAFTERS:
-        if line.word == own and (not colon or line.takes_more):
+        if line.is_named(word):
             return line
-    words = ", ".join(line.spelling for line in tables.DRAFTERS)
-    raise InvalidParameter(f"There is no drafter {word!r}; choose from {words}.")
+    raise InvalidParameter(f"There is no drafter {word!r}{choice(drafter_spellings(MANY), meant_drafter(word, MANY))}")
+
+
+def choice(words: Sequence[str], meant: str) -> str:
+    """Return the end of a sentence about a wrong word: the word that was likely meant, or all there are."""
+    return f" (did you mean {meant}?)." if meant else f"; choose from {', '.join(words)}."
 
 
 def word_of(drafter: Drafter) -> str:
@@ -74,21 +94,21 @@ def word_of(drafter: Drafter) -> str:
 
 
 def scheme_by_name(name: str) -> Scheme:
-    """Return the scheme with a word.
+    """Return the scheme with a word, or with the name that tables show.
 
     Raises:
         InvalidParameter: the scheme is unknown.
     """
     for line in tables.SCHEMES:
-        if line.word == name:
+        if name in (line.word, line.scheme.name):
             return line.scheme
-    raise InvalidParameter(f"There is no scheme {name!r}; choose from {', '.join(scheme_words())}.")
+    raise InvalidParameter(f"There is no scheme {name!r}{choice(scheme_words(), near(name, scheme_words()))}")
 
 
 def verifier_by_name(
     name: str, drafter: str, scheme: str | None = None, *, bottom_up: bool = False
 ) -> TreeVerifier | None:
-    """Return the tree verifier with a word; None for "auto".
+    """Return the tree verifier with a word, or with the name that tables show; None for "auto".
 
     Args:
         name: the rule.
@@ -104,23 +124,41 @@ def verifier_by_name(
         if scheme or bottom_up:
             raise InvalidParameter("--scheme and --bottom-up need a --verifier, not auto.")
         return None
+    if name.endswith(UPWARD):
+        return verifier_by_name(name.removesuffix(UPWARD), drafter, scheme, bottom_up=True)
     drawn = scheme_by_name(scheme) if scheme else None
-    line = _rule_line(name)
+    line = rule_line(name)
     if drawn and len(line.known) == 1:
         raise InvalidParameter(f"The verifier {name} has a scheme of its own; leave --scheme {scheme} out.")
     return _lifted(line.of(drawn or _scheme_for(line, drafter)), name, bottom_up)
 
 
-def _rule_line(name: str) -> RuleLine:
+def rule_line(name: str) -> RuleLine:
+    """Return the line of the rule with a word, or with the name that tables show.
+
+    Raises:
+        InvalidParameter: there is none.
+    """
     for line in tables.RULES:
-        if line.word == name:
+        if name in (line.word, line.usual.name):
             return line
-    raise InvalidParameter(f"There is no verifier {name!r}; choose from {', '.join([AUTO, *rule_words()])}.")
+    words = [AUTO, *rule_words()]
+    raise InvalidParameter(f"There is no verifier {name!r}{choice(words, meant_rule(name))}")
+
+
+def meant_rule(name: str) -> str:
+    """Return the word of the rule that a text is likely meant to name, by its word, name or class; empty for none."""
+    named = {
+        one: line.word
+        for line in reversed(tables.RULES)
+        for one in (type(line.usual).__name__, line.usual.name, line.word)
+    }
+    return {**named, AUTO: AUTO}.get(near(name, [AUTO, *reversed(named)]), "")
 
 
 def _scheme_for(line: RuleLine, drafter: str) -> Scheme:
     """Return the scheme that a drafter is bound to, if the rule knows it; else the rule's usual one."""
-    bound = next((one.scheme for one in tables.DRAFTERS if one.word == drafter.partition(":")[0]), None)
+    bound = next((one.scheme for one in tables.DRAFTERS if one.is_named(drafter)), None)
     return bound if bound in line.known else line.known[0]
 
 
@@ -160,11 +198,40 @@ def parse_policy(text: str) -> TreePolicy:
             except (ValueError, TypeError) as error:
                 if isinstance(error, InvalidParameter):
                     raise
-    words = ", ".join(line.word for line in tables.POLICIES if line.word)
+    lines = {line.word: line for line in tables.POLICIES if line.word}
+    own = text.partition(":")[0]
+    meant = "" if own in lines else near(own, lines)
+    if meant:
+        raise InvalidParameter(
+            f"There is no tree {shortened(text)} (did you mean one such as {lines[meant].examples[0]}?)."
+        )
+    words = ", ".join(lines)
     raise InvalidParameter(
         f'A tree is written as children per depth such as "4,2,2,1", or in one of the ways {words} '
         f"with their numbers (docs/trees.md), not as {shortened(text)}."
     )
+
+
+def tree_text(policy: TreePolicy) -> str:
+    """Return the text that means a policy, as `parse_policy` reads it; empty if none does."""
+    return next((text for line in tables.POLICIES for text in line.written(policy) if _means(text, policy)), "")
+
+
+def _means(text: str, policy: TreePolicy) -> bool:
+    try:
+        return parse_policy(text) == policy
+    except InvalidParameter:
+        return False
+
+
+def tree_in_words(policy: TreePolicy) -> str:
+    """Return a tree for people: the text that means it, if there is one, and of a fixed one its shape."""
+    text = tree_text(policy)
+    if is_dynamic(policy):
+        return text or repr(policy)
+    widths = [len(level) for level in policy.shape.levels[1:]]
+    shape = f"{sum(widths)} drafts, {' + '.join(map(str, widths))} by depth"
+    return f"{text} ({shape})" if text else shape
 
 
 def _require_text(value: object) -> None:

@@ -52,11 +52,13 @@ from polydraft.cli.arguments.measuring import (
     MaxNodesOption,
     MaxTokensOption,
     NumbersOption,
+    OwnRulesOption,
     PageOption,
     PairOption,
     PlanFileOption,
     PromptsOption,
     RecordsOption,
+    RuleOption,
     RunsArgument,
     ShortlistOption,
     SvgOption,
@@ -285,7 +287,7 @@ def demo(
 
 @app.command()
 def conformance(
-    rule: Annotated[str | None, typer.Option(help="Only rules whose name contains this.")] = None,
+    rule: RuleOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, at most two drafts.")] = False,
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Also try rules on drafts that they are not made for.")
@@ -329,6 +331,7 @@ def limits(
     excerpt_tokens: ExcerptOption = None,
     temperature: LimitsHeatsOption = None,
     draft_temperature: DraftHeatOption = None,
+    verifier: OwnRulesOption = None,
     k: NumbersOption = "1,2,3,4,6,8",
     shortlist: ShortlistOption = 64,
     tree_every: TreeEveryOption = 4,
@@ -357,7 +360,18 @@ def limits(
     chosen = tuple(prompts or DEFAULT_PROMPTS)
     cut = excerpt_tokens is not None
     request = LimitsRequest(
-        settings, target, draft, chosen, limit, out, figures, dtype, device, excerpts=cut, chat_template=chat_template
+        settings,
+        target,
+        draft,
+        chosen,
+        limit,
+        out,
+        figures,
+        dtype,
+        device,
+        excerpts=cut,
+        chat_template=chat_template,
+        verifiers=tuple(verifier or ()),
     )
     raise typer.Exit(run_limits(request, as_json=as_json))
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, tables, tree_rules
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
@@ -34,15 +35,15 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
     Raises:
         InvalidParameter: no rule has `wanted` in its name.
     """
-    node_rules, tree_rules = chosen(wanted)
+    at_nodes, on_trees = chosen(wanted)
     refuse_clashes(
-        (all_pairs and not node_rules, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
+        (all_pairs and not at_nodes, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
     )
     rows, k = (cases(random=4), 2) if quick else (cases(), 3)
     try:
         with progress(new_console(errors=True, quiet=as_json)) as step:
-            found = matrix(node_rules, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
-            trees = tree_matrix(tree_rules, on_progress=partial(step, "tree rules"))
+            found = matrix(at_nodes, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
+            trees = tree_matrix(on_trees, on_progress=partial(step, "tree rules"))
     except KeyboardInterrupt:
         return INTERRUPTED
     culprits = [*(one for one in found if one.failed), *(one for one in trees if one.failed)]
@@ -60,19 +61,33 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
 
 
 def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
-    """Return the node and tree rules whose names contain the text; None chooses all."""
+    """Return the node and tree rules of a word, or whose names contain it; None chooses all.
+
+    Raises:
+        InvalidParameter: there are none, or the text names a file without such a rule.
+    """
     if wanted is not None and not wanted.strip():
         raise InvalidParameter("--rule is empty, and every name contains that: give a part of a name, or leave it out.")
-    node_rules = _named(members.node_rules(), wanted)
-    tree_rules = _named(members.tree_rules(), wanted)
-    if not node_rules and not tree_rules:
+    if wanted is not None and names_file(wanted):
+        line = own_rule(wanted)
+        return [*node_rules([line])], [*tree_rules([line])]
+    lines = [line for line in tables.RULES if line.word == wanted]
+    at_nodes = _merged(_named(members.node_rules(), wanted), node_rules(lines))
+    on_trees = _merged(_named(members.tree_rules(), wanted), tree_rules(lines))
+    if not at_nodes and not on_trees:
         names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
-        raise InvalidParameter(f"There is no rule with {wanted!r} in its name; there are {'; '.join(names)}.")
-    return node_rules, tree_rules
+        meant = meant_rule(str(wanted))
+        there = f" (did you mean {meant}?)." if meant else f"; there are {'; '.join(names)}."
+        raise InvalidParameter(f"There is no rule with {wanted!r} in its name{there}")
+    return at_nodes, on_trees
 
 
 def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:
     return [rule for rule in rules if (wanted or "").lower() in label(rule).lower()]
+
+
+def _merged(found: Sequence[Rule], more: Sequence[Rule]) -> list[Rule]:
+    return [*found, *(rule for rule in more if rule not in found)]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.probs import SamplingParams
 from polydraft.trees import TakingPolicy, TreePolicy
@@ -176,6 +176,9 @@ def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, s
     """Yield the combinations in which an option could have no effect, each with its sentence."""
     one, auto, file = request, str(request.plan) in PLANNERS, request.plan_file
     yield one.draft and not one.target, LONE_DRAFT
+    yield one.tree in PLANNERS, f"--tree {one.tree} is no tree but a planner: write --plan {one.tree}."
+    meant = near(str(file), PLANNERS)
+    yield file and meant and not file.exists(), f"There is no plan {file} (did you mean {meant}?)."
     chosen = one.tree is not None or drafter == "none"
     yield auto and chosen, f"--plan {one.plan} chooses the tree of every step; leave --tree and --drafter none out."
     chosen = one.tree is not None or one.drafter is not None

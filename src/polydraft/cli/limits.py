@@ -34,20 +34,26 @@ from polydraft.bench import (
     require_matplotlib,
     summarise,
 )
+from polydraft.catalogue import node_rules, rule_line, tree_rules
 from polydraft.cli.arguments import LONE_MODEL, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED
+from polydraft.conformance import cases, matrix, tree_matrix
 from polydraft.engine import load_models
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair, load_pair
+from polydraft.verifiers import NodeVerifier, PathVerifier
 
 DEFAULT_PROMPTS = ("humaneval", "gsm8k")
 
 
 @dataclass(frozen=True)
 class LimitsRequest:
-    """One call of `polydraft limits`: the options as given; `excerpts` tells whether the length of excerpts was."""
+    """One call of `polydraft limits`: the options as given; `excerpts` tells whether the length of excerpts was.
+
+    `verifiers` are the words of the user's own rules, whose lines are in the catalogue.
+    """
 
     settings: LimitsSettings
     target: str | None = None
@@ -60,6 +66,7 @@ class LimitsRequest:
     device: str = "auto"
     excerpts: bool = False
     chat_template: bool | None = None
+    verifiers: tuple[str, ...] = ()
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -118,11 +125,33 @@ def checked(request: LimitsRequest) -> list[Prompt]:
         (alone, LONE_MODEL),
         (request.figures and request.out is None, "--figures needs --out: the folder that they are written to."),
     )
+    for word in request.verifiers:
+        _prove(word)
     if request.figures:
         require_matplotlib()
     prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
     refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))
     return prompts
+
+
+def _prove(word: str) -> None:
+    """Check that a user's own rule may stand beside the optimum, which bounds exact rules alone.
+
+    Raises:
+        InvalidParameter: it may not.
+    """
+    line = rule_line(word)
+    rule = line.usual
+    if not rule.lossless or not isinstance(rule, NodeVerifier | PathVerifier):
+        told = "has no path_law" if rule.lossless else "says that it is lossy"
+        raise InvalidParameter(f"{word} {told}: beside the optimum stand lossless rules whose laws are known.")
+    reports = (*matrix(node_rules([line]), k=2, rows=cases(random=4)), *tree_matrix(tree_rules([line])))
+    off = max((one.deviation for one in reports if one.failed), default=0.0)
+    if off:
+        raise InvalidParameter(
+            f"{word} is not exact, its law deviates by {off:.2g}: beside the optimum stand exact rules alone; "
+            f"`polydraft conformance --verifier {word}` shows where."
+        )
 
 
 def _load(request: LimitsRequest) -> Pair:

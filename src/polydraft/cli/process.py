@@ -16,6 +16,7 @@ from typing import cast
 
 import typer
 
+from polydraft.catalogue import blamed
 from polydraft.cli.printing import (
     keep_streams_usable,
     loss_of_output,
@@ -53,7 +54,7 @@ def exit_code_of(command: Callable[[], object]) -> int:
     except (PolydraftError, BadUsage) as error:
         code = _said(error)
     except Exception as error:  # noqa: BLE001  the last resort: what comes here is an error of ours
-        code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
+        code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error, blamed(error))
     return _flushed(code)
 
 
@@ -151,10 +152,13 @@ def _said(error: Exception) -> int:
     return BAD_CALL
 
 
-def _confessed(error: Exception) -> int:
-    """Say that it is our fault; `POLYDRAFT_DEBUG=1` shows where."""
+def _confessed(error: Exception, place: str) -> int:
+    """Say that it is our fault, unless it came from a place in a user's own file; `POLYDRAFT_DEBUG=1` shows where."""
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
+    if place:
+        _to_standard_error(f"{place} ({DEBUG}=1 shows more).")
+        return BAD_CALL
     _to_standard_error(f"unexpected error, please report ({DEBUG}=1 shows more): {type(error).__name__}: {error}")
     return OURS
 

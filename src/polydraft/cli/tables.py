@@ -3,20 +3,17 @@
 from rich.console import Console
 from rich.table import Table
 
+from polydraft.catalogue import tree_in_words
 from polydraft.engine import Comparison, Run, Statistics
 from polydraft.probs import filters_in_force
-from polydraft.trees import ChoosingPolicy, DynamicPolicy, TreePolicy
+from polydraft.trees import ChoosingPolicy, TreePolicy
 
 
 def describe_policy(policy: TreePolicy) -> str:
-    """Return a tree's shape in words; a dynamic policy's settings, since its trees differ."""
+    """Return a tree in words; of a planner the largest."""
     if isinstance(policy, ChoosingPolicy):
         return f"chosen for every step, at most {policy.largest.size - 1} drafts"
-    if isinstance(policy, DynamicPolicy):
-        return repr(policy)
-    shape = policy.shape
-    widths = [len(level) for level in shape.levels[1:]]
-    return f"{shape.size - 1} drafts, {' + '.join(map(str, widths))} by depth"
+    return tree_in_words(policy)
 
 
 def describe_setup(run: Run) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
 from polydraft.models.cache import TreeCache
+from polydraft.models.checkpoints import is_known
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks import cache_in
@@ -118,6 +119,7 @@ __all__ = [
     "fork_all",
     "inputs_beside",
     "is_derived",
+    "is_known",
     "is_prepared",
     "linear_of",
     "load",

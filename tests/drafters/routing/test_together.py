@@ -123,7 +123,7 @@ def test_a_route_may_come_and_go_between_turns() -> None:
 
 def test_drafts_are_counted_by_who_made_them() -> None:
     found = polydraft.generate(TARGET, IDS, drafter=RoutedDrafter(TEXT, model()), **GREEDY).statistics
-    assert {*found.sources} <= {"n-gram", "suffix", "recycling", "model"} and len(found.sources) > 1
+    assert {*found.sources} <= {"ngram", "suffix", "recycling", "model"} and len(found.sources) > 1
     assert sum(drafted for drafted, _ in found.sources.values()) == found.drafted
     assert sum(accepted for _, accepted in found.sources.values()) == found.accepted
     assert found.as_dict()["sources"]

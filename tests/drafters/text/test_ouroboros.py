@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"The window has 179 tokens, more than .* context of 128",
     ),
     "pool": (lambda: ouroboros(pool=NgramPool(4, 1)), InvalidParameter, "n-grams of 4 tokens, but level is 3"),
-    "no draft model": (lambda: OuroborosDrafter(NgramDrafter()), InvalidParameter, "but n-gram is none"),
+    "no draft model": (lambda: OuroborosDrafter(NgramDrafter()), InvalidParameter, "but ngram is none"),
     "chains": (
         lambda: OuroborosDrafter(HuggingFaceModel(tiny_model("bloom", VOCAB))),
         UnsupportedModel,

@@ -11,6 +11,7 @@ from polydraft.bench.fields import from_fields
 from polydraft.bench.limits.measuring import LimitsSettings, Record
 from polydraft.bench.limits.positions import Models
 from polydraft.bench.lines import keep_lines, open_lines
+from polydraft.catalogue import digests
 
 FILE = "limits.jsonl"
 ROUNDING = 1e-3
@@ -35,6 +36,7 @@ def conditions_of(
         "draft": {"name": names[1], **described(draft)} if draft is not None else None,
         "vocabulary": models.target.vocab_size,
         **settings.conditions(),
+        **({"files": digests()} if digests() else {}),
         **({} if chat_template is None else {"chat_template": chat_template}),
         "versions": versions(),
     }

@@ -10,9 +10,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.bench.speed.replay import Replay, end_ids
+from polydraft.catalogue import tree_in_words
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import Run, Statistics, stream
-from polydraft.trees import DynamicPolicy, TreePolicy
+from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 PLAIN = "plain"
@@ -167,11 +168,9 @@ def setup_in_words(run: Run) -> dict[str, str]:
     setup = run.setup
     if setup.drafter.name == NoDraft.name:
         return {"drafter": setup.drafter.name}
-    levels = [len(level) for level in setup.policy.shape.levels[1:]]
-    fixed = f"{sum(levels)} drafts, {' + '.join(map(str, levels))} by depth"
     return {
         "drafter": setup.drafter.name,
         "scheme": setup.verifier.scheme.name,
         "verifier": setup.verifier.name,
-        "tree": repr(setup.policy) if isinstance(setup.policy, DynamicPolicy) else fixed,
+        "tree": tree_in_words(setup.policy),
     }

@@ -8,6 +8,7 @@ import typer
 from polydraft.cli.arguments.options import DRAFTING, MEASURING, OUTPUT, PROMPTS, SAMPLING
 from polydraft.cli.arguments.places import folder_to_write, to_read, to_write, to_write_beside
 from polydraft.cli.arguments.values import count, filled, seed_number
+from polydraft.cli.arguments.words import own_rules
 
 FromOption = Annotated[
     Path | None,
@@ -31,6 +32,16 @@ DraftHeatOption = Annotated[
 NumbersOption = Annotated[
     str,
     typer.Option("--k", metavar="NUMBERS", help='Numbers of drafts: "1,2,4" or "1-8".', rich_help_panel=DRAFTING),
+]
+OwnRulesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--verifier",
+        metavar="FILE.py:CLASS",
+        help="A lossless rule of your own, beside those of the catalogue; may be repeated.",
+        callback=own_rules,
+        rich_help_panel=DRAFTING,
+    ),
 ]
 ShortlistOption = Annotated[
     int,
@@ -112,6 +123,15 @@ BenchQuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print the results and nothing else.", rich_help_panel=OUTPUT),
 ]
+RuleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rule",
+        "--verifier",
+        metavar="TEXT",
+        help="Only the rule of this word, or rules whose name contains it; or FILE.py:CLASS, a rule of your own.",
+    ),
+]
 RunsArgument = Annotated[Path, typer.Argument(help='What "polydraft bench --out" wrote.', callback=to_read)]
 PageOption = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Folder for the page and its figures.", callback=folder_to_write)
@@ -184,7 +204,7 @@ ArmOption = Annotated[
         metavar="ARM",
         help='What to measure; may be repeated: plain, default, prediction, hf, hf-lookup, "hf-assisted tokens=5 '
         'threshold=0", "tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal '
-        'bottom-up", "draft=HEAD". '
+        'bottom-up", "draft=HEAD", "verifier=FILE.py:CLASS drafter=FILE.py:CLASS". '
         "Default: the first three and both others of Hugging Face's.",
         rich_help_panel=DRAFTING,
     ),

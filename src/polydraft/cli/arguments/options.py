@@ -64,7 +64,8 @@ DrafterOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"Who drafts: {drafters_in_help()}. Default: model if there is one, else merge; when sampling, route.",
+        help=f"Who drafts: {drafters_in_help()}; or FILE.py:CLASS. Default: model if there is one, else merge; when "
+        "sampling, route.",
         callback=drafter_word,
         rich_help_panel=DRAFTING,
     ),
@@ -73,7 +74,7 @@ VerifierOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"Verification rule: {rules_in_help()}.",
+        help=f"Verification rule: {rules_in_help()}; or FILE.py:CLASS.",
         callback=verifier_word,
         rich_help_panel=DRAFTING,
     ),

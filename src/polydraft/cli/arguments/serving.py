@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
+from polydraft.catalogue import names_file
 from polydraft.cli.arguments.options import DRAFTING, MODELS, OUTPUT
 from polydraft.cli.arguments.values import count
-from polydraft.cli.arguments.words import one_of, verifier_word
+from polydraft.cli.arguments.words import drafter_word, drafters_in_help, one_of, verifier_word
 from polydraft.errors import InvalidParameter
 
 ADDRESS, LIMITS = "Address", "Limits"
@@ -19,7 +20,17 @@ def _plan(word: str | None) -> str | None:
 
 
 def _rule(word: str | None) -> str | None:
-    return None if word is None else verifier_word(word)
+    return None if word is None else verifier_word(_word_alone(word, "--verifier"))
+
+
+def _drafter(word: str | None) -> str | None:
+    return None if word is None else drafter_word(_word_alone(word, "--drafter"))
+
+
+def _word_alone(word: str, option: str) -> str:
+    if names_file(word):
+        raise InvalidParameter(f"A server runs no file of rules or drafters: give {option} a word, not {word!r}.")
+    return word
 
 
 def _port(number: int) -> int:
@@ -87,6 +98,15 @@ ServePlanOption = Annotated[
         metavar="NAME",
         callback=_plan,
         help="auto or goodput: a planner chooses the trees of requests without a seed. Default: fixed trees.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+ServeDrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Who drafts: {drafters_in_help()}. Default: model if there is one, else merge; when sampling, route.",
+        callback=_drafter,
         rich_help_panel=DRAFTING,
     ),
 ]

@@ -37,13 +37,11 @@ def refuse_options_before(context: Context) -> None:
             )
 
 
-def _each(check: Callable[[str], object]) -> Callable[[Words], Words]:
-    """Return the check of an option that may be repeated, made of that of one value."""
+def _each(check: Callable[[str], str | None]) -> Callable[[Words], Words]:
+    """Return the check of an option that may be repeated, made of that of one value, which returns its word."""
 
     def checked(values: Words) -> Words:
-        for value in values or ():
-            check(value)
-        return values
+        return None if values is None else [str(check(value)) for value in values]
 
     return checked
 

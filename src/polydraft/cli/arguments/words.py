@@ -4,16 +4,64 @@ from collections.abc import Sequence
 
 import typer
 
-from polydraft.catalogue import AUTO, drafter_spellings, example_trees, is_drafter_word, rule_words, scheme_words
+from polydraft.catalogue import (
+    AUTO,
+    drafter_spellings,
+    example_trees,
+    is_drafter_word,
+    meant_drafter,
+    meant_rule,
+    names_file,
+    own_drafter,
+    own_rule,
+    rule_words,
+    scheme_words,
+    tables,
+)
+from polydraft.errors import InvalidParameter, near
+from polydraft.fetched import MODELS, SHIPPED
+from polydraft.models import is_derived
 
 
 def verifier_word(word: str) -> str:
-    """Return the word of a verification rule, or auto.
+    """Return the word of a verification rule, or auto, or a rule of the user's own, FILE.py:CLASS.
 
     Raises:
         BadParameter: it is none.
+        InvalidParameter: the file has no such rule.
     """
-    return one_of(word, [AUTO, *rule_words()])
+    return word if word == AUTO else _rule(word, [AUTO, *rule_words()])
+
+
+def rule_word(word: str) -> str:
+    """Return the word of a verification rule, or a rule of the user's own, FILE.py:CLASS.
+
+    Raises:
+        BadParameter: it is none.
+        InvalidParameter: the file has no such rule.
+    """
+    return _rule(word, rule_words())
+
+
+def own_rules(words: Sequence[str] | None) -> Sequence[str] | None:
+    """Return rules of the user's own, each FILE.py:CLASS.
+
+    Raises:
+        InvalidParameter: one names no file, or its file has no such rule.
+    """
+    for word in words or ():
+        if not names_file(word):
+            raise InvalidParameter(f"Lossless rules are all measured; --verifier adds FILE.py:CLASS, not {word!r}.")
+        own_rule(word)
+    return words
+
+
+def _rule(word: str, words: Sequence[str]) -> str:
+    if names_file(word):
+        return own_rule(word).word
+    shown = {line.usual.name: line.word for line in tables.RULES if line.word in words}
+    meant = meant_rule(word)
+    return one_of(shown.get(word, word), words, meant if meant in words else "")
 
 
 def scheme_word(word: str | None) -> str | None:
@@ -22,38 +70,46 @@ def scheme_word(word: str | None) -> str | None:
     Raises:
         BadParameter: it is none.
     """
-    return None if word is None else one_of(word, scheme_words())
+    shown = {line.scheme.name: line.word for line in tables.SCHEMES}
+    return None if word is None else one_of(shown.get(word, word), scheme_words())
 
 
 def drafter_word(word: str | None) -> str | None:
     """Return the word of a drafter that needs one draft model or none, behind which a store or number may stand.
 
+    A drafter of the user's own is FILE.py:CLASS.
+
     Raises:
         BadParameter: it is none.
+        InvalidParameter: the file has no such drafter.
     """
     if word is None or is_drafter_word(word, 1):
         return word
-    return one_of(word, drafter_spellings(1))
+    if names_file(word):
+        return own_drafter(word).word
+    if word in MODELS or word in SHIPPED or is_derived(word):
+        raise InvalidParameter(f"{word} is a model or a head, and --drafter says how to draft; write --draft {word}.")
+    return one_of(word, drafter_spellings(1), meant_drafter(word, 1))
 
 
-def rule_word(word: str) -> str:
-    """Return the word of a verification rule.
-
-    Raises:
-        BadParameter: it is none.
-    """
-    return one_of(word, rule_words())
-
-
-def one_of(word: str, words: Sequence[str]) -> str:
+def one_of(word: str, words: Sequence[str], meant: str | None = None) -> str:
     """Return a word that is among others.
+
+    Args:
+        word: what was given.
+        words: those that there are.
+        meant: what it was likely meant to be; empty for nothing, None for the nearest of the words.
 
     Raises:
         BadParameter: it is not.
+        InvalidParameter: it is not, but is like one of them.
     """
-    if word not in words:
-        raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, words))}.")
-    return word
+    if word in words:
+        return word
+    meant = near(word, words) if meant is None else meant
+    if meant:
+        raise InvalidParameter(f"{word!r} is no word that is known here (did you mean {meant}?).")
+    raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, words))}.")
 
 
 def rules_in_help() -> str:

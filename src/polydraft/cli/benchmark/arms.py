@@ -20,10 +20,22 @@ from polydraft.bench.speed import (
     plain_arm,
     rounded_arm,
 )
-from polydraft.catalogue import AUTO, drafter_line, drafter_spellings, is_drafter_word, parse_policy, verifier_by_name
+from polydraft.catalogue import (
+    AUTO,
+    digests,
+    drafter_line,
+    drafter_spellings,
+    is_drafter_word,
+    meant_drafter,
+    names_file,
+    own_drafter,
+    own_rule,
+    parse_policy,
+    verifier_by_name,
+)
 from polydraft.cli.arguments.values import model_name
 from polydraft.engine import as_drafter, draft_for
-from polydraft.errors import InvalidParameter, PolydraftError, lowered
+from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 from polydraft.models import Pair
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
@@ -79,14 +91,14 @@ def spell_arm(text: str) -> ArmSpelling:
         key, sign, value = word.partition("=")
         flag = key in FLAGS
         if key not in (*KEYS[kind], "name") or flag == bool(sign):
-            raise InvalidParameter(f"The arm {text!r}: {word!r} is not known; {_known(kind)}.")
+            raise InvalidParameter(f"The arm {text!r}: {word!r} is not known{_meant(kind, word) or _known(kind)}.")
         if flag == bool(value):
             raise InvalidParameter(f"The arm {text!r}: {key}= has no value.")
         if key in settings:
             raise InvalidParameter(f"The arm {text!r}: {key} is given twice.")
         settings[key] = value
     if not words:
-        raise InvalidParameter(f"An arm is empty; {_known('')}.")
+        raise InvalidParameter(f"An arm is empty{_known('')}.")
     rest = " ".join(word for word in words if not word.startswith("name="))
     name = settings.pop("name", rest)
     if name == PLAIN and kind != PLAIN:
@@ -97,20 +109,42 @@ def spell_arm(text: str) -> ArmSpelling:
 
 def _known(kind: str) -> str:
     keys = ", ".join(key if key in FLAGS else f"{key}=..." for key in (*KEYS[kind], "name"))
-    return f"{kind} takes {keys}" if kind else f"an arm is one of {', '.join(filter(None, KEYS))}, or made of {keys}"
+    return (
+        f"; {kind} takes {keys}" if kind else f"; an arm is one of {', '.join(filter(None, KEYS))}, or made of {keys}"
+    )
+
+
+def _meant(kind: str, word: str) -> str:
+    """Return the question whether a key or the name of an arm was meant; empty if the word is like none."""
+    key, sign, value = word.partition("=")
+    meant = near(key, (*KEYS[kind], "name") if sign or kind else (*filter(None, KEYS), *FLAGS))
+    return f" (did you mean {meant}{sign}{value}?)" if meant and meant != key else ""
 
 
 def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
     """Check an arm's values, before models are loaded."""
     _numbers(text, settings)
     if not kind:
+        _run_files(settings)
         drafter = settings.get("drafter", MODEL)
         if not is_drafter_word(drafter, 1, proposing=True):
-            words = ", ".join(drafter_spellings(1, proposing=True))
-            raise InvalidParameter(f"The arm {text!r}: the drafter is one of {words}.")
+            words, meant = ", ".join(drafter_spellings(1, proposing=True)), meant_drafter(drafter, 1, proposing=True)
+            told = (
+                f"there is no drafter {drafter!r} (did you mean {meant}?)"
+                if meant
+                else f"the drafter is one of {words}"
+            )
+            raise InvalidParameter(f"The arm {text!r}: {told}.")
         drafter_line(drafter).arguments_in(drafter)
         _configuration(settings, drafter)
         _check_draft(text, settings.get("draft"), drafter)
+
+
+def _run_files(settings: dict[str, str]) -> None:
+    """Put rules and drafters of the user's own into the catalogue."""
+    for key, load in {"verifier": own_rule, "drafter": own_drafter}.items():
+        if names_file(settings.get(key, "")):
+            load(settings[key])
 
 
 def _check_draft(text: str, draft: str | None, drafter: str) -> None:
@@ -187,13 +221,14 @@ def _arm(pair: Pair, one: ArmSpelling) -> Arm:
 
 
 def _described(pair: Pair, one: ArmSpelling) -> Arm:
-    """Return an arm; what it is includes the weights of a draft of its own, so that others are not taken for them."""
+    """Return an arm; what it is includes the weights and files of its own, so that others are not taken for them."""
     named = one.settings.get("draft")
-    if named is None:
-        return replace(_built(pair, one), name=one.name, description=one.text)
-    draft = draft_for(str(model_name(named)), pair.target)
-    told = f"{one.text} (weights {described(draft)['weights']})"
-    return replace(_built(replace(pair, draft=draft), one), name=one.name, description=told)
+    own = [f"file {digest}" for word, digest in digests().items() if word in one.settings.values()]
+    if named is not None:
+        draft = draft_for(str(model_name(named)), pair.target)
+        pair, own = replace(pair, draft=draft), [f"weights {described(draft)['weights']}", *own]
+    told = f"{one.text} ({', '.join(own)})" if own else one.text
+    return replace(_built(pair, one), name=one.name, description=told)
 
 
 def _built(pair: Pair, one: ArmSpelling) -> Arm:

@@ -14,6 +14,7 @@ from torch import Tensor
 from polydraft import __version__
 from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import read_text
+from polydraft.catalogue import digests
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
     WARM_UP_STEPS,
@@ -114,6 +115,7 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "bottom_up": request.bottom_up,
         "tree": request.tree,
         "plan": fingerprint(request),
+        "files": {word: digest for word, digest in digests().items() if word in (request.verifier, request.drafter)},
         **request.sampling,
         "stop": list(request.stop),
         **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
@@ -121,7 +123,11 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,
     }
-    said = {name: value for name, value in settings.items() if value is not None and value is not False and value != []}
+    said = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and value is not False and value not in ([], {})
+    }
     return said if request.chat_template is None else {**said, "chat_template": request.chat_template}
 
 

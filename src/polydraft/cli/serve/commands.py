@@ -4,7 +4,6 @@ import typer
 
 from polydraft.cli.arguments.options import (
     DeviceOption,
-    DrafterOption,
     DraftOption,
     DtypeOption,
     TargetOption,
@@ -28,6 +27,7 @@ from polydraft.cli.arguments.serving import (
     PortOption,
     PromptLimitOption,
     QueueOption,
+    ServeDrafterOption,
     ServePlanOption,
     ServeVerifierOption,
     SlotsOption,
@@ -41,7 +41,7 @@ from polydraft.cli.process import importing
 def serve(
     target: TargetOption = None,
     draft: DraftOption = None,
-    drafter: DrafterOption = None,
+    drafter: ServeDrafterOption = None,
     verifier: ServeVerifierOption = None,
     tree: TreeOption = None,
     plan: ServePlanOption = None,

@@ -59,7 +59,11 @@ class LookupFirst(Drafter):
             raise InvalidParameter(
                 f"Lookups go before a drafter such as ModelDrafter(...), not before {shown(self.drafter)}."
             )
-        told = {"name": f"lookup, else {self.drafter.name}", "reads": self.drafter.reads, "riders": self.drafter.riders}
+        told = {
+            "name": f"lookup-first ({self.drafter.name})",
+            "reads": self.drafter.reads,
+            "riders": self.drafter.riders,
+        }
         told["shares"] = self.drafter.shares
         for name, value in told.items():
             object.__setattr__(self, name, value)

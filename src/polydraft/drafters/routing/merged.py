@@ -116,8 +116,9 @@ class MergedDrafter(Together):
         if self.other is not None and self.other.riders:
             raise InvalidParameter(f"A merge has no place for the riders of {self.other.name}.")
         other = self.other
+        names = names_of([*self.members, *([other] if other else [])], " and ")
         told = {
-            "name": names_of([*self.members, *([other] if other else [])], " and "),
+            "name": f"merge ({names})" if other is None else f"merge-beside ({names})",
             "reads": () if other is None else other.reads,
             "shares": other is not None and other.shares,
         }

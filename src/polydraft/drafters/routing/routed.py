@@ -184,7 +184,7 @@ class RoutedDrafter(Together):
             )
         names, other = names_of(self.members, " or "), self.other
         told = {
-            "name": names if other is None else f"{names}, else {other.name}",
+            "name": f"route ({names})" if other is None else f"route-first ({names}, else {other.name})",
             "reads": () if other is None else other.reads,
             "riders": 0 if other is None else other.riders,
             "shares": other is not None and other.shares,

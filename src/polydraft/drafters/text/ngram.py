@@ -45,7 +45,7 @@ class NgramDrafter(TextDrafter):
     longest: int = 3
     shortest: int = 1
     matches: int = 1
-    name = "n-gram"
+    name = "ngram"
     sound = True
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """What users pass for drafter, verifier and tree, as the parts that the engine takes."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +8,12 @@ from typing import Any, TypeGuard, cast
 from torch import Generator, nn
 
 from polydraft.catalogue import (
+    MANY,
     drafter_line,
     drafter_spellings,
     is_drafter_word,
+    meant_drafter,
+    names_file,
     parse_policy,
     verifier_by_name,
     word_of,
@@ -23,12 +25,14 @@ from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
-from polydraft.errors import InvalidParameter, shown
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode
+from polydraft.errors import CheckpointError, InvalidParameter, near, shown
+from polydraft.fetched import MODELS, SHIPPED
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_derived, is_known
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
+_FILE = "{0} names a file, {1}, which the command line runs but Python does not: import its class and pass {0}=CLASS()."
 USUAL_DRAFTS = 20
 """Hugging Face's num_assistant_tokens where it is not said."""
 
@@ -119,6 +123,8 @@ def check_reads(drafter: Drafter, target: HuggingFaceModel, sources: object) -> 
 def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = False) -> Drafter:
     """Return the drafter that is meant: one, a draft model, its folder or hub name, or a word.
 
+    What lies on this machine is a model; a text like a drafter's word is a slip of it; any other is asked of the hub.
+
     Raises:
         InvalidParameter: it is none of these.
         CheckpointError: no model can be loaded by that name.
@@ -129,7 +135,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
         return drafter_line(given).named(given)
     if isinstance(given, str | Path):
         _check_no_other_word(given)
-        return as_drafter(draft_for(given, target.model), compile=compile)
+        return as_drafter(_loaded(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
         check_same_source(target.model, given)
     if isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
@@ -137,19 +143,37 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     if isinstance(given, Pair):
         raise InvalidParameter("drafter is a Pair; pass its draft model: drafter=pair.draft.")
     raise InvalidParameter(
-        f"drafter must be a drafter, a draft model, its folder, or one of {', '.join(drafter_spellings(0))}, but is "
-        f"{_described(given)}."
+        "drafter must be a drafter, whose class derives from polydraft.Drafter and has a name, a draft model, its "
+        f"folder, or one of {', '.join(drafter_spellings(0))}, but is {_described(given)}."
     )
+
+
+def _loaded(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
+    """Load a draft model or a head; where there is none, and a word may have been meant, the error names all words."""
+    try:
+        return draft_for(name, target)
+    except CheckpointError as error:
+        if "/" in str(name) or is_known(str(name)) or "did you mean" in str(error):
+            raise
+        words = ", ".join(drafter_spellings(0))
+        raise CheckpointError(f"{str(error).rstrip('.')}; drafters without a draft model are {words}.") from error
 
 
 def _check_no_other_word(given: str | Path) -> None:
     """Check that a name of no folder is no word that means something elsewhere: hubs have no such models.
 
     Raises:
-        InvalidParameter: it is.
+        InvalidParameter: it is, or it is like a drafter's word.
     """
     word, colon, _ = str(given).partition(":")
-    if Path(given).exists() or not is_drafter_word(word, sys.maxsize):
+    if is_known(str(given)) or is_derived(given):
+        return
+    if names_file(str(given)):
+        raise InvalidParameter(_FILE.format("drafter", given))
+    if not is_drafter_word(word, MANY):
+        meant = "" if "/" in word else meant_drafter(str(given), MANY) or near(word, (*MODELS, *SHIPPED))
+        if meant:
+            raise InvalidParameter(f"There is no drafter {shown(given)} (did you mean {meant}?).")
         return
     if colon and not drafter_line(word).takes_more:
         raise InvalidParameter(f"The drafter {word} takes nothing behind a colon; write drafter={word!r}.")
@@ -169,6 +193,8 @@ def chosen_verifier(given: object, drafter: Drafter) -> TreeVerifier | None:
     if given is None:
         return None
     if isinstance(given, str):
+        if names_file(given):
+            raise InvalidParameter(_FILE.format("verifier", given))
         return verifier_by_name(given, word_of(drafter))
     if not isinstance(given, type):
         if isinstance(given, TreeVerifier):
@@ -192,7 +218,7 @@ def chosen_policy(given: object) -> TreePolicy | None:
     if isinstance(given, TreeShape):
         return Fixed(given)
     if isinstance(given, str):
-        return PLANNERS[given]() if given in PLANNERS else parse_policy(given)
+        return PLANNERS[given]() if given in PLANNERS else _parsed(given)
     if isinstance(given, int) and not isinstance(given, bool):
         return Chain(given)
     if isinstance(given, Sequence):
@@ -204,6 +230,14 @@ def chosen_policy(given: object) -> TreePolicy | None:
         'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '
         f"{_described(given)}."
     )
+
+
+def _parsed(text: str) -> TreePolicy:
+    """Read a tree, or say that a planner was likely meant."""
+    meant = near(text, PLANNERS)
+    if meant:
+        raise InvalidParameter(f"There is no tree {shown(text)} (did you mean {meant}?).")
+    return parse_policy(text)
 
 
 def with_hugging_faces_words(choices: Choices, asked: Mapping[str, Any]) -> Choices:

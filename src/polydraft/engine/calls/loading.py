@@ -7,9 +7,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from polydraft.catalogue import MANY, meant_drafter
 from polydraft.drafters import Drafter, Session, is_head, load_head
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
-from polydraft.models import HuggingFaceModel, Pair, is_derived, load_draft, shipped_head
+from polydraft.models import HuggingFaceModel, Pair, is_derived, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
@@ -45,6 +46,7 @@ def load(
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
+    refuse_drafters(draft)
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device), own)
@@ -52,6 +54,22 @@ def load(
         return load_pair_of_models(target, draft, dtype=dtype, device=device)
     pair = load_pair_of_models(target, dtype=dtype, device=device)
     return replace(pair, draft=head_for(draft, pair.target))
+
+
+def refuse_drafters(draft: object) -> None:
+    """Refuse the word of a drafter, or a slip of one, as the name of a draft model: no hub has models of such names.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if not isinstance(draft, str) or "/" in draft or is_derived(draft) or is_known(draft):
+        return
+    meant = meant_drafter(draft, MANY)
+    if meant:
+        raise CheckpointError(
+            f"There is no model folder {shown(draft)} (did you mean the drafter {meant}? --drafter names it, or "
+            "drafter=... in Python)."
+        )
 
 
 def with_head(pair: Pair, folder: Path) -> Pair:
@@ -70,6 +88,7 @@ def load_models(
     Raises:
         InvalidParameter: the draft is a head; beside that what `load` raises.
     """
+    refuse_drafters(draft)
     if draft is not None and not is_derived(draft) and is_head(draft):
         raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
     return load_pair_of_models(target, draft, dtype=dtype, device=device)

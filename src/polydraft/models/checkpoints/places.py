@@ -16,8 +16,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from polydraft.errors import CheckpointError
-from polydraft.fetched import MODELS, SHIPPED, is_there, place
+from polydraft.errors import CheckpointError, near
+from polydraft.fetched import MADE, MODELS, SHIPPED, is_there, place
 
 LONGEST = 200
 """Longer names are cut in messages."""
@@ -52,7 +52,8 @@ def find(name: object) -> Source:
     """Tell where a name leads: what was fetched or ships, a folder, a GGUF file, or the hub.
 
     The words of what is fetched or ships come first, and always mean the same; a folder of that name is `./smollm2`.
-    The hub is asked once, without retries, and only for names that it may have.
+    A slip of such a word is not asked for anywhere else. The hub is asked once, without retries, and only for names
+    that it may have.
 
     Raises:
         CheckpointError: nowhere; the text says what was looked for.
@@ -78,6 +79,21 @@ def find(name: object) -> Source:
     if not isinstance(name, str) or text.startswith((".", "~")) or Path(text).is_absolute() or text.count("/") > 1:
         raise CheckpointError(f"There is no model folder {shown}.")
     return _on_hub(text, shown)
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a name leads to something on this machine, without asking the hub."""
+    folder = _expanded(name)
+    there = folder is not None and _answers(Path.exists, folder, quoted(name))
+    return name in MODELS or name in SHIPPED or there or _is_cached(name)
+
+
+def _is_cached(name: str) -> bool:
+    """Tell whether the hub's cache has a model of that name."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 def is_gguf(path: Path) -> bool:
@@ -130,13 +146,16 @@ def _on_hub(name: str, shown: str) -> Source:
     Raises:
         CheckpointError: the hub has no model of that name, does not give it, or cannot be asked.
     """
+    cached = _is_cached(name)
+    meant = "" if cached or "/" in name else near(name, (*MODELS, *SHIPPED, *MADE))
+    if meant and meant != name:
+        raise CheckpointError(f"There is no model folder {shown} (did you mean {meant}?).")
     try:
         validate_repo_id(name)
     except HFValidationError as error:
         raise CheckpointError(
             f"There is no model folder {shown}, and a model on the Hugging Face hub cannot have that name."
         ) from error
-    cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     try:
         if not is_offline_mode():
             get_hf_file_metadata(hf_hub_url(name, "config.json"))

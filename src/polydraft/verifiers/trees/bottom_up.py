@@ -1,6 +1,7 @@
 """The bottom-up lift: any scalable node rule, tried from the leaves of the tree to its root."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, divided, require_few
+from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, check_shares, divided, require_few
 from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import plain
@@ -33,6 +34,8 @@ class BottomUp(Lift[ScalableVerifier]):
     one it is the node rule. Not proved never to fall below `TopDown` of the same rule, though it did in no case tried.
     Source: block verification, arXiv 2403.10444, on trees of any rule; with recursive rejection of independent drafts
     it is traversal verification, arXiv 2505.12398.
+
+    Shares and marginals that a rule from outside the package gives for a text are checked.
 
     Raises:
         InvalidParameter: the rule has no shares and marginal.
@@ -60,7 +63,9 @@ class BottomUp(Lift[ScalableVerifier]):
         certain = certain_verdict(draft, target_probs) if self.lossless else None
         if certain:
             return certain
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        return first_success(
+            trials(draft, target_probs, partial(self._divide, checked=True)), draft, target_probs, noise
+        )
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
@@ -72,6 +77,11 @@ class BottomUp(Lift[ScalableVerifier]):
         draft_probs: Float[Tensor, "*rows A"],
         target_probs: Float[Tensor, "b f A"],
         scale: Float[Tensor, "b f"],
+        *,
+        checked: bool = False,
     ) -> Division:
         mass = scale.unsqueeze(-1) * target_probs
-        return divided_by(*divided(self.rule, drafts, draft_probs, mass), mass, scale)
+        both = divided(self.rule, drafts, draft_probs, mass)
+        if checked:
+            check_shares(self.rule, *both, drafts, mass)
+        return divided_by(*both, mass, scale)

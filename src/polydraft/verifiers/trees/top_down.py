@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent, to_atoms
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_rule, require_few
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_law, check_rule, require_few
 from polydraft.verifiers.lift import Lift
 from polydraft.verifiers.trees.certain import certain_verdict
 from polydraft.verifiers.trees.emission import emit, listed_atoms, plain
@@ -25,6 +25,8 @@ class TopDown(Lift[NodeVerifier]):
 
     Exactness: each emitted token follows the target's law given those before it, because the node's rule is exact.
     Source: SpecInfer, arXiv 2305.09781, algorithm 2.
+
+    The laws that a rule from outside the package gives for a text are checked: a wrong one is an error at its step.
 
     Raises:
         InvalidParameter: what is lifted is no node rule.
@@ -52,6 +54,7 @@ class TopDown(Lift[NodeVerifier]):
             target = to_atoms(target_probs[rows, nodes], draft.shortlist[rows, nodes])
             draft_probs = torch.nn.functional.pad(draft.probs[rows, nodes], (0, 1)).to(target.dtype)
             law = self.rule.law(drafts[rows, nodes], draft_probs, target)
+            check_law(self.rule, law, drafts[rows, nodes], target)
             return _decided(law, uniforms[rows, nodes + 1])
 
         path, last, atom = walk(draft.tree, decide)
