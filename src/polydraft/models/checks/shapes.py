@@ -8,7 +8,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.supported import cache_name
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
@@ -55,7 +55,7 @@ def _found(model: PreTrainedModel) -> Kept:
     try:
         with torch.no_grad(), evaluating(list(model.modules())):
             given = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
-            cache: Any = model(**given, use_cache=True)[cache_name(model)]
+            cache: Any = model(**given, use_cache=True, **for_logits(model))[cache_name(model)]
         cache = getattr(cache, "self_attention_cache", cache)
         if isinstance(cache, list):  # states alone, which the model hands back
             return Kept(remembered=_bytes(cast(list[Any], cache)))
