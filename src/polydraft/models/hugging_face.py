@@ -78,12 +78,13 @@ class HuggingFaceModel:
         self.states = not self.encodes and (remembers(config) or self.cached_as == HANDED)
         self.counts = not self.states and counts_itself(self.model)
         self.uncounted: int | None = None
+        self.crowded: str | None = None
         self.kept = kept_by(self.model)
         self.shapes = self.kept.shapes
         if self.encodes:
             self.layers = self.kept.layers
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
-        self.counts, self.uncounted = tried.counts, tried.uncounted
+        self.counts, self.uncounted, self.crowded = tried.counts, tried.uncounted, tried.crowded
         if tried.windows is None:
             self.cut_to_windows()
         else:

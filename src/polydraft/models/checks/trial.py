@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
+from polydraft.models.checks.crowds import crowded
 from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.twins import twin_of
@@ -64,11 +65,13 @@ class Tried:
             to be cut.
         counts: whether it counts positions itself, so that it scores chains only.
         uncounted: a token that it does not count where it reads several, its padding; None for none.
+        crowded: why a token's logits depend on the others of its pass, in words; None if they do not.
     """
 
     windows: Windows | None
     counts: bool
     uncounted: int | None = None
+    crowded: str | None = None
 
 
 def check_trial(model: PreTrainedModel, door: Door) -> Tried:
@@ -111,14 +114,15 @@ def _tried(model: PreTrainedModel, door: Door) -> Tried:
             door.cut_to_windows()
         else:
             door.windows = followed
-        _try(model, door)
+        crowd = _try(model, door)
     except (PolydraftError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         what = "a small token tree" if door.branches else "a text in pieces"
         raise UnsupportedModel(f"{type(model).__name__} cannot score {what}: {said[0]}") from error
-    return Tried(followed, door.counts, _uncounted(model, door))
+    uncounted = None if crowd else _uncounted(model, door)
+    return Tried(followed, door.counts, uncounted, crowd)
 
 
 def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
@@ -168,8 +172,14 @@ def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
     return min(apart, key=apart.__getitem__, default=None)
 
 
-def _try(model: PreTrainedModel, door: LanguageModel) -> None:
-    """Compare the plain passes over both paths with each other and with the pass over the tree."""
+def _try(model: PreTrainedModel, door: Door) -> str | None:
+    """Compare the plain passes over both paths with each other and with the pass over the tree.
+
+    Where a token's logits depend on others of its pass, no drafts are verified, so that this need not be tried.
+
+    Returns:
+        why they depend on others; None if they do not.
+    """
     tokens, paths = _texts(door)
     plain = _plain(model, paths)
     other = _difference(plain[0, -1], plain[1, -1])
@@ -178,6 +188,9 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
+    crowd = crowded(door)
+    if crowd is not None:
+        return crowd
     if not door.branches:
         _check_chains(model, door, paths, plain)
     elif _parts(model, _as_tree(door, tokens), plain):
@@ -185,6 +198,7 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
             f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
             "does not follow the attention masks and position ids that it is given."
         )
+    return None
 
 
 def _check_chains(
@@ -311,4 +325,5 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
         str(model.dtype),
         str(model.device),
         windows,
+        frozenset(map(type, model.modules())),
     )
