@@ -4,7 +4,6 @@ Experts with a capacity pass tokens over when a pass brings too many, and layers
 the largest number of the pass. Masks change neither, and texts differ from plain decoding's.
 """
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +16,15 @@ from polydraft.models.sources.encoded import is_encoder_decoder
 
 BESIDE = 7
 """How many tokens stand beside the one that is looked at."""
-DEPENDING, DEPENDING_MIXED = 0.002, 0.1
+DEPENDING, DEPENDING_MIXED = 0.0001, 0.1
 """How far logits may be apart, relative to their spread, when other tokens stand beside in passes of one size; the
-second in half precision with experts, which then multiply other numbers of rows. Tiny models of every type came to 1e-6,
-and to 0 in half precision; with numbers that are scaled by pass they came to 0.004 at least."""
+second in half precision with experts, which then multiply other numbers of rows. Tiny models of every type came
+to 1e-6, in half precision to 0; those that scale numbers by the pass came to 0.004 at least."""
 PASSED_OVER, HALF_PASSED_OVER = 0.02, 0.3
 """The same for passes of one and of eight equal tokens, whose products may be rounded otherwise; the second in half
 precision. Who passes tokens over leaves out a large part of a layer."""
 EXPERTS = ("expert", "moe")
-"""Settings with such words in their names tell of experts."""
+"""Numbers with such words in their names tell of experts."""
 
 
 class Door(LanguageModel, Protocol):
@@ -34,18 +33,22 @@ class Door(LanguageModel, Protocol):
     model: PreTrainedModel
 
 
-def crowded(door: Door) -> str | None:
-    """Return in words why a token's logits depend on others of its pass; None if they do not.
+def known_crowd(model: PreTrainedModel) -> str | None:
+    """Return in words which of a model's layers are known to score a token by the others of its pass; None for none.
 
-    Layers of known kinds are named. Of others it is tried, in three passes over eight tokens at most.
+    An encoder reads its input once, whatever is drafted.
     """
-    known = next(_known(door.model), None)
-    if known is not None:
-        return known
+    encoder = {id(one) for one in model.get_encoder().modules()} if is_encoder_decoder(model) else set[int]()
+    said = (_capacity(part) or _quantised(part) for part in model.modules() if id(part) not in encoder)
+    return next((one for one in said if one is not None), None)
+
+
+def tried_crowd(door: Door) -> str | None:
+    """Return in words what passes over eight tokens show of a dependence on others; None if there is none."""
     alone, equal, mixed = _beside(door) if door.branches else _before(door)
     half, spread = torch.finfo(door.model.dtype).bits < 32, _rms(alone - alone.mean())
     config: Any = door.model.config.get_text_config(decoder=True)
-    experts = any(word in name for name in vars(config) for word in EXPERTS)
+    experts = any(word in name for name, size in vars(config).items() if type(size) is int for word in EXPERTS)
     if _rms(equal - alone) > (HALF_PASSED_OVER if half else PASSED_OVER) * spread:
         return "passes tokens over where a pass brings many that are alike, as experts with a capacity do"
     if _rms(mixed - equal) > (DEPENDING_MIXED if half and experts else DEPENDING) * spread:
@@ -53,23 +56,13 @@ def crowded(door: Door) -> str | None:
     return None
 
 
-def _known(model: PreTrainedModel) -> Iterator[str]:
-    """Yield what a model's layers are known to do; an encoder reads its input once, whatever is drafted."""
-    encoder = {id(one) for one in model.get_encoder().modules()} if is_encoder_decoder(model) else set[int]()
-    for part in model.modules():
-        if id(part) not in encoder:
-            said = _capacity(part) or _quantised(part)
-            if said is not None:
-                yield said
-
-
 def _capacity(part: nn.Module) -> str | None:
-    """Tell of the capacity of experts; one that is a share of the pass, and not less than all, fills never."""
+    """Tell of the capacity of experts; one that is all of a pass is never filled."""
     share, most = getattr(part, "moe_eval_capacity_token_fraction", None), getattr(part, "expert_capacity", None)
     if isinstance(share, int | float) and share > 0:
         say = f"has experts that take a share of {share} of a pass's tokens (moe_eval_capacity_token_fraction)"
         return say if share < 1 else None
-    return f"has experts that take {most} tokens of a pass (expert_capacity)" if isinstance(most, int) else None
+    return f"has experts that take at most {most} tokens of a pass (expert_capacity)" if isinstance(most, int) else None
 
 
 def _quantised(part: nn.Module) -> str | None:

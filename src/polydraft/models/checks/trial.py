@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
-from polydraft.models.checks.crowds import crowded
+from polydraft.models.checks.crowds import known_crowd, tried_crowd
 from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.twins import twin_of
@@ -180,6 +180,9 @@ def _try(model: PreTrainedModel, door: Door) -> str | None:
     Returns:
         why they depend on others; None if they do not.
     """
+    crowd = known_crowd(model)
+    if crowd is not None:
+        return crowd
     tokens, paths = _texts(door)
     plain = _plain(model, paths)
     other = _difference(plain[0, -1], plain[1, -1])
@@ -188,7 +191,7 @@ def _try(model: PreTrainedModel, door: Door) -> str | None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
-    crowd = crowded(door)
+    crowd = tried_crowd(door)
     if crowd is not None:
         return crowd
     if not door.branches:
@@ -261,7 +264,8 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
     if reads_prompts_both_ways(model):
         cache = DynamicCache()
         steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
-        found = [model(input_ids=one, position_ids=at, past_key_values=cache, use_cache=True, **told) for one, at in steps]
+        kept = {"past_key_values": cache, "use_cache": True, **told}
+        found = [model(input_ids=one, position_ids=at, **kept) for one, at in steps]
         return torch.cat([one.logits for one in found], dim=1).float()
     given = {"position_ids": places} if _takes(model, "position_ids") else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
