@@ -272,3 +272,16 @@ def test_an_error_in_a_trial_of_windows_is_no_answer(own: bool) -> None:
     model.model.register_forward_pre_hook(fail, with_kwargs=True)
     with pytest.raises(UnsupportedModel, match="MistralForCausalLM cannot score a small token tree: no room in the t"):
         HuggingFaceModel(model)
+
+
+def test_a_pass_that_failed_once_is_made_again() -> None:
+    model, failures = built("deepseek_v3", FAMILIES["deepseek_v3"][0]), [RuntimeError("busy")]
+
+    def fail(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    model.model.register_forward_pre_hook(fail)
+    with pytest.raises(UnsupportedModel, match="cannot share one cache"):
+        HuggingFaceModel(model)
+    assert HuggingFaceModel(model).branches

@@ -40,14 +40,15 @@ class Kept:
 
 
 def kept_by(model: PreTrainedModel) -> Kept:
-    """Find out what a model keeps; once per model.
+    """Find out what a model keeps; once per model, but for passes that failed.
 
     Raises:
         UnsupportedModel: a layer keeps something that only the model's own code knows.
     """
-    if PLACE not in model.__dict__:
-        model.__dict__[PLACE] = _found(model)
-    return model.__dict__[PLACE]
+    kept: Kept = model.__dict__.get(PLACE) or _found(model)
+    if kept != Kept():
+        model.__dict__[PLACE] = kept
+    return kept
 
 
 def _found(model: PreTrainedModel) -> Kept:
@@ -62,7 +63,9 @@ def _found(model: PreTrainedModel) -> Kept:
         layers: list[Any] = list(cache.layers)
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
-    except Exception:  # noqa: BLE001  whatever it is, the answer is no
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  whatever it is, a trial of trees tells it
         return Kept()
     strange = [type(layer).__name__ for layer in layers if type(layer).__module__ != cache_utils.__name__]
     if strange:

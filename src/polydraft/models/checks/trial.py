@@ -115,13 +115,13 @@ def _tried(model: PreTrainedModel, door: Door) -> Tried:
         else:
             door.windows = followed
         crowd = _try(model, door)
+        uncounted = None if crowd else _uncounted(model, door)
     except (PolydraftError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         what = "a small token tree" if door.branches else "a text in pieces"
         raise UnsupportedModel(f"{type(model).__name__} cannot score {what}: {said[0]}") from error
-    uncounted = None if crowd else _uncounted(model, door)
     return Tried(followed, door.counts, uncounted, crowd)
 
 
