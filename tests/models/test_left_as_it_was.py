@@ -4,19 +4,25 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
 import torch
 from doubles import broken, perturbed, scored, tiny_model
+from families import built
 from torch import nn
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.errors import InvalidProbabilities
-from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
+from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, Layer
+from polydraft.models.checks import evaluating
+from polydraft.models.checks.windows import settings_of, sizes_of
+from polydraft.models.layers import observed_layers
 from polydraft.models.packing import pack_linear_layers
 
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -34,6 +40,21 @@ def lent(seed: int = 0, **changes: object) -> PreTrainedModel:
     next(one for one in model.modules() if isinstance(one, nn.ModuleList))[0].eval()
     next(model.parameters()).requires_grad_(False)
     return model
+
+
+def windowed(kind: str) -> PreTrainedModel:
+    """Return a model with windows, or chunks, of 12 tokens."""
+    own = {
+        "llama4_text": {
+            "attention_chunk_size": 12,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "moe_layers": [1, 3],
+            "no_rope_layers": [1, 1, 1, 0],
+        },
+        "gpt_oss": {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+    }
+    return built(kind, own.get(kind, {"sliding_window": 12}))
 
 
 def kept(thing: object) -> dict[str, object]:
@@ -206,3 +227,87 @@ def test_what_is_kept_with_a_model_is_not_saved(tmp_path: Path) -> None:
     assert list(model.state_dict()) == list(plain.state_dict())
     for file in ("config.json", "model.safetensors", "generation_config.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "llama4_text", "gpt_oss"])
+def test_windows_are_tried_on_a_copy(kind: str) -> None:
+    """Whatever a pass of another thread would read in the configuration at any time is what is there."""
+    model, windows = windowed(kind), []
+    model.register_forward_pre_hook(lambda *_: windows.append(settings_of(model.config)))
+    before = {name: settings_of(one) for name, one in model.named_modules()}
+    door = HuggingFaceModel(model)
+    assert len(windows) > 2 and all(one == settings_of(model.config) for one in windows)
+    assert {name: settings_of(one) for name, one in model.named_modules()} == before
+    assert 12 in settings_of(model.config).values() and 12 in sizes_of(door.windows)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_first_calls_of_several_threads(kind: str) -> None:
+    model, prompts = windowed(kind), [torch.randint(1, 24, (1, 20)) for _ in range(3)]
+    options = {"do_sample": False, "max_new_tokens": 12}
+    wanted = [model.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist() for ids in prompts]
+    before, tried = state_of(model), copy.deepcopy(model)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda ids: polydraft.generate(tried, ids, drafter="ngram", **options), prompts))
+    assert [one.sequences.tolist() for one in found] == wanted
+    assert state_of(tried)["config"] == before["config"]
+
+
+def test_a_hook_that_cannot_be_copied_costs_no_window() -> None:
+    model, lock = windowed("mistral"), Lock()
+
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = lock
+
+        def __call__(self, *_: object) -> None:
+            with self.lock:
+                pass
+
+    model.model.register_forward_pre_hook(Locked())
+    model.note, model.notes = lock, [lock, {"lock": lock}]
+    assert HuggingFaceModel(model).windows == HuggingFaceModel(windowed("mistral")).windows
+
+
+def test_the_last_of_several_passes_gives_models_their_mode_back() -> None:
+    model, other = lent(), lent(seed=1)
+    modes = [one.training for one in model.modules()]
+    first, second = (evaluating(list(model.modules())) for _ in range(2))
+    first.__enter__()
+    with evaluating(list(other.modules())):
+        second.__enter__()
+    assert other.training and not any(one.training for one in model.modules())
+    first.__exit__(None, None, None)
+    assert not any(one.training for one in model.modules()), "the second pass has not ended"
+    second.__exit__(None, None, None)
+    assert [one.training for one in model.modules()] == modes
+    model.train()
+    with evaluating(list(model.modules())):
+        model.train()  # somebody else's
+        with evaluating(list(model.modules())):
+            assert not any(one.training for one in model.modules())
+    assert all(one.training for one in model.modules())
+
+
+def test_threads_share_a_model_in_training() -> None:
+    model = lent(attn_pdrop=0.9)
+    before, options = state_of(model), {"temperature": 0, "max_new_tokens": 12, "drafter": "ngram"}
+    wanted = polydraft.generate(copy.deepcopy(model).eval(), PROMPT, **options).sequences
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: polydraft.generate(model, PROMPT, **options).sequences, range(8)))
+    assert all(torch.equal(one, wanted) for one in found)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, "final"])
+def test_hidden_states_are_those_of_the_threads_own_pass(layer: Layer) -> None:
+    model = tiny_model()
+    with observed_layers(model, (layer,), tuple(model.modules())) as found:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model, PROMPT.flip(-1)).result()
+        assert not found
+        model(PROMPT)
+        own = found[layer].clone()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model, PROMPT.flip(-1)).result()
+        assert torch.equal(found[layer], own)

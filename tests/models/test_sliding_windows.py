@@ -208,3 +208,80 @@ def test_a_window_of_nothing_is_refused() -> None:
     plain.config.sliding_window = 0
     plain.config.layer_types = ["full_attention"] * 2
     assert HuggingFaceModel(plain).branches
+
+
+ROUTED = {"num_experts_per_tok": 2, "output_router_logits": True, **SLIDES}
+ROUTING = {
+    "mixtral": {**ROUTED, "num_local_experts": 4},
+    "gpt_oss": {**ROUTED, "num_local_experts": 4},
+    "qwen3_moe": {
+        **ROUTED,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+    },
+    "qwen2_moe": {
+        **ROUTED,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROUTING)
+def test_what_a_router_says_is_not_asked_for(kind: str) -> None:
+    """A balancing loss, which the model would compute of it, does not take our masks."""
+    model = built(kind, ROUTING[kind])
+    found = polydraft.generate(model, torch.tensor([PROMPT]), drafter="ngram", max_new_tokens=NEW, **GREEDY)
+    assert found.sequences[0, len(PROMPT) :].tolist() == theirs(model, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value"),
+    [
+        ("falcon", "return_dict", False),
+        ("bert", "return_dict", False),
+        ("mistral", "output_attentions", True),
+        ("mistral", "output_hidden_states", True),
+        ("mistral", "use_cache", False),
+        ("gemma2", "use_cache", False),
+    ],
+)
+def test_what_a_pass_is_told_goes_before_what_the_configuration_says(kind: str, setting: str, value: bool) -> None:
+    model = built(kind, SLIDES if kind in FAMILIES else {"is_decoder": True})
+    expected = theirs(model, PROMPT)
+    setattr(model.config, setting, value)
+    found = polydraft.generate(model, torch.tensor([PROMPT]), drafter="ngram", max_new_tokens=NEW, **GREEDY)
+    assert found.sequences[0, len(PROMPT) :].tolist() == expected
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_error_in_a_trial_of_windows_is_no_answer(own: bool) -> None:
+    """It is the reason of a refusal; the text would else end at the window."""
+    model = tiny_model("mistral")
+    original = model.config
+
+    def fail(part: Any, _: Any, named: dict[str, Any]) -> None:
+        if part.config is not original and (named.get("past_key_values") is None) is own:
+            raise RuntimeError("no room in the tank")
+
+    model.model.register_forward_pre_hook(fail, with_kwargs=True)
+    with pytest.raises(UnsupportedModel, match="MistralForCausalLM cannot score a small token tree: no room in the t"):
+        HuggingFaceModel(model)
+
+
+def test_a_pass_that_failed_once_is_made_again() -> None:
+    model, failures = built("deepseek_v3", FAMILIES["deepseek_v3"][0]), [RuntimeError("busy")]
+
+    def fail(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    model.model.register_forward_pre_hook(fail)
+    with pytest.raises(UnsupportedModel, match="cannot share one cache"):
+        HuggingFaceModel(model)
+    assert HuggingFaceModel(model).branches

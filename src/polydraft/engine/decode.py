@@ -142,8 +142,13 @@ def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
 
 
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
-    """Start on prompts and read them; errors are those of `decode`."""
-    return read_on(opened(method, prompts, capacity, past))
+    """Start on prompts and read them; errors are those of `decode`.
+
+    A model whose tokens depend on others of their pass reads a prompt as Hugging Face's `generate` does, in one pass:
+    that of the first step.
+    """
+    rows = opened(method, prompts, capacity, past)
+    return read_on(rows) if getattr(method.target, "crowded", None) is None else rows
 
 
 @torch.inference_mode()

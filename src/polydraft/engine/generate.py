@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
+from polydraft.engine.calls.chains import check_crowd
 from polydraft.engine.calls.choices import Choices, check_reads, chosen_parts, with_hugging_faces_words
 from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
@@ -226,6 +227,7 @@ def _run_prepared(
     check_predictions(choices.prediction, len(input_ids), target.vocab_size)
     parts = chosen_parts(choices, target, prepared.params)
     check_reads(parts.drafter, target, sources)
+    check_crowd(target, parts.drafter, together=len(input_ids) > 1, past=choices.past is not None)
     reason = warn_of_serial(prepared.processors[0])
     setup = Setup(
         target=target,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.cache import TreeCache
-from polydraft.models.checks import cache_name, evaluating
+from polydraft.models.checks import cache_name, evaluating, for_logits
 from polydraft.models.derived.copying import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.layers import watch_layers
@@ -78,7 +78,8 @@ class CompiledPasses:
 
     def _body(self, keep: int, layers: Layers, groups: list[list[int]]) -> Pass:
         model, found = self._watched.get(layers) or self._watch(layers)
-        extra, name = {"logits_to_keep": keep} if keep else {}, cache_name(self.model)
+        extra = {**for_logits(model), **({"logits_to_keep": keep} if keep else {})}
+        name = cache_name(self.model)
 
         def run(
             mask: Tensor | dict[str, Tensor | None], tokens: Tensor, positions: Tensor, slots: Tensor, *stores: Tensor

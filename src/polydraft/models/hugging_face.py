@@ -1,7 +1,7 @@
 """The one door to Hugging Face models: any causal model with a standard attention cache, scored under a tree mask."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import check_model, check_trial, counts_itself, evaluating, kept_by
+from polydraft.models.checks import check_model, check_trial, counts_itself, evaluating, for_logits, kept_by
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
@@ -30,6 +30,8 @@ from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
 from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
 
+SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
+"""Rotations with one set of frequencies for short passes and one for long ones, and the setting that says how long."""
 TRIED = 4
 TOLERANCE = 0.02
 """How far the logits of a model that was cut may be from its own, relative to the largest; bfloat16 rounds so much."""
@@ -71,16 +73,17 @@ class HuggingFaceModel:
         self.windows = windows_of(config)
         arguments = inspect.signature(self.model.forward).parameters
         self.cuts_logits, self.takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
-        self.kept = kept_by(self.model)
+        self.kept, self.told = kept_by(self.model), for_logits(self.model)
         self.cached_as, self.shapes = self.kept.name, self.kept.shapes
         self.encodes = is_encoder_decoder(self.model)
         self.states = not self.encodes and (remembers(config) or self.cached_as == HANDED)
         self.counts = not self.states and counts_itself(self.model)
         self.uncounted: int | None = None
+        self.crowded: str | None = None
         if self.encodes:
             self.layers = self.kept.layers
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
-        self.counts, self.uncounted = tried.counts, tried.uncounted
+        self.counts, self.uncounted, self.crowded = tried.counts, tried.uncounted, tried.crowded
         if tried.windows is None:
             self.cut_to_windows()
         else:
@@ -209,7 +212,7 @@ class HuggingFaceModel:
         with evaluating(self.modules), observed_layers(self.model, hidden_layers, self.modules) as observed:
             if isinstance(cache, HandedCache):
                 given[HANDED] = cache.held
-            outputs = self.model(**given, use_cache=True, **extra)
+            outputs = self.model(**given, use_cache=True, **self.told, **extra)
             if isinstance(cache, HandedCache):
                 cache.held = outputs[HANDED]
         return Forward(outputs.logits, observed)
@@ -345,10 +348,23 @@ def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
 
 
 def _context(config: object) -> int:
-    """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there."""
+    """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there.
+
+    Frequencies that grow with it (`dynamic`) do so beyond the longest text of the configuration only.
+    """
     names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-    longest = min((size for size in (getattr(config, name, None) for name in names) if size), default=2**31 - 1)
-    rotation = getattr(config, "rope_parameters", None) or {}
-    if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":
-        longest = min(longest, rotation.get("original_max_position_embeddings") or longest)
-    return longest
+    longest = [size for size in (getattr(config, name, None) for name in names) if size]
+    return min((2**31 - 1, *longest, *_switches(config)))
+
+
+def _switches(config: object) -> Iterator[int]:
+    """Yield the lengths at which frequencies switch; layers of every kind may have settings of their own, nested."""
+    left: list[object] = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            settings = cast(Mapping[str, Any], one)
+            left += settings.values()
+            if settings.get("rope_type", settings.get("type")) in SWITCHING:
+                size = settings.get(SWITCH) or getattr(config, SWITCH, None)
+                yield from (size,) if size else ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from jaxtyping import Float
@@ -13,19 +14,32 @@ from polydraft.models.protocol import Layer
 HEAD = "final"
 
 
+class _OfOneThread(dict[Layer, Tensor]):
+    """Hidden states that the thread that made this has noted; what another one notes is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = get_ident()
+
+    def update(self, *given: Any, **named: Any) -> None:
+        if get_ident() == self.thread:
+            super().update(*given, **named)
+
+
 @contextmanager
 def observed_layers(
     model: Any, layers: Sequence[Layer], modules: Sequence[nn.Module]
 ) -> Iterator[dict[Layer, Float[Tensor, "b n d"]]]:
     """Note the hidden states of some layers during a pass; `modules` are all parts of the model.
 
-    Hugging Face's own list of hidden states has the last layer's behind the norm only, so that hooks are used.
+    Hugging Face's own list of hidden states has the last layer's behind the norm only, so that hooks are used. A pass
+    of another thread over the same model meets these hooks too, and is not noted.
 
     Raises:
         InvalidParameter: the model has no such layer.
         UnsupportedModel: the model's layers are not in one list, or its head has no input.
     """
-    found: dict[Layer, Tensor] = {}
+    found = _OfOneThread()
     hooks = watch_layers(model, layers, found, modules)
     try:
         yield found
@@ -81,8 +95,9 @@ def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Fl
     if layer == len(listed):
         return listed[-1].register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
 
-    def before(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found[layer] = inputs[0] if inputs else named["hidden_states"]
+    def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
+        known = named[0] if named else {}  # torch leaves them out while the thread that made this hook removes it
+        found.update({layer: inputs[0] if inputs else known.get("hidden_states")})
 
     return listed[layer].register_forward_pre_hook(before, with_kwargs=True)
 

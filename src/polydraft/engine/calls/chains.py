@@ -1,11 +1,11 @@
-"""What changes where a model cannot branch: trees become chains, and drafters that need more are refused."""
+"""What changes where a model cannot do all: trees become chains, and drafters that need more are refused."""
 
 import warnings
 
 from polydraft.drafters import Drafter
 from polydraft.engine.planner import PlanningPolicy
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models import LanguageModel, can_branch, does_remember, module_of
+from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
 from polydraft.trees import TreePolicy, as_chain
 
 
@@ -29,6 +29,34 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
             raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
     unable = [model for model in (target, *(drafter.models() or ())) if not can_branch(model)]
     return _name(unable[0]) if unable else None
+
+
+def check_crowd(target: HuggingFaceModel, drafter: Drafter, *, together: bool = False, past: bool = False) -> None:
+    """Check that nothing is read beside a text on which its law would depend.
+
+    Decoders of encoders read the rows of a batch one by one.
+
+    Args:
+        target: the target.
+        drafter: who drafts.
+        together: whether several texts may be read in one pass.
+        past: whether a part of the text was read before.
+
+    Raises:
+        UnsupportedModel: the target scores a token by the others of its pass, and would by these.
+    """
+    if target.crowded is None:
+        return
+    ways = {
+        'drafter="none" decodes it plainly': drafter.proposes,
+        "give polydraft.generate one prompt at a time": together and not target.encodes,
+        "leave past out": past,
+    }
+    for way, is_needed in ways.items():
+        if is_needed:
+            raise UnsupportedModel(
+                f"{_name(target)} {target.crowded}, so what is read beside a token would change its law; {way}."
+            )
 
 
 def chained(policy: TreePolicy, name: str) -> TreePolicy:

@@ -19,7 +19,7 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import Drafter, NgramDrafter
-from polydraft.engine.calls.chains import chained, without_branches
+from polydraft.engine.calls.chains import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
@@ -79,6 +79,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     Raises:
         InvalidParameter: a choice is nothing that can be meant; the text says what to pass.
         CheckpointError: a draft model's folder cannot be loaded.
+        UnsupportedModel: the target cannot verify drafts, or not these.
     """
     given = choices.drafter
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
@@ -90,6 +91,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     if choices.prediction is not None:
         drafter = with_prediction(choices.prediction, drafter)
+    check_crowd(target, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
     usual = usual if unable is None else as_chain(usual)

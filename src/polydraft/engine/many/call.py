@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import Drafter
+from polydraft.engine.calls.chains import check_crowd
 from polydraft.engine.calls.choices import (
     Choices,
     chosen_parts,
@@ -108,6 +109,7 @@ def generate_many(
     asked = with_parts(asked, choices, target, law, parts, options)
     every = [parts, *(one.parts for one in asked if one.parts)]
     for one in every:
+        check_crowd(target, one.drafter, together=True)
         check_drafting(one.drafter, one.verifier, one.policy)
     size = min(batch_size, len(asked))
     capacity = longest_text(target, asked, options) + room_for([(one.drafter, one.policy) for one in every])

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import ModelDrafter, NoDraft
-from polydraft.engine.calls.chains import without_branches
+from polydraft.engine.calls.chains import check_crowd, without_branches
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
 from polydraft.engine.planner.curves import Curve, StepCosts
@@ -109,6 +109,7 @@ def tune(
     if max_nodes < 2 or max_depth < 1:
         raise InvalidParameter(f"Trees must be allowed 2 nodes and depth 1 at least, not {max_nodes} and {max_depth}.")
     drafter, target = _drafter(pair), HuggingFaceModel(pair.target)
+    check_crowd(target, drafter)
     unable = without_branches(target, drafter)
     if unable is not None:
         raise UnsupportedModel(

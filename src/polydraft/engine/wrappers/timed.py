@@ -91,6 +91,7 @@ class TimedModel:
         self.context = model.context
         self.device = model.device
         self.layers, self.width = getattr(model, "layers", None), getattr(model, "width", None)
+        self.crowded = getattr(model, "crowded", None)
         self.branches, self.remembers, self.encodes = can_branch(model), does_remember(model), does_encode(model)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:

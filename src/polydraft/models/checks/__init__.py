@@ -1,6 +1,6 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
-from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.shapes import cache_in, cache_name, kept_by
 from polydraft.models.checks.supported import (
     check_architecture,
@@ -21,6 +21,7 @@ __all__ = [
     "check_trial",
     "counts_itself",
     "evaluating",
+    "for_logits",
     "kept_by",
     "reads_prompts_both_ways",
     "sees",

@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 from polydraft.errors import UnsupportedModel
 from polydraft.models.chains.handed import NAME as HANDED
 from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_kept"
@@ -55,7 +55,7 @@ def cache_in(named: Mapping[str, Any]) -> Cache | None:
 
 
 def kept_by(model: PreTrainedModel) -> Kept:
-    """Find out what a model keeps, and by which name it takes a cache; once per model.
+    """Find out what a model keeps, and by which name it takes a cache; once per model, but for passes that failed.
 
     Raises:
         UnsupportedModel: the model takes no cache, or a layer keeps something that only the model's own code knows.
@@ -107,14 +107,15 @@ def _taken(model: PreTrainedModel) -> tuple[str, Cache | list[Any]]:
     """
     token, name = torch.zeros(1, 1, dtype=torch.int64, device=model.device), type(model).__name__
     text = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
+    told = for_logits(model)
     try:
-        made: Any = model(**text, use_cache=True)
+        made: Any = model(**text, use_cache=True, **told)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise UnsupportedModel(f"{name} cannot read a token into a cache: {first_sentence(error)}.") from error
     if not isinstance(made, Mapping):
-        raise UnsupportedModel(f"{name} returns a {type(made).__name__} without names; set config.return_dict=True.")
+        raise UnsupportedModel(f"{name} returns a {type(made).__name__} without names, so its logits are not known.")
     if isinstance(made.get(HANDED), list):
         return HANDED, made[HANDED]
     found = [word for word, value in made.items() if isinstance(value, Cache)]
@@ -128,7 +129,7 @@ def _taken(model: PreTrainedModel) -> tuple[str, Cache | list[Any]]:
 def _goes_on(model: PreTrainedModel, text: Mapping[str, Any], word: str, cache: Cache) -> bool:
     """Tell whether a pass that is given a cache by this name fills it, or hands it back."""
     try:
-        made: Any = model(**text, use_cache=True, **{word: cache})
+        made: Any = model(**text, use_cache=True, **for_logits(model), **{word: cache})
         back = cache_in(made)
         return back is cache or (back is None and cache.get_seq_length() > 0)
     except torch.OutOfMemoryError:

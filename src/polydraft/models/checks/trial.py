@@ -4,21 +4,24 @@ What a model's class and configuration say is not enough. A BERT without `is_dec
 prefix, would be decoded from another law than its own as soon as it gets our mask; a RoBERTa counts positions from two.
 """
 
+import copy
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
-from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.crowds import known_crowd, tried_crowd
+from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.supported import reads_prompts_both_ways
+from polydraft.models.checks.twins import twin_of
 from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
@@ -44,6 +47,8 @@ CHOSEN = ((0, 1, 2, 4), (0, 1, 3, 5))
 class Door(LanguageModel, Protocol):
     """A model as the engine runs it."""
 
+    model: PreTrainedModel
+    modules: Sequence[nn.Module]
     windows: Windows
     counts: bool
 
@@ -61,11 +66,13 @@ class Tried:
             to be cut.
         counts: whether it counts positions itself, so that it scores chains only.
         uncounted: a token that it does not count where it reads several, its padding; None for none.
+        crowded: why a token's logits depend on the others of its pass, in words; None if they do not.
     """
 
     windows: Windows | None
     counts: bool
     uncounted: int | None = None
+    crowded: str | None = None
 
 
 def check_trial(model: PreTrainedModel, door: Door) -> Tried:
@@ -102,20 +109,21 @@ def check_trial(model: PreTrainedModel, door: Door) -> Tried:
 
 def _tried(model: PreTrainedModel, door: Door) -> Tried:
     """Try trees, or chains if the door scores those."""
-    followed = _followed(model, door)
-    if followed is None:
-        door.cut_to_windows()
-    else:
-        door.windows = followed
     try:
-        _try(model, door)
+        followed = _followed(model, door)
+        if followed is None:
+            door.cut_to_windows()
+        else:
+            door.windows = followed
+        crowd = _try(model, door)
+        uncounted = None if crowd else _uncounted(model, door)
     except (PolydraftError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         what = "a small token tree" if door.branches else "a text in pieces"
         raise UnsupportedModel(f"{type(model).__name__} cannot score {what}: {said[0]}") from error
-    return Tried(followed, door.counts, _uncounted(model, door))
+    return Tried(followed, door.counts, uncounted, crowd)
 
 
 def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
@@ -130,43 +138,52 @@ def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
 
 
 def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
-    """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens meanwhile.
+    """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens.
 
-    Layers may have noted the size of their window themselves, so that theirs is narrowed too.
+    They are narrowed on a copy of the model, whose configuration nobody else reads. Layers may have noted the size of
+    their window themselves, so that theirs is narrowed too.
+
+    Raises:
+        Exception: whatever the model's code raises, in its own pass or in ours with each of the candidates.
     """
-    config, windows = model.config.get_text_config(), door.windows
-    own = settings_of(config)
-    if not own:
-        return windows
-    tried = candidates(config)
-    noted = [(one, name, size) for one in (config, *model.modules()) for name, size in settings_of(one).items()]
-    try:
-        for one, name, _ in noted:
+    config = model.config.get_text_config()
+    if not settings_of(config):
+        return door.windows
+    twin, narrow = twin_of(model), copy.copy(door)
+    for one in (twin.config.get_text_config(), *twin.modules()):
+        for name in settings_of(one):
             setattr(one, name, NARROW)
-        apart = [_apart(model, door, narrowed(one, NARROW)) for one in tried]
-        nearest = min(range(len(tried)), key=apart.__getitem__)
-        return tried[nearest] if apart[nearest] < inf else None
-    finally:
-        door.windows = windows
-        for one, name, size in noted:
-            setattr(one, name, size)
-
-
-def _apart(model: PreTrainedModel, door: Door, windows: Windows) -> float:
-    """Return how far our pass with masks of these windows is from the model's own; infinite if too far."""
+    narrow.model, narrow.modules = twin, tuple(twin.modules())
     tokens, paths = _texts(door)
-    door.windows = windows
-    try:
-        ours, plain = _scored(door, tokens, paths), _plain(model, paths)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # noqa: BLE001  whatever it is, the answer is no
-        return inf
-    return inf if _parts(model, ours, plain) else _difference(ours, plain)
+    plain, apart = _plain(twin, paths), dict[Windows, float]()
+    errors: list[Exception] = []
+    for windows in candidates(config):
+        narrow.windows = narrowed(windows, NARROW)
+        try:
+            ours = _scored(narrow, tokens, paths)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  masks of another form than the model takes may fail in any way
+            errors.append(error)
+        else:
+            if not _parts(model, ours, plain):
+                apart[windows] = _difference(ours, plain)
+    if errors and not apart:
+        raise errors[0]
+    return min(apart, key=apart.__getitem__, default=None)
 
 
-def _try(model: PreTrainedModel, door: LanguageModel) -> None:
-    """Compare the plain passes over both paths with each other and with the pass over the tree."""
+def _try(model: PreTrainedModel, door: Door) -> str | None:
+    """Compare the plain passes over both paths with each other and with the pass over the tree.
+
+    Where a token's logits depend on others of its pass, no drafts are verified, so that this need not be tried.
+
+    Returns:
+        why they depend on others; None if they do not.
+    """
+    crowd = known_crowd(model)
+    if crowd is not None:
+        return crowd
     tokens, paths = _texts(door)
     plain = _plain(model, paths)
     other = _difference(plain[0, -1], plain[1, -1])
@@ -175,6 +192,9 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
+    crowd = tried_crowd(door)
+    if crowd is not None:
+        return crowd
     if not door.branches:
         _check_chains(model, door, paths, plain)
     elif _parts(model, _as_tree(door, tokens), plain):
@@ -182,6 +202,7 @@ def _try(model: PreTrainedModel, door: LanguageModel) -> None:
             f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
             "does not follow the attention masks and position ids that it is given."
         )
+    return None
 
 
 def _check_chains(
@@ -240,15 +261,15 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
 
     A model that reads prompts in both directions is asked for a prompt of one token and then writes the others.
     """
-    places = torch.arange(paths.shape[1], device=paths.device).expand_as(paths)
+    places, told = torch.arange(paths.shape[1], device=paths.device).expand_as(paths), for_logits(model)
     if reads_prompts_both_ways(model):
         cache = {cache_name(model): DynamicCache()}
         steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
-        found = [model(input_ids=one, position_ids=at, use_cache=True, **cache) for one, at in steps]
+        found = [model(input_ids=one, position_ids=at, use_cache=True, **cache, **told) for one, at in steps]
         return torch.cat([one.logits for one in found], dim=1).float()
     given = {"position_ids": places} if _takes(model, "position_ids") else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
-    return model(**text, use_cache=False, **given).logits.float()
+    return model(**text, use_cache=False, **given, **told).logits.float()
 
 
 def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2 n V"]:
@@ -308,4 +329,5 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
         str(model.dtype),
         str(model.device),
         windows,
+        frozenset(map(type, model.modules())),
     )

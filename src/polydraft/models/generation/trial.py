@@ -6,6 +6,7 @@ follows a grammar is not led astray. It can be deceived by what shows up only la
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ STEPS = 4
 """How many tokens of text a processor is tried on."""
 AGAIN = 24
 """How often it is asked the same, so that one which counts its calls has counted some."""
+
+ONE_AT_A_TIME = RLock()
+"""A trial puts random numbers and shared variables back, which would undo what another thread's does meanwhile."""
 
 
 class Behaviour(Enum):
@@ -57,10 +61,11 @@ def behaviour(
         prompt: the text that it is tried on.
         vocab_size: the number of scores.
     """
-    before, shared = traces(processor), Shared(processor)
-    with torch.random.fork_rng(devices=[]):
-        found = _tried(processor, forked, prompt, vocab_size)
-    return Behaviour.serial if shared.put_back() or traces(processor) != before else found
+    with ONE_AT_A_TIME:
+        before, shared = traces(processor), Shared(processor)
+        with torch.random.fork_rng(devices=[]):
+            found = _tried(processor, forked, prompt, vocab_size)
+        return Behaviour.serial if shared.put_back() or traces(processor) != before else found
 
 
 def _tried(processor: Call, forked: Callable[[Call], Call], prompt: Int[Tensor, "1 t"], vocab_size: int) -> Behaviour:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.trial import agree
 from polydraft.models.protocol import Forward
@@ -167,7 +167,7 @@ def _own_pass(
     try:
         with evaluating(list(model.modules())):
             inputs = cast(Any, model).prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given)
-            logits = model(**inputs, return_dict=True).logits
+            logits = model(**{**inputs, **for_logits(model), "return_dict": True}).logits
     except torch.OutOfMemoryError:
         raise
     except ValueError as error:

@@ -163,6 +163,11 @@ def load_served(settings: Settings) -> Served:
     target = target_model(pair.target)
     if target.encodes:
         raise UnsupportedModel("The server takes decoders; this model has an encoder, so use polydraft.generate.")
+    if target.crowded is not None:
+        raise UnsupportedModel(
+            f"{type(target.model).__name__} {target.crowded}, so texts that are written side by side would change each "
+            'other; use polydraft.generate with drafter="none".'
+        )
     if pair.tokenizer is None:
         raise InvalidParameter("The server needs the target's tokenizer, which its folder does not have.")
     return Served(settings, target, pair.tokenizer, None if pair.draft is None else as_drafter(pair.draft))
