@@ -64,7 +64,7 @@ from polydraft.models.text import (
     conversation_ids,
     text_of,
 )
-from polydraft.models.weights import weights_of
+from polydraft.models.weights import chosen_precision, function_of
 
 __all__ = [
     "BUILT_IN",
@@ -106,6 +106,7 @@ __all__ = [
     "check_same_source",
     "check_template",
     "conversation_ids",
+    "chosen_precision",
     "copied_criterion",
     "does_encode",
     "does_remember",
@@ -114,6 +115,7 @@ __all__ = [
     "embedded_head",
     "first_sentence",
     "fork_all",
+    "function_of",
     "inputs_beside",
     "is_derived",
     "is_prepared",
@@ -144,6 +146,5 @@ __all__ = [
     "tokenizer_of",
     "warn_of_serial",
     "weight_bytes",
-    "weights_of",
     "write_plain",
 ]

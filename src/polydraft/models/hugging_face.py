@@ -21,7 +21,16 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import cache_name, check_model, check_trial, counts_itself, evaluating, kept_by
+from polydraft.models.checks import (
+    cache_name,
+    check_model,
+    check_trial,
+    counts_itself,
+    device_of,
+    evaluating,
+    is_offloaded,
+    kept_by,
+)
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
@@ -51,7 +60,8 @@ class HuggingFaceModel:
     model later are not looked after: wrap it anew.
 
     Args:
-        model: the model, on its device, in its precision.
+        model: the model, on its device, in its precision. Of a wrapper (PEFT, torch.compile, data parallelism) the model
+            inside is taken, with its adapters.
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
@@ -99,8 +109,8 @@ class HuggingFaceModel:
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return self.model.device
+        """The device of the model's passes."""
+        return device_of(self.model)
 
     def cut_to_windows(self) -> None:
         """End texts where the smallest window does, and give one mask to layers of all kinds."""
@@ -246,6 +256,8 @@ class HuggingFaceModel:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise UnsupportedModel(f"The output head of {type(self.model).__name__} is no plain product of its rows.")
+        if is_offloaded(head):
+            raise UnsupportedModel(f"The output head of {type(self.model).__name__} is offloaded; load it on one device.")
         return head.weight.detach()[tokens.to(head.weight.device)]
 
     def first_layers(self, count: int) -> "HuggingFaceModel":

@@ -21,8 +21,8 @@ SMALL, LARGE = 1 << 16, 1 << 19
 class PackedLinear(nn.Linear):
     """A linear layer that shares the parameters of another and also keeps them packed.
 
-    The packed copy is used for inference in float32 on a CPU as long as the weights are those that were packed;
-    training them, moving them or changing their precision falls back to the plain layer.
+    The packed copy is used for inference in float32 on a CPU, without autocast, as long as the weights are those that
+    were packed; training them, moving them or changing their precision falls back to the plain layer.
     """
 
     def __init__(self, plain: nn.Linear) -> None:
@@ -39,7 +39,8 @@ class PackedLinear(nn.Linear):
             return functional.linear(input, self.weight, self.bias)  # the compiler packs weights itself
         rows = input.numel() // self.in_features
         worth_it = rows > 1 or self.weight.numel() >= LARGE
-        if not worth_it or torch.is_grad_enabled() or not self._is_current() or input.dtype != torch.float32:
+        usable = input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu") and self._is_current()
+        if not worth_it or torch.is_grad_enabled() or not usable:
             return functional.linear(input, self.weight, self.bias)
         flat = input.reshape(rows, self.in_features)
         return _multiplied(flat, self.packed, self.bias).view(*input.shape[:-1], self.out_features)

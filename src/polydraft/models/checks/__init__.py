@@ -1,6 +1,7 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.placement import device_of, is_offloaded
 from polydraft.models.checks.shapes import kept_by
 from polydraft.models.checks.supported import (
     cache_name,
@@ -12,6 +13,7 @@ from polydraft.models.checks.supported import (
     sees,
 )
 from polydraft.models.checks.trial import check_trial
+from polydraft.models.checks.wrapped import unwrapped
 
 __all__ = [
     "cache_name",
@@ -20,8 +22,11 @@ __all__ = [
     "check_supported",
     "check_trial",
     "counts_itself",
+    "device_of",
     "evaluating",
+    "is_offloaded",
     "kept_by",
     "reads_prompts_both_ways",
     "sees",
+    "unwrapped",
 ]

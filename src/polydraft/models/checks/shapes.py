@@ -9,6 +9,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.checks.evaluation import evaluating
+from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.supported import cache_name
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
@@ -45,13 +46,17 @@ def kept_by(model: PreTrainedModel) -> Kept:
     Raises:
         UnsupportedModel: a layer keeps something that only the model's own code knows.
     """
-    if PLACE not in model.__dict__:
-        model.__dict__[PLACE] = _found(model)
-    return model.__dict__[PLACE]
+    known = model.__dict__.get(PLACE)
+    if known is None:
+        known = _found(model)
+    if known is not None:  # what made a pass fail may go: it is not noted
+        model.__dict__[PLACE] = known
+    return known or Kept()
 
 
-def _found(model: PreTrainedModel) -> Kept:
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+def _found(model: PreTrainedModel) -> Kept | None:
+    """Return what a pass over one token left; None if it failed."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
     try:
         with torch.no_grad(), evaluating(list(model.modules())):
             given = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
@@ -63,7 +68,7 @@ def _found(model: PreTrainedModel) -> Kept:
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
         found = tuple((0, 0) if one is None else (one.shape[1], one.shape[3]) for pair in pairs for one in pair)
     except Exception:  # noqa: BLE001  whatever it is, the answer is no
-        return Kept()
+        return None
     strange = [type(layer).__name__ for layer in layers if type(layer).__module__ != cache_utils.__name__]
     if strange:
         raise UnsupportedModel(

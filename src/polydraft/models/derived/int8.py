@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from polydraft.errors import UnsupportedModel
+from polydraft.models.checks.placement import is_offloaded
 from polydraft.models.derived.copying import sharing_copy
 
 STEPS = 127
@@ -75,6 +76,11 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
         raise UnsupportedModel(f"{type(model).__name__} has no linear layers of torch's that could have eight bits.")
     if model.device.type != "cpu":
         raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
+    if is_offloaded(model):
+        raise UnsupportedModel(
+            f"Weights of this {type(model).__name__} are offloaded, so none of eight bits can be made; take another "
+            "drafter, or load the model on one device."
+        )
     made = sharing_copy(model)
     for name, module in list(made.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear):
