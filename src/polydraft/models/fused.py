@@ -189,7 +189,7 @@ def _product(*layers: nn.Linear) -> Product:
     """Return the product with the weights of one linear layer, or with those of several of the same input at once."""
     packed = [one for one in layers if isinstance(one, Int8Linear)]
     if len(packed) == len(layers) and all(one.bias is None for one in packed):
-        return int8_product(torch.cat([one.weight for one in packed]), torch.cat([one.scales for one in packed]), None)
+        return int8_product(torch.cat([one.steps for one in packed]), torch.cat([one.scales for one in packed]), None)
     weights = [one.weight.detach() for one in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases = [one.bias.detach() for one in layers if one.bias is not None]

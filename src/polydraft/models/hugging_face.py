@@ -60,8 +60,8 @@ class HuggingFaceModel:
     model later are not looked after: wrap it anew.
 
     Args:
-        model: the model, on its device, in its precision. Of a wrapper (PEFT, torch.compile, data parallelism) the model
-            inside is taken, with its adapters.
+        model: the model, on its device, in its precision. Of a wrapper (PEFT, torch.compile, data parallelism) the
+            model inside is taken, with its adapters.
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
@@ -257,7 +257,10 @@ class HuggingFaceModel:
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise UnsupportedModel(f"The output head of {type(self.model).__name__} is no plain product of its rows.")
         if is_offloaded(head):
-            raise UnsupportedModel(f"The output head of {type(self.model).__name__} is offloaded; load it on one device.")
+            raise UnsupportedModel(
+                f"The output head of {type(self.model).__name__} is offloaded, and the drafter reads its rows; take "
+                "another drafter, or load the model on one device."
+            )
         return head.weight.detach()[tokens.to(head.weight.device)]
 
     def first_layers(self, count: int) -> "HuggingFaceModel":

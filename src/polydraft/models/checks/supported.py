@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.windows import empty_window
-from polydraft.models.checks.wrapped import held_by, unwrapped
+from polydraft.models.checks.wrapped import check_alike, held_by, unwrapped
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
 CACHE_WORDS = ("past_key_values", "cache_params", "state")
@@ -42,6 +42,7 @@ def check_model(model: object) -> PreTrainedModel:
         )
     pretrained = cast(PreTrainedModel, model)
     check_supported(pretrained)
+    check_alike(pretrained)
     return pretrained
 
 

@@ -31,6 +31,20 @@ def unwrapped(model: object) -> object:
     return model
 
 
+def check_alike(model: nn.Module) -> None:
+    """Check that PEFT does not choose an adapter for each row now, as within its `generate(adapter_names=[...])`.
+
+    Raises:
+        InvalidParameter: it does.
+    """
+    hooks = (hook for part in model.modules() if part._forward_pre_hooks for hook in part._forward_pre_hooks.values())
+    if any("adapter_names" in getattr(hook, "keywords", ()) for hook in hooks):
+        raise InvalidParameter(
+            "adapter_names gives each row an adapter of its own, but all rows are of one model here; choose adapters "
+            "by set_adapter and make a call for each choice."
+        )
+
+
 def held_by(model: nn.Module) -> tuple[str, nn.Module] | None:
     """Return by which attribute a module that is no model of Hugging Face's holds one, and that one; None for none."""
     parts = () if isinstance(model, PreTrainedModel) else model.named_children()
@@ -74,8 +88,8 @@ def _check_adapters(model: Any) -> None:
             )
         if getattr(config, "alora_invocation_tokens", None):
             raise UnsupportedModel(
-                f"{name} has an activated LoRA (alora_invocation_tokens), which begins in the midst of a text; call its "
-                "own generate, or take a plain LoRA."
+                f"{name} has an activated LoRA (alora_invocation_tokens), which begins in the midst of a text; call "
+                "its own generate, or take a plain LoRA."
             )
 
 

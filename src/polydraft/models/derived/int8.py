@@ -24,21 +24,30 @@ BLOCK = 16
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer with weights of eight bits, a scale for each row of them."""
+    """A linear layer with weights of eight bits, a scale for each row of them.
+
+    Layers around it, such as adapters, may look at its `weight`: that is the matrix that the eight bits stand for.
+    """
 
     def __init__(self, plain: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.training = plain.training
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        weight, scales = rounded(plain.weight.detach())
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        steps, scales = rounded(plain.weight.detach())
+        self.precision = plain.weight.dtype
+        self.steps = nn.Parameter(steps, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.bias = plain.bias
 
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  there is no such parameter
+        """The matrix, in the precision that it had."""
+        return (self.steps * self.scales.unsqueeze(1)).to(self.precision)
+
     def forward(self, input: Tensor) -> Tensor:
-        """Return input @ (scales * weight).T + bias."""
+        """Return input @ (scales * steps).T + bias."""
         rows = input.reshape(-1, self.in_features)
-        return int8_product(self.weight, self.scales, self.bias)(rows).view(*input.shape[:-1], self.out_features)
+        return int8_product(self.steps, self.scales, self.bias)(rows).view(*input.shape[:-1], self.out_features)
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Int[Tensor, "o i"], Float[Tensor, " o"]]:
