@@ -78,18 +78,19 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with weights of eight bits in all linear layers, the head included; the rest is shared.
 
     Raises:
-        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its layers are of other kinds.
+        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its weights are elsewhere between
+            passes, or its layers are of other kinds.
     """
     head = model.get_output_embeddings()
     if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
         raise UnsupportedModel(f"{type(model).__name__} has no linear layers of torch's that could have eight bits.")
-    if model.device.type != "cpu":
-        raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
     if is_offloaded(model):
         raise UnsupportedModel(
             f"Weights of this {type(model).__name__} are offloaded, so none of eight bits can be made; take another "
             "drafter, or load the model on one device."
         )
+    if model.device.type != "cpu":
+        raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)
     for name, module in list(made.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear):
