@@ -205,8 +205,8 @@ def _joined(plain: HuggingFaceModel) -> Joined:
     kept = model.__dict__.get(PLACE)
     if kept is None or kept.origin != function_of(model):
         _check_anatomy(plain)
-        kept = Joined(model)
         with torch.autocast(plain.device.type, enabled=False):
+            kept = Joined(model)
             _check_trial(plain, kept)
         model.__dict__[PLACE] = kept
     return kept
