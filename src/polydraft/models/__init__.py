@@ -64,7 +64,7 @@ from polydraft.models.text import (
     conversation_ids,
     text_of,
 )
-from polydraft.models.weights import chosen_precision, function_of
+from polydraft.models.weights import chosen_precision, function_of, weight_of
 
 __all__ = [
     "BUILT_IN",
@@ -146,5 +146,6 @@ __all__ = [
     "tokenizer_of",
     "warn_of_serial",
     "weight_bytes",
+    "weight_of",
     "write_plain",
 ]

@@ -35,6 +35,7 @@ from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of,
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
+from polydraft.models.packing import check_packed
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
 from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
@@ -90,6 +91,7 @@ class HuggingFaceModel:
         self.shapes = self.kept.shapes
         if self.encodes:
             self.layers = self.kept.layers
+        check_packed(self.model)
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
         self.counts, self.uncounted = tried.counts, tried.uncounted
         if tried.windows is None:
