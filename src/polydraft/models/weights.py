@@ -66,8 +66,7 @@ def anatomy_of(model: nn.Module) -> tuple[object, ...]:
             if kind in PLAIN:
                 found.append((name, value))
             elif name in OWN_HOOKS:
-                if value:
-                    found.append((name, tuple(key for key, hook in value.items() if not _watches(hook))))
+                found += ((name, key) for key, hook in value.items() if not _watches(hook))
             elif isinstance(value, PreTrainedConfig):
                 configs[id(value)] = value
             else:

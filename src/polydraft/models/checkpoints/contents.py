@@ -133,7 +133,8 @@ def _check_no_adapter(source: Source) -> None:
     if source.is_local and (Path(source.path) / ADAPTER).exists():
         raise CheckpointError(
             f"{source.name} holds an adapter ({ADAPTER}) and not a whole model alone; load it and its base with "
-            "peft.AutoPeftModelForCausalLM and pass that model, or save what its merge_and_unload() returns as a folder."
+            "peft.AutoPeftModelForCausalLM and pass that model, or save what its merge_and_unload() returns in a folder"
+            " of its own."
         )
 
 

@@ -24,8 +24,8 @@ def sharing_copy(model: Model) -> Model:
     leaves = {*map(id, parts)}
     if any(isinstance(vars(one).get("forward"), FunctionType) for one in model.modules() if id(one) not in leaves):
         raise UnsupportedModel(
-            f"No draft can be made of this {type(model).__name__}, since the forward of a part was replaced by a function "
-            "that runs the original, as torch.compile(model.forward) does; take another drafter."
+            f"No draft can be made of this {type(model).__name__}, since the forward of a part was replaced by a "
+            "function that runs the original, as torch.compile(model.forward) does; take another drafter."
         )
     shared = {id(one): one for one in [*parts, *model.parameters(), *model.buffers()]}
     try:
