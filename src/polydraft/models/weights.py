@@ -1,6 +1,5 @@
 """Whether a model still computes what it did: its weights, and all else that its passes depend on."""
 
-from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 from weakref import ref
@@ -26,6 +25,7 @@ ELSEWHERE = frozenset(
 """Fields of modules that say nothing of what passes compute, or that are looked at in another way."""
 SAMPLE = 128
 """About so many entries of a weight are looked at."""
+MIXING = 0x1E3779B97F4A7C15
 NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -34,19 +34,19 @@ def function_of(model: nn.Module) -> tuple[object, object]:
     return weights_of(model), anatomy_of(model)
 
 
-def weights_of(model: nn.Module) -> tuple[tuple[int, int, int], ...]:
-    """Return what changes when a model's weights or buffers are changed or moved; see `weight_of`."""
-    tensors = [*model.parameters(), *model.buffers()]
-    marks = _sums([_sample(one) for one in tensors])
-    return tuple((*_place(one), mark) for one, mark in zip(tensors, marks, strict=True))
+def weights_of(model: nn.Module) -> tuple[object, int]:
+    """Return what changes when a model's weights or buffers are changed or moved.
 
-
-def weight_of(weight: Tensor) -> tuple[int, int, int]:
-    """Return what changes when a weight does: its place in memory, its version, and a sum over a sample of its bits.
-
-    A change by way of `weight.data` leaves place and version alone, so that a sample of entries is looked at.
+    Their places in memory, their versions, and a mark of their bits: a change by way of `weight.data` leaves place and
+    version alone, so that a sample of entries is looked at.
     """
-    return (*_place(weight), *_sums([_sample(weight)]))
+    tensors = [*model.parameters(), *model.buffers()]
+    return tuple(map(_place, tensors)), _mark(tensors)
+
+
+def weight_of(weight: Tensor) -> tuple[object, int]:
+    """Return what changes when one weight does, as `weights_of` does for all."""
+    return _place(weight), _mark([weight])
 
 
 def anatomy_of(model: nn.Module) -> tuple[object, ...]:
@@ -113,19 +113,28 @@ def _place(weight: Tensor) -> tuple[int, int]:
         return id(weight), 0
 
 
+def _mark(weights: list[Tensor]) -> int:
+    """Return a number that follows from the bits of some entries; a device is waited for once."""
+    samples: dict[torch.device, list[Tensor]] = {}
+    for weight in weights:
+        found = _sample(weight)
+        if found is not None:
+            samples.setdefault(weight.device, []).append(found)
+    return sum(map(_hashed, samples.values()))
+
+
+def _hashed(samples: list[Tensor]) -> int:
+    bits = torch.cat(samples)
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    return int(((bits ^ (bits >> 32)) * (places * MIXING)).sum())
+
+
 def _sample(weight: Tensor) -> Tensor | None:
-    """Return bits of some entries, as whole numbers; None of a weight that is not there or has none."""
+    """Return bits of some entries, as whole numbers; None of a weight that is not there or of a kind of its own."""
     size = weight.element_size()
     if weight.layout != torch.strided or weight.device.type == "meta" or size not in NUMBERS or not weight.numel():
         return None
-    if type(weight) not in (Tensor, nn.Parameter, nn.Buffer) or not weight.is_contiguous():
+    if type(weight) not in (Tensor, nn.Parameter) or not weight.is_contiguous():
         return None
     step = max(1, weight.numel() // SAMPLE) | 1
-    return weight.detach().view(-1)[::step].contiguous().view(NUMBERS[size])
-
-
-def _sums(samples: list[Tensor | None]) -> Iterator[int]:
-    """Return the sum of each sample; a device is waited for once."""
-    sums = [one.sum() for one in samples if one is not None]
-    known = iter(torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else ())
-    return (0 if one is None else next(known) for one in samples)
+    return weight.detach().view(-1)[::step].contiguous().view(NUMBERS[size]).long()
