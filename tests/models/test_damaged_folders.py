@@ -139,7 +139,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "tokenizer of garbage": (written("tokenizer.json", "{"), "No tokenizer can be loaded from FOLDER: "),
     "tokenizer settings": (written("tokenizer_config.json", "[]"), "tokenizer_config.json in FOLDER is no JSON object"),
     "another format": (only("model.gguf"), "it holds no config.json but model.gguf, and only whole models in"),
-    "an adapter": (only("adapter_config.json"), "it holds no config.json but adapter_config.json, and only whole"),
+    "an adapter": (
+        only("adapter_config.json"),
+        "holds an adapter (adapter_config.json) and not a whole model alone; load it and its base with peft",
+    ),
 }
 KINDS: dict[str, tuple[Damage, str]] = {
     "unknown": (settings(model_type="nonsense"), "is of the kind 'nonsense' .* transformers .* does not know."),

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from polydraft.drafters import Defaults, Drafter, ModelDrafter, model_defaults, route_first
+from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, Product, Scheme, TopK
@@ -79,7 +80,17 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
 
 
 def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:
-    """Return the target as the engine runs it: the model's own code, compiled if asked."""
+    """Return the target as the engine runs it: the model's own code, compiled if asked.
+
+    Raises:
+        InvalidParameter: torch puts new tensors on another device than the CPU, where the engine's own are.
+    """
+    usual = torch.get_default_device()
+    if usual.type != "cpu":
+        raise InvalidParameter(
+            f"torch's default device is {usual}, and polydraft keeps its own numbers on the CPU; leave "
+            "torch.set_default_device out and put the models on their device by model.to."
+        )
     return CompiledModel(model) if compile else HuggingFaceModel(model)
 
 

@@ -88,7 +88,7 @@ class Run:
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
         left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
-        self._weights = state_of(setup.target) if setup.keeps_past else None
+        self._function = state_of(setup.target) if setup.keeps_past else None
         self._known = setup.past.known(setup.prompt, setup.drafter) if setup.past else 0
         self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0])
 
@@ -112,7 +112,7 @@ class Run:
         if taken is None or taken.rows is None:
             return self.setup.past
         text, target = committed(taken.rows.text), self.setup.target
-        return Past(target, text, taken.rows.reader, taken.rows.parts[0].state, self._weights)
+        return Past(target, text, taken.rows.reader, taken.rows.parts[0].state, self._function)
 
     def __iter__(self) -> Iterator[Block]:
         return self

@@ -66,7 +66,7 @@ from polydraft.models.text import (
     conversation_ids,
     text_of,
 )
-from polydraft.models.weights import weights_of
+from polydraft.models.weights import chosen_precision, function_of, weight_of
 
 __all__ = [
     "BUILT_IN",
@@ -108,6 +108,7 @@ __all__ = [
     "check_same_size",
     "check_same_source",
     "check_template",
+    "chosen_precision",
     "conversation_ids",
     "copied_criterion",
     "does_encode",
@@ -117,6 +118,7 @@ __all__ = [
     "embedded_head",
     "first_sentence",
     "fork_all",
+    "function_of",
     "inputs_beside",
     "is_derived",
     "is_known",
@@ -148,6 +150,6 @@ __all__ = [
     "tokenizer_of",
     "warn_of_serial",
     "weight_bytes",
-    "weights_of",
+    "weight_of",
     "write_plain",
 ]

@@ -1,6 +1,7 @@
 """A Hugging Face cache with numbered slots, so that the accepted branch of a tree can be kept and the rest dropped."""
 
 from collections.abc import Sequence
+from functools import reduce
 from operator import itemgetter
 from typing import Any, cast
 
@@ -93,11 +94,11 @@ class TreeCache(TransformersCache):
         if self.shape[1] == 1:
             self.written[layer].copy_(key_states)
             self.written[layer + 1].copy_(value_states)
-            return self.read[layer], self.read[layer + 1]
+            return _like(key_states, self.read[layer]), _like(value_states, self.read[layer + 1])
         keys, values = self.entries[layer], self.entries[layer + 1]
-        keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
-        values[self.rows, :, self.slots] = value_states.transpose(1, 2)
-        return keys[:, :, : self.used], values[:, :, : self.used]
+        keys[self.rows, :, self.slots] = _like(keys, key_states.transpose(1, 2))
+        values[self.rows, :, self.slots] = _like(values, value_states.transpose(1, 2))
+        return _like(key_states, keys[:, :, : self.used]), _like(value_states, values[:, :, : self.used])
 
     def update_indexer(self, indexer_key_states: Float[Tensor, "b n d"], layer_idx: int) -> Float[Tensor, "b m d"]:
         """Store the keys by which a layer chooses what it attends to, and return those in use."""
@@ -105,9 +106,9 @@ class TreeCache(TransformersCache):
         place = 2 * self.shape[0] + layer_idx
         if self.shape[1] == 1:
             self.written[place].copy_(indexer_key_states.unsqueeze(1))
-            return self.read[place].squeeze(1)
-        self.entries[place][self.rows, 0, self.slots] = indexer_key_states
-        return self.entries[place][:, 0, : self.used]
+            return _like(indexer_key_states, self.read[place].squeeze(1))
+        self.entries[place][self.rows, 0, self.slots] = _like(self.entries[place], indexer_key_states)
+        return _like(indexer_key_states, self.entries[place][:, 0, : self.used])
 
     def _cut(self) -> None:
         """Cut out what the next pass writes and reads, for all layers at once: less to do in every layer."""
@@ -131,6 +132,7 @@ class TreeCache(TransformersCache):
             self._opened(key_states)
             if self.shape[1] == 1:
                 self._cut()
+        self._widened(key_states.dtype, value_states.dtype)
         if self.shapes is None and key_states.shape != value_states.shape:
             raise UnsupportedModel(
                 f"Keys of shape {tuple(key_states.shape)} and values of shape {tuple(value_states.shape)} "
@@ -145,6 +147,18 @@ class TreeCache(TransformersCache):
             sizes = [(len(group), *kind) for group, kind in zip(self.groups, kinds, strict=True)]
             sizes = sizes or [(2 * layers, like.shape[1], like.shape[3])]
             self._hold([like.new_zeros(count, batch, heads, capacity, width) for count, heads, width in sizes])
+
+    def _widened(self, *precisions: torch.dtype) -> None:
+        """Make room for numbers of these precisions: `torch.autocast` chooses one for each product."""
+        own = self.stores[0].dtype
+        wide = own if all(one == own for one in precisions) else reduce(torch.promote_types, precisions, own)
+        if wide != own:
+            self._widen(wide)
+            if self.shape[1] == 1:
+                self._cut()
+
+    def _widen(self, precision: torch.dtype) -> None:
+        self._hold([store.to(precision) for store in self.stores])
 
     def _hold(self, stores: Sequence[Tensor]) -> None:
         whole = tuple(stores)
@@ -188,6 +202,7 @@ class TreeCache(TransformersCache):
         if length > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {length} are needed.")
         self._opened(other.stores[0][0])
+        self._widened(other.stores[0].dtype)
         for own, store in zip(self.stores, other.stores, strict=True):
             own[:, row, :, :length] = store[:, 0, :, :length]
         if other.positions is not None:
@@ -315,11 +330,20 @@ class _View(TreeCache):
         self.whole._opened(like)
         self._look()
 
+    def _widen(self, precision: torch.dtype) -> None:
+        self.whole._widen(precision)
+        self._look()
+
     def _positions(self, like: Int[Tensor, "..."]) -> Int[Tensor, "b m"]:
         if self.positions is None:
             self.whole._positions(like.new_zeros(1, 1))
             self._look()
         return cast(Tensor, self.positions)
+
+
+def _like(given: Tensor, entry: Tensor) -> Tensor:
+    """Return an entry in another tensor's precision, itself if it has that."""
+    return entry if entry.dtype == given.dtype else entry.to(given.dtype)
 
 
 def _stays(path: list[int]) -> bool:

@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.cache import TreeCache
-from polydraft.models.checks import cache_name, evaluating, for_logits
+from polydraft.models.checks import cache_name, evaluating, for_logits, is_offloaded
 from polydraft.models.derived.copying import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.layers import watch_layers
 from polydraft.models.packing import fits_packed
 from polydraft.models.protocol import Cache, Forward, Layer
 from polydraft.models.sources.prompts import check_not_again, moved
+from polydraft.models.weights import anatomy_of, chosen_precision, weights_of
 from polydraft.probs import sent
 
 MOST_TOKENS = 128
@@ -39,7 +40,7 @@ class CompiledPasses:
     """The compiled passes of one model, by batch, tokens, key slots, logits to keep, and hidden states to hand out.
 
     Args:
-        model: the model; its weights must not change afterwards, since on a CPU they become part of the code.
+        model: the model; it must not change afterwards, since on a CPU its weights become part of the code.
         backend: torch.compile's backend; the others are for tests.
 
     Raises:
@@ -49,7 +50,7 @@ class CompiledPasses:
     def __init__(self, model: PreTrainedModel, backend: str = INDUCTOR) -> None:
         if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
             raise InvalidParameter(f"Compiling needs torch 2.13 or newer, but this is torch {torch.__version__}.")
-        self.model = model
+        self.model, self.origin = model, _origin(model)
         self.seconds: dict[Shape, float] = {}
         self._passes: dict[Shape, Pass] = {}
         self._watched: dict[Layers, tuple[PreTrainedModel, dict[Layer, Tensor]]] = {(): (model, {})}
@@ -122,7 +123,7 @@ class CompiledModel(HuggingFaceModel):
     rounding.
 
     Args:
-        model: the model; its weights must not change afterwards.
+        model: the model; it must not change afterwards: wrap it anew.
         widths: passes over fewer tokens are filled up to the next of these; () compiles for every number of tokens.
         backend: torch.compile's backend; the others are for tests.
 
@@ -140,6 +141,11 @@ class CompiledModel(HuggingFaceModel):
             raise InvalidParameter(
                 f"{type(self.model).__name__} has layers that choose what they attend to, which are not compiled; "
                 "leave compile out."
+            )
+        if is_offloaded(self.model):
+            raise InvalidParameter(
+                f"Weights of this {type(self.model).__name__} are offloaded, so its passes are not compiled; leave "
+                "compile out."
             )
         self.widths = widths
         self.passes = _passes_of(self.model, backend)
@@ -214,21 +220,30 @@ class _SlotView(TreeCache):
         slots = cast(Tensor, self.slots)
         keys, values = self.entries[2 * layer_idx], self.entries[2 * layer_idx + 1]
         if len(keys) == 1:
-            keys.index_copy_(2, slots[0], key_states)
-            values.index_copy_(2, slots[0], value_states)
+            keys.index_copy_(2, slots[0], key_states.to(keys.dtype))
+            values.index_copy_(2, slots[0], value_states.to(values.dtype))
         else:
             places = slots[:, None, :, None]
-            keys.scatter_(2, places.expand(key_states.shape), key_states)
-            values.scatter_(2, places.expand(value_states.shape), value_states)
-        return keys, values
+            keys.scatter_(2, places.expand(key_states.shape), key_states.to(keys.dtype))
+            values.scatter_(2, places.expand(value_states.shape), value_states.to(values.dtype))
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
 
 
 def _passes_of(model: PreTrainedModel, backend: str) -> CompiledPasses:
-    """Return the passes kept with the model, so that they are compiled once and go when the model goes."""
+    """Return the passes kept with the model, so that they are compiled once, and anew when the model has changed."""
     kept = model.__dict__.get(PLACE)
-    if kept is None:
+    if kept is None or kept.origin != _origin(model):
         kept = model.__dict__[PLACE] = CompiledPasses(model, backend)
     return kept
+
+
+def _origin(model: PreTrainedModel) -> tuple[object, ...]:
+    """Return what compiled code holds for: weights are part of it on a CPU only."""
+    return (
+        anatomy_of(model),
+        chosen_precision(model.device),
+        None if model.device.type == "cuda" else weights_of(model),
+    )
 
 
 def _options(model: PreTrainedModel) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.layers import HEAD, check_layer
 from polydraft.models.packing import LARGE, can_pack, packed_product
 from polydraft.models.protocol import Forward, Layer
-from polydraft.models.weights import weights_of
+from polydraft.models.weights import chosen_precision, function_of
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""
@@ -38,7 +38,7 @@ class FusedModel(HuggingFaceModel):
     told the rows that were drafted from. Targets are never run this way.
 
     Args:
-        model: the model. Joined weights are made once per model and kept with it until its weights change.
+        model: the model. Joined weights are made once per model and kept with it until it changes.
 
     Raises:
         UnsupportedModel: it is of another anatomy or too large, or a trial pass differs from its own: see
@@ -59,8 +59,8 @@ class FusedModel(HuggingFaceModel):
         logits_to_keep: int,
         embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
-        """Score tokens with joined weights; embeddings are left to the model's own pass."""
-        if embeddings is not None:
+        """Score tokens with joined weights; embeddings, and all under autocast, are left to the model's own pass."""
+        if embeddings is not None or chosen_precision(self.device):
             return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
         for layer in hidden_layers:
             check_layer(layer, self.layers)
@@ -110,11 +110,11 @@ class FusedLayer:
 
 
 class Joined:
-    """A model's layers with joined weights, and the state of the weights they were made of."""
+    """A model's layers with joined weights, and what the model was when they were made."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body = cast(Any, model).model
-        self.origin = weights_of(model)
+        self.origin = function_of(model)
         self.layers = [FusedLayer(layer) for layer in body.layers]
         self.norm, self.head = _norm(body.norm), _product(cast(Any, model).lm_head)
         self.embedding: Tensor = body.embed_tokens.weight.detach()
@@ -189,7 +189,7 @@ def _product(*layers: nn.Linear) -> Product:
     """Return the product with the weights of one linear layer, or with those of several of the same input at once."""
     packed = [one for one in layers if isinstance(one, Int8Linear)]
     if len(packed) == len(layers) and all(one.bias is None for one in packed):
-        return int8_product(torch.cat([one.weight for one in packed]), torch.cat([one.scales for one in packed]), None)
+        return int8_product(torch.cat([one.steps for one in packed]), torch.cat([one.scales for one in packed]), None)
     weights = [one.weight.detach() for one in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases = [one.bias.detach() for one in layers if one.bias is not None]
@@ -200,13 +200,14 @@ def _product(*layers: nn.Linear) -> Product:
 
 
 def _joined(plain: HuggingFaceModel) -> Joined:
-    """Return the layers kept with a model, made anew and tried if its weights are not those they were made of."""
+    """Return the layers kept with a model, made anew and tried if it is not the function that they were made of."""
     model = plain.model
     kept = model.__dict__.get(PLACE)
-    if kept is None or kept.origin != weights_of(model):
+    if kept is None or kept.origin != function_of(model):
         _check_anatomy(plain)
-        kept = Joined(model)
-        _check_trial(plain, kept)
+        with torch.autocast(plain.device.type, enabled=False):
+            kept = Joined(model)
+            _check_trial(plain, kept)
         model.__dict__[PLACE] = kept
     return kept
 

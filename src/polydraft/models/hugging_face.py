@@ -21,11 +21,21 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import check_model, check_trial, counts_itself, evaluating, for_logits, kept_by
+from polydraft.models.checks import (
+    check_model,
+    check_trial,
+    counts_itself,
+    device_of,
+    evaluating,
+    for_logits,
+    is_offloaded,
+    kept_by,
+)
 from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
+from polydraft.models.packing import check_packed
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
 from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
@@ -53,7 +63,8 @@ class HuggingFaceModel:
     model later are not looked after: wrap it anew.
 
     Args:
-        model: the model, on its device, in its precision.
+        model: the model, on its device, in its precision. Of a wrapper (PEFT, torch.compile, data parallelism) the
+            model inside is taken, with its adapters.
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
@@ -82,6 +93,7 @@ class HuggingFaceModel:
         self.crowded: str | None = None
         if self.encodes:
             self.layers = self.kept.layers
+        check_packed(self.model)
         tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
         self.counts, self.uncounted, self.crowded = tried.counts, tried.uncounted, tried.crowded
         if tried.windows is None:
@@ -101,8 +113,8 @@ class HuggingFaceModel:
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return self.model.device
+        """The device of the model's passes."""
+        return device_of(self.model)
 
     def cut_to_windows(self) -> None:
         """End texts where the smallest window does, and give one mask to layers of all kinds."""
@@ -248,6 +260,11 @@ class HuggingFaceModel:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise UnsupportedModel(f"The output head of {type(self.model).__name__} is no plain product of its rows.")
+        if is_offloaded(head):
+            raise UnsupportedModel(
+                f"The output head of {type(self.model).__name__} is offloaded, and the drafter reads its rows; take "
+                "another drafter, or load the model on one device."
+            )
         return head.weight.detach()[tokens.to(head.weight.device)]
 
     def first_layers(self, count: int) -> "HuggingFaceModel":

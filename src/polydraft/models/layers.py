@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.protocol import Layer
+from polydraft.models.weights import WATCHING
 
 HEAD = "final"
 
@@ -85,20 +86,23 @@ def layers_of(model: Any, modules: Sequence[nn.Module] | None = None) -> nn.Modu
 
 
 def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
-    if layer == HEAD:
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Module):
-            raise UnsupportedModel(f"{type(model).__name__} has no output head whose input could be read.")
-        body = model.base_model
-        return body.register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
-    check_layer(layer, len(listed))
-    if layer == len(listed):
-        return listed[-1].register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
+    def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        found[layer] = _first(output)
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
         known = named[0] if named else {}  # torch leaves them out while the thread that made this hook removes it
         found.update({layer: inputs[0] if inputs else known.get("hidden_states")})
 
+    for one in (behind, before):
+        setattr(one, WATCHING, True)
+    if layer == HEAD:
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Module):
+            raise UnsupportedModel(f"{type(model).__name__} has no output head whose input could be read.")
+        return model.base_model.register_forward_hook(behind)
+    check_layer(layer, len(listed))
+    if layer == len(listed):
+        return listed[-1].register_forward_hook(behind)
     return listed[layer].register_forward_pre_hook(before, with_kwargs=True)
 
 

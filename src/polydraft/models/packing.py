@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polydraft.models.weights import weight_of
+
 MOST_BYTES = 1 << 30
 """Models with larger weights are left alone; their passes are bound by memory and would gain little."""
 SMALL, LARGE = 1 << 16, 1 << 19
@@ -21,8 +23,8 @@ SMALL, LARGE = 1 << 16, 1 << 19
 class PackedLinear(nn.Linear):
     """A linear layer that shares the parameters of another and also keeps them packed.
 
-    The packed copy is used for inference in float32 on a CPU as long as the weights are those that were packed;
-    training them, moving them or changing their precision falls back to the plain layer.
+    The packed copy is used for inference in float32 on a CPU, without autocast, as long as the weights are those that
+    were packed; training them, moving them or changing their precision falls back to the plain layer.
     """
 
     def __init__(self, plain: nn.Linear) -> None:
@@ -31,7 +33,7 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.packed = _packed(plain.weight)
-        self.origin = (plain.weight.data_ptr(), plain.weight._version)
+        self.origin, self.mark = (plain.weight.data_ptr(), plain.weight._version), weight_of(plain.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias."""
@@ -39,7 +41,8 @@ class PackedLinear(nn.Linear):
             return functional.linear(input, self.weight, self.bias)  # the compiler packs weights itself
         rows = input.numel() // self.in_features
         worth_it = rows > 1 or self.weight.numel() >= LARGE
-        if not worth_it or torch.is_grad_enabled() or not self._is_current() or input.dtype != torch.float32:
+        usable = input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu") and self._is_current()
+        if not worth_it or torch.is_grad_enabled() or not usable:
             return functional.linear(input, self.weight, self.bias)
         flat = input.reshape(rows, self.in_features)
         return _multiplied(flat, self.packed, self.bias).view(*input.shape[:-1], self.out_features)
@@ -48,7 +51,19 @@ class PackedLinear(nn.Linear):
         return (self.weight.data_ptr(), self.weight._version) == self.origin
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "packed": None, "origin": None}  # a packed matrix cannot be copied or stored
+        return {
+            **self.__dict__,
+            "packed": None,
+            "origin": None,
+            "mark": None,
+        }  # a packed matrix cannot be copied or stored
+
+
+def check_packed(model: nn.Module) -> None:
+    """Let go of packed weights that were changed by way of `weight.data`, which leaves no trace, as PEFT merges do."""
+    for one in model.modules():
+        if isinstance(one, PackedLinear) and one.origin is not None and one.mark != weight_of(one.weight):
+            one.origin = None
 
 
 def pack_linear_layers(model: nn.Module) -> nn.Module:

@@ -1,5 +1,6 @@
 """EAGLE's heads: their formulas, folders, drafting step by step, and the text's law."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +16,14 @@ from polydraft import EAGLE_25, BestFirst, Chain, Eagle2, Fixed, Widths
 from polydraft.catalogue import every_scheme
 from polydraft.conformance import check
 from polydraft.drafters import Session
+from polydraft.drafters.heads import ends as ends_of_heads
 from polydraft.drafters.heads.autoregressive import EagleDrafter, EagleState, _caught_up
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy
 from polydraft.drafters.model import SAMPLED
 from polydraft.errors import InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, linear_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text, reader_of
 from polydraft.schemes import IID, Given, Scheme, TopK
@@ -410,3 +412,40 @@ def test_another_target_is_refused_in_one_sentence(target: PreTrainedModel) -> N
         many.start(text, session)
     with pytest.raises(InvalidParameter, match="there is no target"):
         deep.start(text, Session(SamplingParams(), 32, VOCAB))
+
+
+def test_the_targets_rows_are_copied_once_for_a_head_and_anew_when_they_change(
+    monkeypatch: pytest.MonkeyPatch, target: PreTrainedModel
+) -> None:
+    made: list[Tensor] = []
+    monkeypatch.setattr(ends_of_heads, "linear_of", lambda rows: made.append(rows) or linear_of(rows))
+    own: Any = copy.deepcopy(target)
+    first, second = HeadEnds(tokens=TOKENS), HeadEnds(tokens=TOKENS[:9].clone())
+    states = torch.randn(1, 2, WIDTH, dtype=own.dtype)
+
+    def check_rows(ends: HeadEnds, count: int) -> None:
+        found = ends.bound(HuggingFaceModel(own), WIDTH).output(states)
+        assert torch.allclose(found, own.lm_head(states)[..., ends.get_buffer("tokens")]) and len(made) == count
+
+    check_rows(first, 1)
+    check_rows(first, 1)
+    check_rows(second, 2)
+    with torch.no_grad():
+        own.lm_head.weight.data.mul_(-1)  # leaves place and version as they were
+    check_rows(second, 3)
+    with torch.no_grad():
+        second.get_buffer("tokens")[0] += 1
+    check_rows(second, 4)
+
+
+def test_heads_draft_under_autocast(target: PreTrainedModel) -> None:
+    ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    own: Any = copy.deepcopy(target).float()
+    heads = [drafter_of(name) for name in MAIN]
+    for head in heads:
+        head.head.float(), head.ends.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = own.generate(ids, **options)
+        for head in heads:
+            assert torch.equal(polydraft.generate(own, ids, drafter=head, policy=3, **options).sequences, expected)

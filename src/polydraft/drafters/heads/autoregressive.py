@@ -191,7 +191,7 @@ class EagleDrafter(Drafter):
         fused = self.head.fused(joined_states(features, self.head.reads).to(self.head.like))
         last = state.states.shape[1] - 1
         rows = torch.arange(len(fused), device=fused.device).unsqueeze(-1)
-        state.states[rows, features.places.where(features.places >= 0, last)] = fused
+        state.states[rows, features.places.where(features.places >= 0, last)] = fused.to(state.states.dtype)
         return replace(state, given=tuple(given))
 
 

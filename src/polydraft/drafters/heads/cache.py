@@ -47,8 +47,8 @@ class HeadCache:
         last = self.keys.shape[3] - 1
         rows = torch.arange(len(slots), device=slots.device).unsqueeze(-1)
         places = slots.where(slots >= 0, last)
-        self.keys[layer].transpose(1, 2)[rows, places] = keys.transpose(1, 2)
-        self.values[layer].transpose(1, 2)[rows, places] = values.transpose(1, 2)
+        self.keys[layer].transpose(1, 2)[rows, places] = keys.transpose(1, 2).to(self.keys.dtype)
+        self.values[layer].transpose(1, 2)[rows, places] = values.transpose(1, 2).to(self.values.dtype)
 
     def join(self, row: int, other: "HeadCache") -> "HeadCache":
         """Return a cache in which the only row of another one takes the place of a row, or comes behind the last.

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
-from polydraft.models import LanguageModel, linear_of
+from polydraft.models import LanguageModel, linear_of, module_of, weight_of
 from polydraft.trees import Draft, Propose
+
+_ROWS: WeakKeyDictionary[nn.Module, tuple[Tensor, object, nn.Linear]] = WeakKeyDictionary()
+"""By target: the tokens of the head that was bound last, what both were then, and the target's rows of these tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,7 @@ class HeadEnds(nn.Module):
         if self.lm_head is not None:
             output: Callable[[Tensor], Tensor] = self.lm_head
         else:
-            output = target.unembedded if tokens is None else linear_of(target.output_rows(tokens))
+            output = target.unembedded if tokens is None else _rows(target, tokens)
         return BoundEnds(
             embed if self.scale == 1 else lambda ids: embed(ids) * self.scale,
             output if self.multiplier == 1 and self.softcap is None else lambda states: self._shaped(output(states)),
@@ -128,3 +133,15 @@ class HeadEnds(nn.Module):
                 f"The head drafts {rows} tokens and the target has {target.vocab_size}: it was trained for another "
                 "target."
             )
+
+
+def _rows(target: LanguageModel, tokens: Int[Tensor, " v"]) -> nn.Linear:
+    """Return the target's output rows of a head's tokens: copied once, and anew when the target's have changed."""
+    module = module_of(target)
+    head = None if module is None else cast(Any, module).get_output_embeddings()
+    if module is None or not isinstance(head, nn.Linear):
+        return linear_of(target.output_rows(tokens))
+    state, known = (weight_of(head.weight), weight_of(tokens)), _ROWS.get(module)
+    if known is None or known[0] is not tokens or known[1] != state:
+        known = _ROWS[module] = tokens, state, linear_of(target.output_rows(tokens))
+    return known[2]

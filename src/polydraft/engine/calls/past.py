@@ -7,7 +7,7 @@ import torch
 
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import LanguageModel, module_of, same_model, weights_of
+from polydraft.models import LanguageModel, chosen_precision, function_of, module_of, same_model
 from polydraft.reading import Reader, Text
 
 
@@ -22,14 +22,14 @@ class Past:
         text: one row, the prompt and what was written.
         reader: the target, which has read all tokens but the last.
         drafts: the drafter's state; None if another drafter goes on, so that nothing is known of its own.
-        weights: what the target's weights were when it began to read (`state_of`).
+        function: what the target was when it began to read (`state_of`).
     """
 
     target: LanguageModel
     text: Text
     reader: Reader
     drafts: Any
-    weights: object
+    function: object
 
     def known(self, prompt: Text, drafter: Drafter) -> int:
         """Return how many tokens of a prompt need not be read.
@@ -51,7 +51,8 @@ def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool
 
     Raises:
         InvalidParameter: there are several rows, or they are not text `alone`; this is no past, or one of another model
-            or of other weights.
+            or the
+            model has changed since.
     """
     if past is None and not keeps:
         return
@@ -66,10 +67,10 @@ def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool
         raise InvalidParameter(f"past must be what a run with keep_past=True has as its past, but is {shown(past)}.")
     if not same_model(past.target, target):
         raise InvalidParameter("past is of another model than this one; leave it out, so that the prompt is read.")
-    if past.weights != state_of(target):
-        raise InvalidParameter(
-            "past is of other weights than the model has now; leave it out, so that the prompt is read."
-        )
+    now: Any = state_of(target)
+    if past.function != now:
+        what = "other weights" if now is None or past.function[0] != now[0] else "other layers, hooks or settings"
+        raise InvalidParameter(f"past is of {what} than the model has now; leave it out, so that the prompt is read.")
 
 
 @torch.inference_mode()
@@ -79,6 +80,6 @@ def committed(text: Text) -> Text:
 
 
 def state_of(target: LanguageModel) -> object:
-    """Return what changes when a model's weights do, as far as one can look into it."""
+    """Return what changes when a model, or the precision of its passes, does, as far as one can look into it."""
     module = module_of(target)
-    return None if module is None else weights_of(module)
+    return None if module is None else (*function_of(module), chosen_precision(target.device))

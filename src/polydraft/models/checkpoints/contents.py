@@ -19,7 +19,8 @@ SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 WORDS = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model", "*.tiktoken", "tokenizer_config.json")
-FOREIGN = ("*.gguf", "*.onnx", "*.h5", "*.msgpack", "adapter_config.json", "*.pt", "*.pth")
+ADAPTER = "adapter_config.json"
+FOREIGN = ("*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pt", "*.pth")
 """What folders hold that are models of other programs, or parts of a model."""
 
 
@@ -27,9 +28,10 @@ def read_config(source: Source) -> dict[str, Any]:
     """Return a model's configuration as it is written, having checked what can be checked of it.
 
     Raises:
-        CheckpointError: there is none, it cannot be read, or it says what cannot be.
+        CheckpointError: there is none, it cannot be read, or it says what cannot be; or the folder is an adapter's.
         UnsupportedModel: it asks for code of its own, or is of a kind that transformers does not know.
     """
+    _check_no_adapter(source)
     said = read_json(config_file(source), source)
     kind = said.get("model_type")
     if not isinstance(kind, str):
@@ -120,6 +122,20 @@ def read_json(path: Path, source: Source) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise CheckpointError(f"{path.name} in {source.name} is no JSON object, but a {type(said).__name__}.")
     return said
+
+
+def _check_no_adapter(source: Source) -> None:
+    """Check that a folder is not that of an adapter, which transformers applies or not, as peft is installed or not.
+
+    Raises:
+        CheckpointError: it is; the text says what to do.
+    """
+    if source.is_local and (Path(source.path) / ADAPTER).exists():
+        raise CheckpointError(
+            f"{source.name} holds an adapter ({ADAPTER}) and not a whole model alone; load it and its base with "
+            "peft.AutoPeftModelForCausalLM and pass that model, or save what its merge_and_unload() returns in a folder"
+            " of its own."
+        )
 
 
 def _check_no_code(said: dict[str, Any], source: Source) -> None:

@@ -181,7 +181,7 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return "it has none, or a private one for which HF_TOKEN must be set"
     if isinstance(error, EntryNotFoundError):
-        return "what it has of that name holds no config.json"
+        return "what it has of that name holds no config.json (an adapter is loaded with peft, and the model passed)"
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         return f"it answers with status {error.response.status_code}"
     return f"there is no connection to it ({type(error).__name__})"

@@ -1,6 +1,7 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
 from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.placement import device_of, is_offloaded
 from polydraft.models.checks.shapes import cache_in, cache_name, kept_by
 from polydraft.models.checks.supported import (
     check_architecture,
@@ -11,6 +12,7 @@ from polydraft.models.checks.supported import (
     sees,
 )
 from polydraft.models.checks.trial import check_trial
+from polydraft.models.checks.wrapped import unwrapped
 
 __all__ = [
     "cache_in",
@@ -20,9 +22,12 @@ __all__ = [
     "check_supported",
     "check_trial",
     "counts_itself",
+    "device_of",
     "evaluating",
     "for_logits",
+    "is_offloaded",
     "kept_by",
     "reads_prompts_both_ways",
     "sees",
+    "unwrapped",
 ]

@@ -12,6 +12,7 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models.chains.handed import NAME as HANDED
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.placement import device_of
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_kept"
@@ -105,7 +106,7 @@ def _taken(model: PreTrainedModel) -> tuple[str, Cache | list[Any]]:
     Versions of transformers call it by other names, a model need not take it by the name by which it returns it, and a
     signature may name something else so, or nothing.
     """
-    token, name = torch.zeros(1, 1, dtype=torch.int64, device=model.device), type(model).__name__
+    token, name = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model)), type(model).__name__
     text = decoder_inputs(stand_in(model), token) if is_encoder_decoder(model) else {"input_ids": token}
     told = for_logits(model)
     try:

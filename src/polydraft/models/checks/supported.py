@@ -8,7 +8,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.checks.placement import device_of
+from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.windows import empty_window
+from polydraft.models.checks.wrapped import check_alike, held_by, unwrapped
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")
 BOTH_WAYS = (True, "all")
@@ -20,6 +23,8 @@ In models that see images they concern the prompt, which is read by the model's 
 def check_model(model: object) -> PreTrainedModel:
     """Return what was passed as a model if it is one that can score token trees, as far as it says so itself.
 
+    Of a wrapper it is the model inside (`unwrapped`).
+
     Raises:
         InvalidParameter: it is something else, such as a pair, a tokenizer, a folder's name, or nothing; the text says
             what to pass.
@@ -27,6 +32,8 @@ def check_model(model: object) -> PreTrainedModel:
     """
     if not isinstance(model, nn.Module):
         raise InvalidParameter(f"A Hugging Face causal model is needed, but {_described(model)}")
+    model = cast(nn.Module, unwrapped(model))
+    _check_bare(model)
     if not isinstance(getattr(model, "config", None), PreTrainedConfig):
         raise UnsupportedModel(
             f"{type(model).__name__} is no Hugging Face model: it has no config that says what it is; pass the model "
@@ -34,7 +41,22 @@ def check_model(model: object) -> PreTrainedModel:
         )
     pretrained = cast(PreTrainedModel, model)
     check_supported(pretrained)
+    check_alike(pretrained)
     return pretrained
+
+
+def _check_bare(model: nn.Module) -> None:
+    """Check that a model is not a wrapper of an unknown kind, which hands its arguments on.
+
+    Raises:
+        UnsupportedModel: it is; the text says what to pass.
+    """
+    held = held_by(model)
+    if held is not None and cache_name(held[1]) not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(
+            f"{type(model).__name__} is a wrapper around {type(held[1]).__name__}; pass the model that it holds, its "
+            f"attribute `{held[0]}`."
+        )
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -50,7 +72,7 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} runs {config._attn_implementation} attention, which takes no tree masks; "
             'load it with attn_implementation="sdpa".'
         )
-    if model.device.type == "meta":
+    if device_of(model).type == "meta":
         raise UnsupportedModel(f"{name} is on the meta device, which holds no weights; load it on cpu or cuda.")
 
 

@@ -19,12 +19,14 @@ from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
 from polydraft.models.checks.crowds import known_crowd, tried_crowd
 from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.twins import twin_of
 from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
+from polydraft.models.weights import anatomy_of, chosen_precision
 
 PLACE = "polydraft_tried"
 WIDTH = 4
@@ -307,11 +309,15 @@ def _spread(logits: Float[Tensor, "..."]) -> float:
 
 
 def _rounding(model: PreTrainedModel) -> float:
-    return HALF_ROUNDING if torch.finfo(model.dtype).bits < 32 else ROUNDING
+    return HALF_ROUNDING if _in_half(model) else ROUNDING
 
 
 def _agreeing(model: PreTrainedModel) -> float:
-    return HALF_AGREEING if torch.finfo(model.dtype).bits < 32 else AGREEING
+    return HALF_AGREEING if _in_half(model) else AGREEING
+
+
+def _in_half(model: PreTrainedModel) -> bool:
+    return torch.finfo(chosen_precision(device_of(model)) or model.dtype).bits < 32
 
 
 def _takes(model: PreTrainedModel, name: str) -> bool:
@@ -327,7 +333,8 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
         config._attn_implementation,
         getattr(config, "is_decoder", None),
         str(model.dtype),
-        str(model.device),
+        str(device_of(model)),
+        chosen_precision(device_of(model)),
         windows,
-        frozenset(map(type, model.modules())),
+        anatomy_of(model),
     )

@@ -1,6 +1,7 @@
 """A copy of a model that shares its weights."""
 
 import copy
+from types import FunctionType
 from typing import TypeVar
 
 from torch import nn
@@ -17,9 +18,15 @@ def sharing_copy(model: Model) -> Model:
     found out about the model stays with the model.
 
     Raises:
-        UnsupportedModel: something on the model cannot be copied.
+        UnsupportedModel: something on the model cannot be copied, or its passes do not run its own modules.
     """
     parts = [one for one in model.modules() if not any(True for _ in one.children())]
+    leaves = {*map(id, parts)}
+    if any(isinstance(vars(one).get("forward"), FunctionType) for one in model.modules() if id(one) not in leaves):
+        raise UnsupportedModel(
+            f"No draft can be made of this {type(model).__name__}, since the forward of a part was replaced by a "
+            "function that runs the original, as torch.compile(model.forward) does; take another drafter."
+        )
     shared = {id(one): one for one in [*parts, *model.parameters(), *model.buffers()]}
     try:
         made = copy.deepcopy(model, memo=shared)

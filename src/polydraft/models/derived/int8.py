@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from polydraft.errors import UnsupportedModel
+from polydraft.models.checks.placement import is_offloaded
 from polydraft.models.derived.copying import sharing_copy
 
 STEPS = 127
@@ -23,21 +24,30 @@ BLOCK = 16
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer with weights of eight bits, a scale for each row of them."""
+    """A linear layer with weights of eight bits, a scale for each row of them.
+
+    Layers around it, such as adapters, may look at its `weight`: that is the matrix that the eight bits stand for.
+    """
 
     def __init__(self, plain: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.training = plain.training
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        weight, scales = rounded(plain.weight.detach())
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        steps, scales = rounded(plain.weight.detach())
+        self.precision = plain.weight.dtype
+        self.steps = nn.Parameter(steps, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.bias = plain.bias
 
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  there is no such parameter
+        """The matrix, in the precision that it had."""
+        return (self.steps * self.scales.unsqueeze(1)).to(self.precision)
+
     def forward(self, input: Tensor) -> Tensor:
-        """Return input @ (scales * weight).T + bias."""
+        """Return input @ (scales * steps).T + bias."""
         rows = input.reshape(-1, self.in_features)
-        return int8_product(self.weight, self.scales, self.bias)(rows).view(*input.shape[:-1], self.out_features)
+        return int8_product(self.steps, self.scales, self.bias)(rows).view(*input.shape[:-1], self.out_features)
 
 
 def rounded(weight: Float[Tensor, "o i"]) -> tuple[Int[Tensor, "o i"], Float[Tensor, " o"]]:
@@ -68,11 +78,17 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with weights of eight bits in all linear layers, the head included; the rest is shared.
 
     Raises:
-        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its layers are of other kinds.
+        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its weights are elsewhere between
+            passes, or its layers are of other kinds.
     """
     head = model.get_output_embeddings()
     if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
         raise UnsupportedModel(f"{type(model).__name__} has no linear layers of torch's that could have eight bits.")
+    if is_offloaded(model):
+        raise UnsupportedModel(
+            f"Weights of this {type(model).__name__} are offloaded, so none of eight bits can be made; take another "
+            "drafter, or load the model on one device."
+        )
     if model.device.type != "cpu":
         raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)

@@ -81,6 +81,7 @@ _CACHE = "polydraft keeps keys and values in a cache of its own, whose branches 
 _UNIVERSAL = "a drafter must share the target's tokens; leave it out"
 _ITSELF = "polydraft has no drafter of this kind; pass drafter= or leave it out"
 
+_ALIKE = "all rows are of one model; choose adapters by set_adapter and make a call for each choice"
 _NO_ENCODER = "the model has no encoder, and its text starts with the prompt; leave it out"
 
 REFUSED: Mapping[str, Refusal] = {
@@ -112,6 +113,7 @@ REFUSED: Mapping[str, Refusal] = {
     "synced_gpus": Refusal("polydraft runs in one process; leave it out"),
     "output_attentions": Refusal("attention weights are not kept; score the finished text with the model"),
     "output_hidden_states": Refusal("hidden states are not kept; score the finished text with the model"),
+    "adapter_names": Refusal(_ALIKE, (None,)),
     "inputs_embeds": Refusal("polydraft reads token ids only; pass input_ids", (None,)),
     "position_ids": Refusal("positions follow from attention_mask; leave it out", (None,)),
     "decoder_start_token_id": Refusal(_NO_ENCODER, (None,)),
