@@ -435,7 +435,7 @@ def test_outputs_are_read_like_hugging_faces() -> None:
     assert torch.equal(output[0], output.sequences)
     assert "scores" in output
     assert "logits" not in output
-    assert [*output.keys()] == ["sequences", "statistics", "finish", "scores"]
+    assert [*output.keys()] == ["sequences", "statistics", "finish", "scores", "verifier", "lossless"]
     assert {**output}["finish"] == ("length",)
     assert generate().scores is None
     with pytest.raises(KeyError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +18,7 @@ from polydraft.engine.calls.past import Past
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Ending
+from polydraft.engine.stopping import Ending, Together
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
@@ -234,7 +235,7 @@ def _run_prepared(
         policy=parts.policy,
         prompt=Text(prepared.tokens, prepared.lengths),
         laws=row_laws(prepared),
-        endings=row_endings(prepared, target.context),
+        endings=_endings(prepared, target.context),
         keeps_scores=prepared.wants_scores or prepared.wants_logits,
         fallback=reason,
         past=choices.past,
@@ -244,6 +245,16 @@ def _run_prepared(
         sources=sources,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
+
+
+def _endings(prepared: Prepared, context: int) -> tuple[Ending, ...]:
+    """Return where each row ends, with the criteria that see all rows of the call."""
+    endings = row_endings(prepared, context)
+    if not prepared.together:
+        return endings
+    lengths, scored = prepared.lengths.tolist(), prepared.wants_scores
+    together = Together(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
+    return tuple(replace(one, together=together) for one in endings)
 
 
 def row_laws(prepared: Prepared) -> tuple[TargetLaw, ...]:
@@ -330,4 +341,6 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         in_steps(logits) if prepared.wants_logits else None,
         run.past,
         None if run.setup.logprobs is None else tuple(map(tuple, logprobs)),
+        verifier=run.statistics.verifier,
+        lossless=run.statistics.lossless,
     )

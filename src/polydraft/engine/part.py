@@ -8,22 +8,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, is_sound
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
+    Fixed,
     Piece,
     TokenTree,
     TreePolicy,
+    TreeShape,
     Verdict,
     in_pieces,
     policy_after,
     policy_joined,
+    restricted,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
+
+NOTHING = Fixed(TreeShape(()))
+"""The policy of a step that drafts nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +79,26 @@ class Part:
         own = features if features is None or self.alone else features.of(self.rows)
         return replace(self, state=self.drafter.read(self.state, self.text(text), own))
 
-    def drafted(self, text: Text, target: Reader, noise: Noise) -> tuple[list[Piece], "Part"]:
-        """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on."""
+    def drafted(
+        self, text: Text, target: Reader, noise: Noise, last: Collection[int] = ()
+    ) -> tuple[list[Piece], "Part"]:
+        """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on.
+
+        Rows with room for one token, the `last`, are drafted for only beside others, and with numbers that are then put
+        back: what comes of them is what comes without drafts. A drafter that may take it amiss is asked as ever.
+        """
         fresh, before, own = noise if self.alone else noise.of(self.rows), self.state, self.text(text)
+        there = [place for place, row in enumerate(self.rows) if row in last]
+        spares = bool(there) and len(there) == sum(row >= 0 for row in self.rows) and is_sound(self.drafter)
         if self.drafter.shares:  # a part that shares has one row, or began with all: then it drafts for all of them
             one = not self.alone and len(self.rows) == 1
             before, own = (
                 self.drafter.over(before, target.of_row(self.rows[0]) if one else target),
                 own if one else text,
             )
-        draft, state = self.drafter.draft(before, own, self.verifier.scheme, self.policy, fresh)
+        draft, state = self.drafter.draft(before, own, self.verifier.scheme, NOTHING if spares else self.policy, fresh)
+        if there:
+            fresh.of(there).again()
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 
@@ -162,6 +178,14 @@ def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
     else:
         kept[ours] = kept[ours].joined(row, new.state)
     return tuple(part for part in kept if any(own >= 0 for own in part.rows))
+
+
+def without(pieces: Sequence[Piece], rows: Collection[int], text: Text) -> list[Piece]:
+    """Return the pieces with nothing drafted in some rows."""
+    found = [(piece, [row for row in piece.rows if row in rows]) for piece in pieces]
+    kept = [one for piece, own in found for one in (restricted([piece], {*piece.rows} - {*own}) if own else [piece])]
+    bare = tuple(row for _, own in found for row in own)
+    return [*kept, Piece(bare, Draft.nothing(text.last()[list(bare)]))] if bare else kept
 
 
 def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
