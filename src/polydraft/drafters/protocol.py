@@ -129,6 +129,7 @@ class Drafter(Protocol):
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
         proposes: whether it drafts at all.
+        branches: whether its trees branch where the policy's are chains, as those of a merge do.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Drafter(Protocol):
     riders: int = 0
     shares: bool = False
     proposes: bool = True
+    branches: bool = False
 
     @property
     def own_name(self) -> str:

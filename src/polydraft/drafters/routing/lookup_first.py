@@ -53,6 +53,7 @@ class LookupFirst(Drafter):
     reads: tuple[Layer, ...] = field(init=False)
     riders: int = field(init=False)
     shares: bool = field(init=False)
+    branches: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, Drafter):
@@ -60,7 +61,7 @@ class LookupFirst(Drafter):
                 f"Lookups go before a drafter such as ModelDrafter(...), not before {shown(self.drafter)}."
             )
         told = {"name": f"lookup, else {self.drafter.name}", "reads": self.drafter.reads, "riders": self.drafter.riders}
-        told["shares"] = self.drafter.shares
+        told["shares"], told["branches"] = self.drafter.shares, self.drafter.branches
         for name, value in told.items():
             object.__setattr__(self, name, value)
         numbers = (self.trusted, self.most)
