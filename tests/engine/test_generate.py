@@ -19,6 +19,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, HuggingFaceModel, ModelDrafter, NoDraft, Widths
@@ -79,9 +80,14 @@ class TestAsCustomGenerate:
             seed=5,
             return_dict_in_generate=True,
         )
-        assert isinstance(output, GenerationOutput)
+        assert isinstance(output, GenerateDecoderOnlyOutput)  # which pipelines take apart
         assert torch.equal(output.sequences, generate(do_sample=True, seed=5, policy=None).sequences)
         assert output.statistics.new_tokens == NEW
+        assert (output.finish, output.verifier, output.lossless) == (
+            ("length",),
+            "block verification on chains, top then sample on trees",
+            True,
+        )
 
     def test_batch_with_padding_and_eos(self) -> None:
         ids, mask = padded(ROWS, "left")
@@ -352,7 +358,7 @@ class TestStream:
             assert int(block.tree.tokens[0, 0]) == text[-1]
             assert block.tree.tokens[0, kept].tolist()[: row.accepted] == list(row.tokens[: row.accepted])
             assert len(row.tokens) <= row.kept + 1
-            assert row.offered == min(row.kept + 1, 3)
+            assert row.offered == (min(row.kept + 1, 3) if row.drafted else 0)
             text += row.tokens
         assert text == greedy()[0].tolist()
 

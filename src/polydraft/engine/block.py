@@ -90,7 +90,7 @@ class Statistics:
         prompt_known: tokens of the prompts that it knew from a past.
         sources: by who drafted, the drafts proposed, and those accepted and emitted. The target's own token behind
             them is no draft, also where it is as predicted: `polydraft.drafters.Followed` counts a prediction's tokens.
-        verifier: the name of the rule that keeps drafts; of several rules all names, with commas.
+        verifier: the name of the rule that keeps drafts; of several rules all names, with semicolons.
         lossless: whether it keeps the target's law, and so do all others; False for a lossy rule.
     """
 
@@ -222,7 +222,7 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
 
 def names_of(rules: Sequence[str]) -> str:
     """Return the names of rules, each once, in the order in which they come first."""
-    return ", ".join(dict.fromkeys(name for one in rules if one for name in one.split(", ")))
+    return "; ".join(dict.fromkeys(name for one in rules if one for name in one.split("; ")))
 
 
 def _add_source(sources: dict[str, tuple[int, int]], name: str, more: tuple[int, int]) -> None:

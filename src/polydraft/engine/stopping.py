@@ -16,6 +16,8 @@ from polydraft.models import BUILT_IN, first_sentence
 from polydraft.trees import TokenTree, Verdict
 
 Scores = tuple[Float[Tensor, "b V"], ...]
+CUT = "A text was cut short by the model's context"
+"""How the warning begins that a text is shorter than was asked for."""
 
 
 @runtime_checkable
@@ -168,8 +170,7 @@ class Ending:
 def warn_of_context(context: int) -> None:
     """Say that a text is shorter than was asked for."""
     warnings.warn(
-        f"A text was cut short by the model's context of {context} tokens, prompt included; ask for fewer new tokens "
-        "or shorten the prompt.",
+        f"{CUT} of {context} tokens, prompt included; ask for fewer new tokens or shorten the prompt.",
         UserWarning,
         stacklevel=5,  # the caller of `generate`
     )
