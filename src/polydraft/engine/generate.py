@@ -81,10 +81,9 @@ def generate(
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
 
     Also works as `model.generate(input_ids, custom_generate=polydraft.generate, drafter=..., ...)`, and then returns
-    what `model.generate` does: a tensor, or with `return_dict_in_generate=True` Hugging Face's own output, which has
-    what else is in a `GenerationOutput` as attributes. Hugging Face hands neither `streamer` nor `assistant_model` nor
-    `stop_strings` with `tokenizer` on to such a function, which cannot see that they were given: use the direct call
-    for these.
+    what `model.generate` does: a tensor, or with `return_dict_in_generate=True` an output of Hugging Face's class, with
+    what else there is as attributes. Hugging Face hands neither `streamer` nor `assistant_model` nor `stop_strings`
+    with `tokenizer` on to such a function, which cannot see that they were given: use the direct call for these.
 
     Every argument of Hugging Face's `generate` is honoured exactly or refused by name. A temperature without `top_k`
     keeps Hugging Face's default of 50 tokens, where the command line keeps all; `statistics.in_force` says what held.
