@@ -199,6 +199,34 @@ def test_a_sampled_text_is_what_criteria_were_shown() -> None:
         assert seen.shown == [output.sequences[:, : 6 + place].tolist() for place in range(NEW)]
 
 
+class Turning(LogitsProcessor):
+    """Favours another token at each call, so that it must have been called once for each place of a row."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores + 2.0 * (torch.arange(scores.shape[-1]) % 5 == self.calls % 5)
+
+
+@pytest.mark.parametrize("name", ["model", "merge", "recycling", "lookahead", "self:skip=1"])
+@pytest.mark.parametrize("turning", [False, True], ids=["", "with a processor that keeps state"])
+def test_rows_that_go_on_in_step_have_their_own_texts(name: str, turning: bool) -> None:
+    """What a row gives back is drafted, scored and processed again, whoever drafts."""
+    more = {"logits_processor": LogitsProcessorList([Turning()])} if turning else {}
+    expected = by_hugging_face(**more)
+    more = {"logits_processor": LogitsProcessorList([Turning()])} if turning else {}
+    own = options(stopping_criteria=[Seeing()], drafter=draft() if name == "model" else name, **more)
+    run = polydraft.stream(target(), **{key: one for key, one in own.items() if key != "return_dict_in_generate"})
+    for block in run:
+        gained = {len(row.tokens) for row in block.rows.values()}
+        assert len(gained) == 1 and all(
+            row.accepted in (len(row.tokens), len(row.tokens) - 1) for row in block.rows.values()
+        )
+    assert torch.equal(run.sequences(ROWS, PAD), expected)
+
+
 def test_a_criterion_counts_prompts_of_many_for_each() -> None:
     own = Sixth()
     run = polydraft.generate_many(target(), [[1, 2], [3, 4]], max_new_tokens=NEW, stopping_criteria=[own])

@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteria,
     TextIteratorStreamer,
     TypicalLogitsWarper,
+    pipeline,
 )
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -88,6 +89,28 @@ class TestAsCustomGenerate:
             "block verification on chains, top then sample on trees",
             True,
         )
+
+    @pytest.mark.parametrize("together", [{}, {"return_dict_in_generate": True}, {"num_return_sequences": 2}])
+    @pytest.mark.parametrize("pads", [True, False])
+    def test_a_pipeline_with_a_list_of_prompts(self, pads: bool, together: dict[str, Any]) -> None:
+        """Without a padding token prompts go one by one, as with Hugging Face, who refuses a batch of them."""
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", len(tokenizer), eos_token_id=0)
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = 0, 0 if pads else None
+        if not pads:
+            tokenizer.pad_token = None
+        texts, options = ["a winter", "there in the spring"], {"max_new_tokens": 6, "do_sample": False, **together}
+        if "num_return_sequences" in together:
+            options |= {"do_sample": True, "top_k": 1}
+        write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        ours = {"custom_generate": polydraft.generate, "drafter": "ngram"}
+        expected = write(texts, **options)
+        assert write(texts, **ours, **options) == expected
+        if pads:
+            assert write(texts, batch_size=2, **ours, **options) == expected
+        else:
+            with pytest.raises(ValueError, match="without pad_token cannot do batching"):
+                write(texts, batch_size=2, **ours, **options)
 
     def test_batch_with_padding_and_eos(self) -> None:
         ids, mask = padded(ROWS, "left")

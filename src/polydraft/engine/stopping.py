@@ -24,7 +24,7 @@ CUT = "A text was cut short by the model's context"
 class StoppingCriterion(Protocol):
     """Hugging Face's interface: tells for every row whether it ends with its last token."""
 
-    def __call__(self, input_ids: Int[Tensor, "b t"], scores: Any) -> Bool[Tensor, "b"]:
+    def __call__(self, input_ids: Int[Tensor, "b t"], scores: Any) -> Bool[Tensor, "b"] | bool:
         """Return True for rows that end here."""
         ...
 
