@@ -200,6 +200,8 @@ class Drafter(Protocol):
     ) -> tuple[Draft | Pieces, Any]:
         """Propose a tree below the last committed token of every row, its children drawn under `scheme`.
 
+        A policy whose shape has no children asks for nothing, but for the state.
+
         Returns:
             the draft, or drafts by row; and the state with which the step goes on.
         """
