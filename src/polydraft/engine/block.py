@@ -137,6 +137,8 @@ class Statistics:
             sources=sources,
             prompt_read=self.prompt_read + prompt_read,
             prompt_known=self.prompt_known + prompt_known,
+            verifier=names_of([self.verifier, *(row.verifier for row in block.rows.values())]),
+            lossless=self.lossless and all(row.lossless for row in block.rows.values()),
         )
 
     def note(self, seconds: Mapping[str, float], fallback: str) -> None:
