@@ -14,6 +14,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.planner import Opening, PlanningPolicy, Spent
+from polydraft.engine.stopping import Together
 from polydraft.engine.target_law import Processors
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import Cache, Forward, LanguageModel
@@ -198,15 +199,17 @@ def law_of(
     place: Callable[[Tensor], Tensor] = torch.clone,
     processors: Processors = (),
     rest: Callable[[list[int], int], Law] | None = None,
+    together: Together | None = None,
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed.
 
     After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
     `place` says on which device the text lies. With `processors`, `rest` is the law of so many more tokens.
+    `together` are criteria that see all rows.
     """
     choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
     text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
-    ending = Ending(len(prompts[0]) + new, eos=eos)
+    ending = Ending(len(prompts[0]) + new, eos=eos, together=together)
     plans = isinstance(policy, PlanningPolicy)
     method = Method(target, guard, Chosen(rule, choices), policy, teaches=(policy,) if plans else ())
     asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))

@@ -72,7 +72,7 @@ def test_json_tells_what_was_read_and_what_was_known(call: Call, chat_folder: Pa
     asked = Conversation().asked(chat, "How many?")
     assert [*first] == [
         *("role", "content", "finish", "tokens", "accepted", "target_calls", "prompt_read", "prompt_known"),
-        *("dropped", "seconds"),
+        *("dropped", "verifier", "lossless", "seconds"),
     ]
     assert (first["role"], first["finish"], first["tokens"]) == ("assistant", "length", 6)
     assert (first["prompt_read"], first["prompt_known"]) == (len(asked.ids), 0)

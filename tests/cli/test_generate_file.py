@@ -95,6 +95,8 @@ def test_a_line_has_what_people_need_and_the_first_one_the_settings(call: Call, 
         "target_calls",
         "block_efficiency",
         "accepted",
+        "verifier",
+        "lossless",
         "seed",
     ]
     assert [*first] == [*keys, "settings"] and all([*line] == keys for line in rest)
@@ -102,6 +104,7 @@ def test_a_line_has_what_people_need_and_the_first_one_the_settings(call: Call, 
     for line in (first, *rest):
         assert line["prompt"] == PROMPTS[line["id"]] and [*PROMPTS].index(line["id"]) == line["line"] - 1
         assert line["block_efficiency"] == round(line["new_tokens"] / line["target_calls"], 4)
+        assert line["lossless"] is True and line["verifier"]
 
 
 def test_a_piped_run_is_one_line_and_json_one_object(call: Call, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

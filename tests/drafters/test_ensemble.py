@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
+from polydraft import GenerationOutput
 from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
@@ -157,7 +158,29 @@ def test_at_temperature_zero_a_member_drafts_its_likeliest_token() -> None:
     assert draft.tree.tokens[0, 1:].tolist() == expected
 
 
+def test_models_may_be_given_as_users_have_them() -> None:
+    bare, other = tiny_model("llama", VOCAB, seed=1), tiny_model("llama", VOCAB, seed=2)
+    mixed = EnsembleDrafter([bare, (other, HOT), (bare, HOT)])
+    assert len(mixed.models()) == 2 and [own for _, own in mixed.members] == [None, HOT, HOT]
+    usual = EnsembleDrafter(((model(1), None), (model(2), HOT), (model(1), HOT)))
+    target, ids = tiny_model("llama", VOCAB), torch.tensor([ROWS[0]])
+    texts = [polydraft.generate(target, ids, drafter=one, max_new_tokens=12, temperature=1.0, seed=5)
+             for one in (mixed, usual)]  # fmt: skip
+    assert torch.equal(texts[0].sequences, texts[1].sequences) and texts[0].statistics.drafted
+    assert EnsembleDrafter(bare).name == "ensemble"
+    alone = polydraft.generate(target, ids, drafter=ModelDrafter(bare), max_new_tokens=4)
+    assert isinstance(alone, GenerationOutput) and alone.statistics.drafted
+
+
 def test_what_it_refuses() -> None:
+    for members in ([(model(1), 3)], [(model(1), None, 3)], [(model(1),)]):
+        with pytest.raises(InvalidParameter, match=r"must be draft models, alone or as \(model, SamplingParams"):
+            EnsembleDrafter(members)  # pyright: ignore[reportArgumentType]
+    for wrong in (3, [3], [model(1), "model"], ModelDrafter(model(1))):
+        with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed"):
+            EnsembleDrafter(wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but a int"):
+        ModelDrafter(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidParameter, match="at least one draft model"):
         EnsembleDrafter(())
     with pytest.raises(InvalidParameter, match="at least the number of models, 2, but is 1"):

@@ -435,7 +435,7 @@ def test_outputs_are_read_like_hugging_faces() -> None:
     assert torch.equal(output[0], output.sequences)
     assert "scores" in output
     assert "logits" not in output
-    assert [*output.keys()] == ["sequences", "statistics", "finish", "scores"]
+    assert [*output.keys()] == ["sequences", "statistics", "finish", "scores", "verifier", "lossless"]
     assert {**output}["finish"] == ("length",)
     assert generate().scores is None
     with pytest.raises(KeyError):
@@ -455,38 +455,3 @@ def test_the_statistics_name_what_is_in_force() -> None:
     assert generate(temperature=0.8, top_k=0, seed=1).statistics.in_force == ("temperature=0.8",)
     run = polydraft.generate_many(target(), [[1, 2]], temperature=0.8, max_new_tokens=2)
     assert run.statistics.in_force == ("temperature=0.8", "top_k=50")
-
-
-def test_criteria_may_answer_with_a_plain_bool_and_are_named_if_they_answer_otherwise() -> None:
-    output = generate(stopping_criteria=[lambda ids, scores: ids.shape[1] >= 8])
-    assert output.sequences.shape[1] == 8
-    with pytest.raises(InvalidParameter, match="The stopping criterion <lambda> must return True or False"):
-        generate(stopping_criteria=[lambda ids, scores: torch.tensor([True, False])])
-
-
-def test_a_criterion_that_counts_counts_every_row_and_every_prompt_for_itself() -> None:
-    class Sixth:
-        def __init__(self) -> None:
-            self.calls = 0
-
-        def __call__(self, input_ids: Tensor, scores: object) -> Tensor:
-            self.calls += 1
-            return torch.full((len(input_ids),), self.calls >= 6)
-
-    ids = PROMPT.repeat(3, 1)
-    mask = torch.ones_like(ids)
-    plain = target().generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, stopping_criteria=[Sixth()]
-    )
-    own = Sixth()
-    for policy in (Chain(3), Fixed(EAGLE_25)):
-        assert torch.equal(generate(ids, attention_mask=mask, policy=policy, stopping_criteria=[own]).sequences, plain)
-    run = polydraft.generate_many(target(), [[1, 2], [3, 4]], max_new_tokens=NEW, stopping_criteria=[own])
-    assert [len(one.tokens) for one in run] == [6, 6]
-    assert own.calls == 0
-
-    def by_number(input_ids: Tensor, scores: object) -> Tensor:
-        return torch.arange(len(input_ids)) > 0
-
-    with pytest.raises(InvalidParameter, match="by_number answers for a row by its number"):
-        generate(ids, stopping_criteria=[by_number])

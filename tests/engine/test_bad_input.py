@@ -134,7 +134,9 @@ class TestContext:
     def test_generation_stops_cleanly_at_its_end(self, kind: str) -> None:
         model = tiny_model(kind, VOCAB, **{"n_positions" if kind == "gpt2" else "max_position_embeddings": 16})
         draft = ModelDrafter(HuggingFaceModel(perturbed(model, 0.05)))
-        output = generate(model=model, drafter=draft, policy=Widths((3, 2, 1)), max_new_tokens=100)
+        with pytest.warns(UserWarning, match=r"cut short by the model's context of 16 tokens, prompt included") as told:
+            output = generate(model=model, drafter=draft, policy=Widths((3, 2, 1)), max_new_tokens=100)
+        assert len(told) == 1
         plain = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_length=16)
         assert output.finish == ("context",)
         assert torch.equal(output.sequences, plain)
@@ -142,9 +144,29 @@ class TestContext:
     def test_rows_of_a_batch_reach_it_apart(self) -> None:
         model = tiny_model("llama", VOCAB, max_position_embeddings=16)
         ids, mask = torch.tensor([[9, 9, 9, 7, 2], [3, 1, 4, 1, 5]]), torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
-        output = generate(ids, model, attention_mask=mask, drafter=NgramDrafter(), max_new_tokens=12)
+        with pytest.warns(UserWarning, match="cut short by the model's context of 16 tokens") as told:
+            output = generate(ids, model, attention_mask=mask, drafter=NgramDrafter(), max_new_tokens=12)
+        assert len(told) == 1
         assert output.finish == ("length", "context")
         assert output.statistics.new_tokens == 12 + 11
+
+    def test_every_way_of_calling_says_once_that_it_cut_a_text(self) -> None:
+        model, mask = tiny_model("llama", VOCAB, max_position_embeddings=16), torch.ones_like(PROMPT)
+        with pytest.warns(UserWarning, match="cut short by the model's context of 16 tokens") as told:
+            plain = model.generate(PROMPT, attention_mask=mask, custom_generate=polydraft.generate, max_new_tokens=40)
+            long = generate(model=model, max_length=500)
+            run = polydraft.stream(model, PROMPT, max_new_tokens=40).exhaust()
+            many = polydraft.generate_many(model, [PROMPT[0], PROMPT[0]], max_new_tokens=40, temperature=0)
+            texts = [*many]
+        assert len(told) == 4 and [*run] == [*many] == []
+        assert isinstance(plain, Tensor) and torch.equal(plain, long.sequences)
+        assert {one.finish for one in texts} == {*run.finish} == {*long.finish} == {"context"}
+
+    def test_nothing_is_said_of_a_text_that_ends_before(self) -> None:
+        model = tiny_model("llama", VOCAB, max_position_embeddings=16)
+        end = int(generate(model=model, max_new_tokens=4).sequences[0, -1])
+        assert generate(model=model, max_new_tokens=500, eos_token_id=end).finish == ("eos",)
+        assert generate(model=model, max_new_tokens=11).finish == ("length",)
 
 
 class TestLogits:

@@ -17,8 +17,10 @@ from transformers import (
     StoppingCriteria,
     TextIteratorStreamer,
     TypicalLogitsWarper,
+    pipeline,
 )
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, HuggingFaceModel, ModelDrafter, NoDraft, Widths
@@ -79,9 +81,36 @@ class TestAsCustomGenerate:
             seed=5,
             return_dict_in_generate=True,
         )
-        assert isinstance(output, GenerationOutput)
+        assert isinstance(output, GenerateDecoderOnlyOutput)  # which pipelines take apart
         assert torch.equal(output.sequences, generate(do_sample=True, seed=5, policy=None).sequences)
         assert output.statistics.new_tokens == NEW
+        assert (output.finish, output.verifier, output.lossless) == (
+            ("length",),
+            "block verification on chains, top then sample on trees",
+            True,
+        )
+
+    @pytest.mark.parametrize("together", [{}, {"return_dict_in_generate": True}, {"num_return_sequences": 2}])
+    @pytest.mark.parametrize("pads", [True, False])
+    def test_a_pipeline_with_a_list_of_prompts(self, pads: bool, together: dict[str, Any]) -> None:
+        """Without a padding token prompts go one by one, as with Hugging Face, who refuses a batch of them."""
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", len(tokenizer), eos_token_id=0)
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = 0, 0 if pads else None
+        if not pads:
+            tokenizer.pad_token = None
+        texts, options = ["a winter", "there in the spring"], {"max_new_tokens": 6, "do_sample": False, **together}
+        if "num_return_sequences" in together:
+            options |= {"do_sample": True, "top_k": 1}
+        write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        ours = {"custom_generate": polydraft.generate, "drafter": "ngram"}
+        expected = write(texts, **options)
+        assert write(texts, **ours, **options) == expected
+        if pads:
+            assert write(texts, batch_size=2, **ours, **options) == expected
+        else:
+            with pytest.raises(ValueError, match="without pad_token cannot do batching"):
+                write(texts, batch_size=2, **ours, **options)
 
     def test_batch_with_padding_and_eos(self) -> None:
         ids, mask = padded(ROWS, "left")
@@ -334,7 +363,9 @@ class TestStream:
         assert totals.accepted_at == [
             sum(row.kept > depth for row in gained) for depth in range(len(totals.accepted_at))
         ]
-        assert totals.offered_at[0] == len(gained)
+        assert totals.offered_at[0] == sum(row.drafted > 0 for row in gained)
+        last = [row for row in gained if row.finish and len(row.tokens) == 1]
+        assert all(not row.drafted for row in last)  # what has room for one token needs no drafts
         assert {**output.statistics.as_dict(), "seconds": 0, "tokens_per_second": 0} == {
             **totals.as_dict(),
             "seconds": 0,
@@ -350,7 +381,7 @@ class TestStream:
             assert int(block.tree.tokens[0, 0]) == text[-1]
             assert block.tree.tokens[0, kept].tolist()[: row.accepted] == list(row.tokens[: row.accepted])
             assert len(row.tokens) <= row.kept + 1
-            assert row.offered == min(row.kept + 1, 3)
+            assert row.offered == (min(row.kept + 1, 3) if row.drafted else 0)
             text += row.tokens
         assert text == greedy()[0].tolist()
 

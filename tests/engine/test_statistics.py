@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,3 +96,17 @@ def test_a_dictionary_for_json() -> None:
     assert values["tokens_per_second"] == 1.5
     assert values["fallback"] == ""
     json.dumps(Statistics().as_dict(), allow_nan=False)
+
+
+def test_one_lossy_rule_makes_all_of_it_lossy() -> None:
+    exact, lossy = replace(NONE_OF_FOUR, verifier="optimal"), replace(CUT_SHORT, verifier="typical", lossless=False)
+    total = folded(block(row0=exact), block(row0=exact, row1=lossy), block(row0=exact))
+    assert (total.verifier, total.lossless) == ("optimal; typical", False)
+    assert (folded(block(row0=exact)).verifier, folded(block(row0=exact)).lossless) == ("optimal", True)
+
+
+def test_a_gain_of_fewer_tokens_goes_on() -> None:
+    assert CUT_SHORT.first(1) == CUT_SHORT and TWO_OF_THREE.first(3) == TWO_OF_THREE
+    fewer = replace(TWO_OF_THREE, finish="eos").first(2)
+    assert (fewer.tokens, fewer.accepted, fewer.kept, fewer.offered, fewer.finish) == ((5, 6), 2, 2, 2, "")
+    assert TWO_OF_THREE.first(1).accepted == 1 and fewer.drafted == 3

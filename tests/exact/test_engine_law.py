@@ -16,6 +16,7 @@ from torch import Tensor
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
 from polydraft.drafters import Drafter, LookupFirst, Session
 from polydraft.engine.planner import Opening
+from polydraft.engine.stopping import Together
 from polydraft.engine.wrappers.guarded import NO_LAW
 from polydraft.models import Forward
 from polydraft.probs import Noise
@@ -265,6 +266,30 @@ def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: Path
         failures = checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1, place=on_device)
     told = kind is Unusable and policy.shape.depth > 1  # the root has a law
     assert failures == ({f"InvalidProbabilities: {NO_LAW}"} if told else set())
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy"),
+    [
+        (BlockVerification(), Chain(2)),
+        (TraversalVerification(IID()), Chain(2)),
+        (TopDown(RecursiveRejection()), Widths((2,))),
+        (BottomUp(Optimal()), Chain(2)),
+    ],
+    ids=lambda one: getattr(one, "name", type(one).__name__),
+)
+@pytest.mark.parametrize("eos", [frozenset[int](), frozenset({1})])
+def test_one_step_of_rows_that_go_on_in_step(rule: PathVerifier, policy: TreePolicy, eos: frozenset[int]) -> None:
+    """What a row gives back, since its neighbour gained less or ended, changes no law."""
+    prompts, seen = [[1, 0], [0, 0]], set[tuple[int, ...]]()
+
+    def never(input_ids: Tensor, scores: Any) -> bool:
+        seen.add(tuple(input_ids.shape))
+        return False
+
+    together = Together([never], torch.tensor(prompts), [2, 2], pad=1)
+    checked(SMALL, ModelDrafter(SMALL_DRAFT), rule, policy, prompts, 3, steps=1, eos=eos, together=together)
+    assert seen >= {(2, 3), (2, 4)}
 
 
 def test_one_step_of_three_tokens() -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import Chain, ModelDrafter, NgramDrafter, Planner, Widths
 from polydraft.conformance import check
+from polydraft.drafters import merge_beside, route_first
 from polydraft.engine.decode import Ending, Method, Prompts, begin, full_step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
@@ -343,6 +344,13 @@ def test_what_chains_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(InvalidParameter, match="Lfm2ForCausalLM scores chains only; leave compile out"):
         CompiledModel(model)
     door = HuggingFaceModel(model)
+    for beside in (merge_beside(half_right("lfm2")), route_first(merge_beside(half_right("lfm2")))):
+        with pytest.raises(UnsupportedModel, match=r"draft side by side in one tree; .* turns: route_first\(\.\.\.\)"):
+            polydraft.generate(model, torch.tensor([PROMPT]), drafter=beside, max_new_tokens=4)
+    found = polydraft.generate(
+        model, torch.tensor([PROMPT]), drafter=route_first(half_right("lfm2")), max_new_tokens=20, **GREEDY
+    )
+    assert found.sequences[0, 24:].tolist() == theirs(model, PROMPT, 20)
     with pytest.raises(UnsupportedModel, match="Tuning searches trees, but Lfm2ForCausalLM scores chains only"):
         polydraft.tune(Pair(model, model, tiny_tokenizer()), [torch.tensor([PROMPT])])
     reader = reader_of(door, 1, 30)

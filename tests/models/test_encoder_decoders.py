@@ -218,7 +218,8 @@ def test_padding_and_experts(kind: str) -> None:
 def test_a_text_fills_the_context() -> None:
     model = encoder_decoder("bart", max_position_embeddings=24)
     ids, _ = read(9)
-    found = polydraft.generate(model, ids, drafter=near(model), policy=Chain(7), max_new_tokens=60, **GREEDY)
+    with pytest.warns(UserWarning, match="cut short by the model's context of 24 tokens"):
+        found = polydraft.generate(model, ids, drafter=near(model), policy=Chain(7), max_new_tokens=60, **GREEDY)
     expected = model.generate(ids, max_new_tokens=23, do_sample=False)
     assert torch.equal(found.sequences, expected) and found.finish == ("context",)
 

@@ -181,7 +181,9 @@ def test_a_model_that_follows_no_masks_of_windows_ends_at_its_window() -> None:
     model.model.forward = stubborn
     prompt = torch.tensor([PROMPT_OF_FEW])
     expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=20)
-    found = polydraft.generate(model, prompt, drafter="ngram", policy=Fixed(EAGLE_25), temperature=0, max_new_tokens=20)
+    options = {"drafter": "ngram", "policy": Fixed(EAGLE_25), "temperature": 0, "max_new_tokens": 20}
+    with pytest.warns(UserWarning, match="cut short by the model's context of 12 tokens"):
+        found = polydraft.generate(model, prompt, **options)
     assert HuggingFaceModel(model).context == 12 and found.finish == ("context",)
     assert found.sequences.tolist() == expected[:, :12].tolist()
     with pytest.raises(ContextOverflow, match="13 tokens, but at most 12 fit"):

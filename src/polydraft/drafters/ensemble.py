@@ -1,15 +1,17 @@
 """Several draft models, or one at several temperatures, drafting one tree together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from polydraft.drafters.model import CHAIN, GREEDY
+from polydraft.drafters.model import CHAIN, GREEDY, runnable
 from polydraft.drafters.protocol import Defaults, Drafter, Session
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.reading import Features, Reader, Step, Text, reader_of
@@ -18,6 +20,8 @@ from polydraft.trees import Draft, Frontier, TreePolicy, grow
 
 Member = tuple[LanguageModel, SamplingParams | None]
 """A draft model and its own temperature and filters; None for the target's."""
+Drafting = LanguageModel | nn.Module
+"""A draft model as users have it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +33,7 @@ class EnsembleState:
     vocab_size: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class EnsembleDrafter(Drafter):
     """Drafts under `Product`: child j of every node is a draw from the row of member j mod J, whatever the others drew.
 
@@ -39,29 +43,31 @@ class EnsembleDrafter(Drafter):
     object share their forward passes and their cache.
 
     Args:
-        members: draft models with their settings, in drafting order. At temperature 0 a member drafts its likeliest
-            token.
+        members: draft models with their settings, or alone for the target's settings, in drafting order. At temperature
+            0 a member drafts its likeliest token.
         shortlist_size: tokens of the common shortlist, shared equally among the models.
 
     Raises:
-        InvalidParameter: no members, or a shortlist with less than one token per model.
+        InvalidParameter: no members, something else among them, or a shortlist with less than one token per model.
         VocabularyMismatch: at the start, if a vocabulary differs from the target's by more than padding.
 
     Source: Khisti et al., arXiv 2410.18234, section 5.2 (drafts from different temperatures).
     """
 
     members: tuple[Member, ...]
-    shortlist_size: int = 64
+    shortlist_size: int
     name = "ensemble"
     sound = True
 
-    def __post_init__(self) -> None:
-        if not self.members:
-            raise InvalidParameter("An ensemble needs at least one draft model, but has none.")
-        if self.shortlist_size < len(self.models()):
+    def __init__(
+        self, members: Sequence[Drafting | tuple[Drafting, SamplingParams | None]], shortlist_size: int = 64
+    ) -> None:
+        object.__setattr__(self, "members", _members(members))
+        object.__setattr__(self, "shortlist_size", shortlist_size)
+        if not is_whole(shortlist_size) or shortlist_size < len(self.models()):
             raise InvalidParameter(
                 f"shortlist_size must be at least the number of models, {len(self.models())}, "
-                f"but is {self.shortlist_size}."
+                f"but is {shown(shortlist_size)}."
             )
 
     def defaults(self, params: SamplingParams) -> Defaults:
@@ -132,6 +138,26 @@ class EnsembleDrafter(Drafter):
         listed = {id(one): at_tokens(row, tokens) for one, row in zip(self.models(), logits, strict=True)}
         rows = [to_probs(listed[id(model)], own) for (model, _), own in zip(self.members, state.params, strict=True)]
         return tokens, torch.stack(rows, dim=-2)
+
+
+def _members(given: object) -> tuple[Member, ...]:
+    """Return draft models with their settings, each model once.
+
+    Raises:
+        InvalidParameter: they are something else, or there is none.
+    """
+    listed = cast(Sequence[object], given) if isinstance(given, list | tuple) else (given,)
+    pairs = [cast(tuple[object, ...], one) if isinstance(one, list | tuple) else (one, None) for one in listed]
+    odd = [one for one in pairs if len(one) != 2 or not isinstance(one[1], SamplingParams | None)]
+    if odd:
+        raise InvalidParameter(
+            "An ensemble's members must be draft models, alone or as (model, SamplingParams(...)), but one is "
+            f"({', '.join(map(shown, odd[0]))})."
+        )
+    if not pairs:
+        raise InvalidParameter("An ensemble needs at least one draft model, but has none.")
+    models = {id(one): runnable(one) for one, _ in pairs}
+    return tuple((models[id(one)], cast(SamplingParams | None, own)) for one, own in pairs)
 
 
 def common_shortlist(logits: list[Float[Tensor, "b f _"]], size: int) -> Int[Tensor, "b f K"]:

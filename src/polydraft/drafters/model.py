@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
-from polydraft.models import LanguageModel, check_same_size, does_encode, same_model
+from polydraft.models import LanguageModel, check_same_size, does_encode, draft_model, same_model
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.schemes import (
@@ -39,6 +39,15 @@ def model_defaults(params: SamplingParams) -> Defaults:
     return Defaults(IID(), CHAIN) if params.temperature else Defaults(TopK(), GREEDY)
 
 
+def runnable(model: object) -> LanguageModel:
+    """Return a draft model as drafters run it, whether it is one already or a module.
+
+    Raises:
+        InvalidParameter: this is no model; the text says what to pass.
+    """
+    return model if isinstance(model, LanguageModel) else draft_model(model)
+
+
 @dataclass(frozen=True, eq=False)
 class ModelDraftState:
     """The draft model's reader, its sampling settings, and the target's number of tokens."""
@@ -53,7 +62,8 @@ class ModelDrafter(Drafter):
     """Drafts with a causal language model that shares the target's tokens.
 
     Args:
-        model: the draft model. Its vocabulary may be padded to another size than the target's.
+        model: the draft model, or the module that it runs. Its vocabulary may be padded to another size than the
+            target's.
         shortlist_size: draft rows are cut to this many likeliest tokens and renormalised. Costs no exactness, but
             acceptance at high temperatures, and more tokens cost time (docs/choosing.md). Schemes that take the
             likeliest tokens for certain need no more of them than a node has children. None for `LISTED`, or for all
@@ -61,7 +71,7 @@ class ModelDrafter(Drafter):
         params: the draft's own temperature and filters; None for the target's.
 
     Raises:
-        InvalidParameter: a shortlist without a token.
+        InvalidParameter: a shortlist without a token, or something that is no model.
         VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
     """
 
@@ -73,6 +83,7 @@ class ModelDrafter(Drafter):
 
     def __post_init__(self) -> None:
         check_listed(self.shortlist_size)
+        object.__setattr__(self, "model", runnable(self.model))
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest tokens at temperature 0, and a drawn chain above it (docs/performance.md)."""

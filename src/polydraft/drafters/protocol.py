@@ -130,6 +130,7 @@ class Drafter(Protocol):
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
         proposes: whether it drafts at all.
+        branches: whether its trees branch where the policy's are chains, as those of a merge do.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Drafter(Protocol):
     riders: int = 0
     shares: bool = False
     proposes: bool = True
+    branches: bool = False
 
     @property
     def own_name(self) -> str:
@@ -198,6 +200,8 @@ class Drafter(Protocol):
         self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, Any]:
         """Propose a tree below the last committed token of every row, its children drawn under `scheme`.
+
+        A policy whose shape has no children asks for nothing, but for the state.
 
         Returns:
             the draft, or drafts by row; and the state with which the step goes on.

@@ -1,7 +1,7 @@
 """What one step of the decode loop yields, and the statistics of many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxtyping import Float
@@ -24,6 +24,8 @@ class Emission:
         finish: why the row ended with this step: "eos", "stop", "length" or "context"; empty if it goes on.
         logprobs: with output_logprobs, a `Logprob` for each token; else none.
         source: who drafted; empty where nobody did.
+        verifier: the name of the rule that verified.
+        lossless: whether that rule keeps the target's law.
     """
 
     tokens: tuple[int, ...]
@@ -34,6 +36,16 @@ class Emission:
     finish: str = ""
     logprobs: tuple[Any, ...] = ()
     source: str = ""
+    verifier: str = ""
+    lossless: bool = True
+
+    def first(self, count: int) -> "Emission":
+        """Return what the row gained if only so many of its tokens came, so that it goes on if there were more."""
+        if count >= len(self.tokens):
+            return self
+        accepted, offered, kept = (min(one, count) for one in (self.accepted, self.offered, self.kept))
+        tokens = self.tokens[:count]
+        return replace(self, tokens=tokens, accepted=accepted, offered=offered, kept=kept, finish="")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +90,8 @@ class Statistics:
         prompt_known: tokens of the prompts that it knew from a past.
         sources: by who drafted, the drafts proposed, and those accepted and emitted. The target's own token behind
             them is no draft, also where it is as predicted: `polydraft.drafters.Followed` counts a prediction's tokens.
+        verifier: the name of the rule that keeps drafts; of several rules all names, with semicolons.
+        lossless: whether it keeps the target's law, and so do all others; False for a lossy rule.
     """
 
     new_tokens: int = 0
@@ -93,6 +107,8 @@ class Statistics:
     prompt_read: int = 0
     prompt_known: int = 0
     sources: dict[str, tuple[int, int]] = field(default_factory=dict)
+    verifier: str = ""
+    lossless: bool = True
 
     def add(self, block: Block, prompt_read: int = 0, prompt_known: int = 0) -> None:
         """Count one block, all of it at once: whoever is interrupted has counted it or not.
@@ -121,6 +137,8 @@ class Statistics:
             sources=sources,
             prompt_read=self.prompt_read + prompt_read,
             prompt_known=self.prompt_known + prompt_known,
+            verifier=names_of([self.verifier, *(row.verifier for row in block.rows.values())]),
+            lossless=self.lossless and all(row.lossless for row in block.rows.values()),
         )
 
     def note(self, seconds: Mapping[str, float], fallback: str) -> None:
@@ -171,6 +189,8 @@ class Statistics:
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth],
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "fallback": self.fallback,
+            "verifier": self.verifier,
+            "lossless": self.lossless,
             "in_force": list(self.in_force),
             "sources": {
                 name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in self.sources.items()
@@ -191,13 +211,20 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
         total.accepted += part.accepted
         total.fallback = total.fallback or part.fallback
         total.in_force = total.in_force or part.in_force
+        total.lossless &= part.lossless
         _add_lists(total.offered_at, part.offered_at)
         _add_lists(total.accepted_at, part.accepted_at)
         for name, counts in part.sources.items():
             _add_source(total.sources, name, counts)
         for name, value in part.seconds.items():
             total.seconds[name] = total.seconds.get(name, 0.0) + value
+    total.verifier = names_of([part.verifier for part in parts])
     return total
+
+
+def names_of(rules: Sequence[str]) -> str:
+    """Return the names of rules, each once, in the order in which they come first."""
+    return "; ".join(dict.fromkeys(name for one in rules if one for name in one.split("; ")))
 
 
 def _add_source(sources: dict[str, tuple[int, int]], name: str, more: tuple[int, int]) -> None:

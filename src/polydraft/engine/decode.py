@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -12,10 +13,11 @@ from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
+from polydraft.engine.calls.output import scores_of
 from polydraft.engine.calls.past import Past
 from polydraft.engine.lessons import lessons_of
-from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verified
-from polydraft.engine.stopping import Ending
+from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verified, without
+from polydraft.engine.stopping import Ending, in_step
 from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
 from polydraft.errors import ContextOverflow, UnpairedScheme
 from polydraft.models import LanguageModel, can_branch
@@ -113,6 +115,12 @@ class Rows:
         pairs = zip(self.text.counts, self.reader.read, strict=True)
         return max(count - 1 - read for count, read in pairs)
 
+    @cached_property
+    def last(self) -> frozenset[int]:
+        """The rows that have room for one more token: nothing that is drafted for them could become text."""
+        counts, endings = self.text.counts, self.endings
+        return frozenset(row for row in self.going if endings[row].is_last(counts[row]))
+
 
 def decode(method: Method, prompts: Prompts) -> Iterator[Block]:
     """Continue every prompt until its row ends; the output law is the target's, whatever is drafted.
@@ -199,7 +207,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
     """
     text, fresh = rows.text, rows.noise.at(rows.steps, rows.text.lengths)
-    drafts = [part.drafted(text, rows.reader, fresh) for part in rows.parts]
+    drafts = [part.drafted(text, rows.reader, fresh, rows.last) for part in rows.parts]
     pieces = [piece for own, _ in drafts for piece in own]
     tree = stacked_tree(scored_trees(pieces, method.target.vocab_size))
     scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
@@ -211,8 +219,10 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         others = [row for row in range(len(rows.steps)) if row not in lost]  # whose numbers were drawn before
         both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
         verdict, told = told_of(tree, joint(both), target.usable, rows.going)
-    taken = Step(text, tree, scored, target.probs, verdict)
     gains = _with_sources(_emissions(told, rows, target.scores), drafts)
+    chosen_by = Block(gains, tree, verdict, scored.logits, target.scores) if method.keeps_scores else None
+    gains, verdict = in_step(rows.endings, gains, verdict, tree, text.counts, scores_of(chosen_by, rows.laws))
+    taken = Step(text, tree, scored, target.probs, verdict)
     if method.logprobs is not None:
         gains = with_logprobs(gains, verdict, scored.logits, method.logprobs)
     extended, over = _extended(text, gains), {row for row, gained in gains.items() if gained.finish}
@@ -229,7 +239,8 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     block = Block(gains, tree, verdict, *kept)
     if method.teaches:
         own = [_under(policy, drafts) for policy in method.teaches]
-        block = replace(block, lessons=tuple(lessons_of(one, target.probs, verdict, gains, rows.laws) for one in own))
+        told = {row: gained for row, gained in gains.items() if row not in rows.last}
+        block = replace(block, lessons=tuple(lessons_of(one, target.probs, verdict, told, rows.laws) for one in own))
     return after, block, taken
 
 
@@ -238,9 +249,8 @@ def _verified(
 ) -> tuple[TargetRows, Verdict, list[list[int]]]:
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(rows.laws, scored.logits, tree, rows.text, rows.going)
-    verdict = joint(
-        [(one.rows, verified(part.verifier, one, target.probs, noise)) for own, part in drafts for one in own]
-    )
+    pieces = [(one, part.verifier) for own, part in drafts for one in without(own, rows.last, rows.text)]
+    verdict = joint([(one.rows, verified(verifier, one, target.probs, noise)) for one, verifier in pieces])
     return target, *told_of(tree, verdict, target.usable, rows.going)
 
 
@@ -327,10 +337,14 @@ def _emissions(told: Sequence[Sequence[int]], rows: Rows, scores: Float[Tensor, 
 
 
 def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Sequence[Piece], Part]]) -> dict[int, Emission]:
-    """Say of each gain who drafted, if somebody did."""
-    named = ((piece, piece.draft.source or part.drafter.own_name) for pieces, part in drafts for piece in pieces)
-    names = {row: name for piece, name in named for row in piece.rows}
-    return {row: replace(one, source=names[row]) if one.drafted else one for row, one in gains.items()}
+    """Say of each gain who drafted, if somebody did, and by which rule it was verified."""
+    named = ((piece, piece.draft.source or part.drafter.own_name, part) for pieces, part in drafts for piece in pieces)
+    names = {row: (name, part.verifier) for piece, name, part in named for row in piece.rows}
+    told = ((row, one, *names[row]) for row, one in gains.items())
+    return {
+        row: replace(one, source=name if one.drafted else "", verifier=rule.name, lossless=rule.lossless)
+        for row, one, name, rule in told
+    }
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:

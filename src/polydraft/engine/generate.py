@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +19,7 @@ from polydraft.engine.calls.past import Past
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Ending
+from polydraft.engine.stopping import Ending, Together
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
@@ -81,9 +82,9 @@ def generate(
     """Generate text with exactly the model's distribution, faster where drafts are accepted.
 
     Also works as `model.generate(input_ids, custom_generate=polydraft.generate, drafter=..., ...)`, and then returns
-    what `model.generate` does: a tensor, or with `return_dict_in_generate=True` a `GenerationOutput`. Hugging Face
-    hands neither `streamer` nor `assistant_model` nor `stop_strings` with `tokenizer` on to such a function, which
-    cannot see that they were given: use the direct call for these.
+    what `model.generate` does: a tensor, or with `return_dict_in_generate=True` an output of Hugging Face's class, with
+    what else there is as attributes. Hugging Face hands neither `streamer` nor `assistant_model` nor `stop_strings`
+    with `tokenizer` on to such a function, which cannot see that they were given: use the direct call for these.
 
     Every argument of Hugging Face's `generate` is honoured exactly or refused by name. A temperature without `top_k`
     keeps Hugging Face's default of 50 tokens, where the command line keeps all; `statistics.in_force` says what held.
@@ -151,7 +152,7 @@ def _decoded(
     output = _finish(run, prepared, streamer)
     if not config.return_dict_in_generate:
         return output.sequences
-    return as_hugging_faces(dict(output.items())) if does_encode(run.setup.target) else output
+    return as_hugging_faces(dict(output.items()), encodes=does_encode(run.setup.target))
 
 
 def stream(
@@ -236,7 +237,7 @@ def _run_prepared(
         policy=parts.policy,
         prompt=Text(prepared.tokens, prepared.lengths),
         laws=row_laws(prepared),
-        endings=row_endings(prepared, target.context),
+        endings=_endings(prepared, target.context),
         keeps_scores=prepared.wants_scores or prepared.wants_logits,
         fallback=reason,
         past=choices.past,
@@ -246,6 +247,16 @@ def _run_prepared(
         sources=sources,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
+
+
+def _endings(prepared: Prepared, context: int) -> tuple[Ending, ...]:
+    """Return where each row ends, with the criteria that see all rows of the call."""
+    endings = row_endings(prepared, context)
+    if not prepared.together:
+        return endings
+    lengths, scored = prepared.lengths.tolist(), prepared.wants_scores
+    together = Together(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
+    return tuple(replace(one, together=together) for one in endings)
 
 
 def row_laws(prepared: Prepared) -> tuple[TargetLaw, ...]:
@@ -332,4 +343,6 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         in_steps(logits) if prepared.wants_logits else None,
         run.past,
         None if run.setup.logprobs is None else tuple(map(tuple, logprobs)),
+        verifier=run.statistics.verifier,
+        lossless=run.statistics.lossless,
     )

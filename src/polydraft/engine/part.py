@@ -8,22 +8,29 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, is_sound
+from polydraft.engine.stopping import shortened
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
+    Fixed,
     Piece,
     TokenTree,
     TreePolicy,
+    TreeShape,
     Verdict,
     in_pieces,
     policy_after,
     policy_joined,
+    restricted,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
+
+NOTHING = Fixed(TreeShape(()))
+"""The policy of a step that drafts nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +80,26 @@ class Part:
         own = features if features is None or self.alone else features.of(self.rows)
         return replace(self, state=self.drafter.read(self.state, self.text(text), own))
 
-    def drafted(self, text: Text, target: Reader, noise: Noise) -> tuple[list[Piece], "Part"]:
-        """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on."""
+    def drafted(
+        self, text: Text, target: Reader, noise: Noise, last: Collection[int] = ()
+    ) -> tuple[list[Piece], "Part"]:
+        """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on.
+
+        Rows with room for one token, the `last`, are drafted for only beside others, and with numbers that are then put
+        back: what comes of them is what comes without drafts. A drafter that may take it amiss is asked as ever.
+        """
         fresh, before, own = noise if self.alone else noise.of(self.rows), self.state, self.text(text)
+        there = [place for place, row in enumerate(self.rows) if row in last]
+        spares = bool(there) and len(there) == sum(row >= 0 for row in self.rows) and is_sound(self.drafter)
         if self.drafter.shares:  # a part that shares has one row, or began with all: then it drafts for all of them
             one = not self.alone and len(self.rows) == 1
             before, own = (
                 self.drafter.over(before, target.of_row(self.rows[0]) if one else target),
                 own if one else text,
             )
-        draft, state = self.drafter.draft(before, own, self.verifier.scheme, self.policy, fresh)
+        draft, state = self.drafter.draft(before, own, self.verifier.scheme, NOTHING if spares else self.policy, fresh)
+        if there:
+            fresh.of(there).again()
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 
@@ -164,6 +181,14 @@ def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
     return tuple(part for part in kept if any(own >= 0 for own in part.rows))
 
 
+def without(pieces: Sequence[Piece], rows: Collection[int], text: Text) -> list[Piece]:
+    """Return the pieces with nothing drafted in some rows."""
+    found = [(piece, [row for row in piece.rows if row in rows]) for piece in pieces]
+    kept = [one for piece, own in found for one in (restricted([piece], {*piece.rows} - {*own}) if own else [piece])]
+    bare = tuple(row for _, own in found for row in own)
+    return [*kept, Piece(bare, Draft.nothing(text.last()[list(bare)]))] if bare else kept
+
+
 def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
     """Return the pieces' trees with some token of the target in place of those that it does not have."""
     return [(piece.rows, known_tokens(piece.draft, vocab_size)) for piece in pieces]
@@ -240,13 +265,8 @@ def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b 
     """
     ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
     fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
-    kept = fine.long().cumprod(dim=-1).sum(dim=-1)  # nodes of the path, the root among them, above the first unusable
-    cut = (kept <= verdict.length) & (kept > 0)
-    last = ends.gather(-1, kept.clamp_max(ends.shape[-1] - 1).unsqueeze(-1)).clamp_min(0)
-    length = torch.where(cut, kept - 1, verdict.length)
-    order = torch.arange(verdict.path.shape[-1], device=length.device)
-    path = verdict.path.where(order < length.unsqueeze(-1), -1)
-    return Verdict(path, length, tree.tokens.gather(-1, last).squeeze(-1).where(cut, verdict.next_token))
+    above = fine.long().cumprod(dim=-1).sum(dim=-1).tolist()  # nodes of the path, the root among them
+    return shortened(verdict, tree, {row: count for row, count in enumerate(above) if count})
 
 
 def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:

@@ -12,7 +12,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
 from polydraft.engine.decode import Prompts, Rows, begin, capacity_for, check_drafting, check_room, step
-from polydraft.engine.stopping import Ending
+from polydraft.engine.stopping import Ending, warn_of_context
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.models import LanguageModel
@@ -70,7 +70,8 @@ class Run:
         check_room(setup.prompt, setup.endings)
         check_drafting(setup.drafter, setup.verifier, setup.policy)
         self.setup = setup
-        self.statistics = Statistics(in_force=setup.laws[0].in_force)
+        rule = setup.verifier
+        self.statistics = Statistics(in_force=setup.laws[0].in_force, verifier=rule.name, lossless=rule.lossless)
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._noise = noise
@@ -85,6 +86,7 @@ class Run:
             setup.time,
         )
         self._taken: _Taken | None = None
+        self._told = False
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
         left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
@@ -119,6 +121,7 @@ class Run:
 
     def __next__(self) -> Block:
         if self.over:
+            self._tell_of_context()
             raise StopIteration
         if self._taken is None or self._taken.number == self._handed:
             with self._watched.counting(self.statistics):
@@ -131,6 +134,12 @@ class Run:
             raise
         self._handed = taken.number  # last: no signal comes between this and the return, so a block is handed over once
         return block
+
+    def _tell_of_context(self) -> None:
+        """Warn, once, where the model's context left no room for what was asked for."""
+        if "context" in self.finish and not self._told:
+            self._told = True
+            warn_of_context(self.setup.target.context)
 
     def exhaust(self) -> "Run":
         """Generate to the end."""

@@ -308,7 +308,9 @@ def _check_chain(model: Any, tree: TokenTree, beside: Draft | None) -> None:
         raise UnsupportedModel(f"{_name(model)} scores chains only, so nothing can be scored beside them.")
     order = torch.arange(tree.parents.shape[1], device=tree.parents.device) - 1
     if bool(((tree.parents != order) & tree.valid).any()):
-        raise UnsupportedModel(f"{_name(model)} scores chains only, but the draft branches; use policy=Chain(5).")
+        raise UnsupportedModel(
+            f"{_name(model)} scores chains only, but the draft branches; its drafter must keep to chains."
+        )
 
 
 def _shifted(values: Float[Tensor, "b w d"], first: Int[Tensor, "b"], count: int) -> Float[Tensor, "b n d"]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from polydraft.cli.generate import (
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED
+from polydraft.engine.stopping import CUT
 
 TARGET = "smollm2"
 
@@ -71,6 +73,7 @@ def run_chat(call: ChatRequest) -> int:
         options["drafter"] = drafter_of(drafter, pair, request)
         chat = Chat(pair, options, request.seed, call.system)
     with warnings_as_sentences():
+        warnings.filterwarnings("ignore", CUT)  # the line below an answer says so
         if rows is None and not call.as_json and sys.stdin.isatty():
             return _talked(chat, str(request.target), quiet=call.quiet)
         return _answered(chat, piped_messages(sys.stdin.buffer.readline) if rows is None else rows, call)

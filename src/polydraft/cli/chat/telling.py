@@ -30,6 +30,7 @@ def summary(answer: Answer) -> str:
         f"{found.block_efficiency:.2f} tokens per call",
         f"read {found.prompt_read} of {counted(prompt, 'prompt token')}",
     ]
+    parts += [] if found.lossless else [f"LOSSY ({found.verifier})"]
     cut = CUTS.get(answer.finish)
     return ", ".join([*parts, cut] if cut else parts)
 
@@ -53,6 +54,8 @@ def table(chat: Chat) -> Table:
     found.add_row("prompt tokens", f"{told.prompt_read} read, {told.prompt_known} known from before")
     if chat.told:
         add_statistics(found, told)
+    if not told.lossless:
+        found.add_row("law", f"NOT the target's: {told.verifier} is lossy")
     if told.fallback:
         found.add_row("drafter failed", told.fallback, style="red")
     return found
@@ -71,5 +74,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "prompt_read": found.prompt_read,
         "prompt_known": found.prompt_known,
         "dropped": answer.dropped,
+        "verifier": found.verifier,
+        "lossless": found.lossless,
         "seconds": round(found.seconds.get("total", 0.0), 4),
     }

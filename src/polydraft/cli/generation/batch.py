@@ -273,6 +273,8 @@ def _line(row: Row, one: Completed, text: str) -> Line:
         "target_calls": one.target_calls,
         "block_efficiency": round(one.block_efficiency, 4),
         "accepted": one.accepted,
+        "verifier": one.verifier,
+        "lossless": one.lossless,
         "seed": one.seed,
     }
     return {**line, "options": row.own} if row.own else line

@@ -53,6 +53,7 @@ class LookupFirst(Drafter):
     reads: tuple[Layer, ...] = field(init=False)
     riders: int = field(init=False)
     shares: bool = field(init=False)
+    branches: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, Drafter):
@@ -64,7 +65,7 @@ class LookupFirst(Drafter):
             "reads": self.drafter.reads,
             "riders": self.drafter.riders,
         }
-        told["shares"] = self.drafter.shares
+        told["shares"], told["branches"] = self.drafter.shares, self.drafter.branches
         for name, value in told.items():
             object.__setattr__(self, name, value)
         numbers = (self.trusted, self.most)

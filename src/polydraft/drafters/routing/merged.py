@@ -107,6 +107,7 @@ class MergedDrafter(Together):
     name: str = field(init=False)
     reads: tuple[Layer, ...] = field(init=False)
     shares: bool = field(init=False)
+    branches: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_members(self.members, "A merge")
@@ -121,6 +122,7 @@ class MergedDrafter(Together):
             "name": f"merge ({names})" if other is None else f"merge-beside ({names})",
             "reads": () if other is None else other.reads,
             "shares": other is not None and other.shares,
+            "branches": other is not None,
         }
         for name, value in told.items():
             object.__setattr__(self, name, value)

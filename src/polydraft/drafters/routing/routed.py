@@ -172,6 +172,7 @@ class RoutedDrafter(Together):
     reads: tuple[Layer, ...] = field(init=False)
     riders: int = field(init=False)
     shares: bool = field(init=False)
+    branches: bool = field(init=False)
 
     def __post_init__(self) -> None:
         check_members(self.members, "A route")
@@ -188,6 +189,7 @@ class RoutedDrafter(Together):
             "reads": () if other is None else other.reads,
             "riders": 0 if other is None else other.riders,
             "shares": other is not None and other.shares,
+            "branches": other is not None and other.branches,
         }
         for name, value in told.items():
             object.__setattr__(self, name, value)

@@ -25,6 +25,11 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
         name = _name(target)
         if drafter.riders:
             raise UnsupportedModel(f"{name} scores chains only, but {drafter.name} needs tokens scored beside them.")
+        if drafter.branches:
+            raise UnsupportedModel(
+                f"{name} scores chains only, but {drafter.name} draft side by side in one tree; let them take turns: "
+                "route_first(...), or route-first on the command line."
+            )
         if drafter.shares and does_remember(target):
             raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
     unable = [model for model in (target, *(drafter.models() or ())) if not can_branch(model)]

@@ -1,7 +1,7 @@
 """What `generate` returns, with Hugging Face's names and shapes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class GenerationOutput:
         logits: with output_logits, likewise the target's own logits.
         logprobs: with output_logprobs, per row a `Logprob` for each new token. Else None.
         past: with keep_past, what the models know of the text, for a call whose prompt begins like it. Else None.
+        verifier: the name of the rule that kept drafts.
+        lossless: whether that rule keeps the model's law; False for a lossy one.
     """
 
     sequences: Int[Tensor, "b s"]
@@ -39,6 +41,8 @@ class GenerationOutput:
     logits: Rows | None = None
     past: Past | None = None
     logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    verifier: str = field(kw_only=True)
+    lossless: bool = field(kw_only=True)
 
     def __getitem__(self, name: str | int) -> Any:
         """Return a field by its name, or by its place among those that are there."""
@@ -73,6 +77,11 @@ def emitted_rows(block: Block, laws: tuple[TargetLaw, ...]) -> dict[int, tuple[T
         nodes = [0, *block.verdict.path[row].tolist()][: len(gained.tokens)]
         found[row] = block.logits[row, nodes], filtered_scores(block.scores[row, nodes], laws[row].params)
     return found
+
+
+def scores_of(block: Block | None, laws: tuple[TargetLaw, ...]) -> dict[int, Tensor]:
+    """Return, of every row that gained tokens, the final scores "s V" that each was chosen by; none without a block."""
+    return {} if block is None else {row: scores for row, (_, scores) in emitted_rows(block, laws).items()}
 
 
 def in_steps(rows: list[list[Float[Tensor, "_ V"]]]) -> Rows:

@@ -63,6 +63,8 @@ class Completed:
         accepted: how many of the tokens were drafted.
         logprobs: with output_logprobs, a `Logprob` for each token.
         seed: its own seed: `generate` with it, and with the drafter, verifier and policy of this run, gives this text.
+        verifier: the name of the rule that kept drafts.
+        lossless: whether that rule keeps the model's law; False for a lossy one.
     """
 
     name: Hashable
@@ -73,6 +75,8 @@ class Completed:
     accepted: int = 0
     seed: int = 0
     logprobs: tuple[Logprob, ...] = ()
+    verifier: str = ""
+    lossless: bool = True
 
     @property
     def block_efficiency(self) -> float:
@@ -273,7 +277,7 @@ def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any
                 "call polydraft.generate for each, or give its class a method fork()."
             )
         (law,), (ending,) = row_laws(prepared), row_endings(prepared, target.context)
-        ending = replace(ending, criteria=tuple(map(copied_criterion, ending.criteria)))
+        ending = replace(ending, criteria=(*ending.criteria, *map(copied_criterion, prepared.together)))
         tokens, noise = prepared.tokens[0] if target.encodes else asked.tokens, Noise.from_seed(asked.seed, 1)
         sources = sources_of(target, input_ids, given, given.pop("inputs_tensor"))
         return Request(asked.name, tokens, law, ending, noise, source=sources[0] if sources else None)

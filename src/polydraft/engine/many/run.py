@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polydraft.drafters import Drafter
-from polydraft.engine.block import Emission, Statistics
+from polydraft.engine.block import Emission, Statistics, names_of
 from polydraft.engine.many.asked import Asked, Completed, request_for
 from polydraft.engine.slots import BatchStep, Slots
+from polydraft.engine.stopping import warn_of_context
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
@@ -63,11 +64,17 @@ class ManyRun:
 
     def __init__(self, setup: ManySetup) -> None:
         self.setup = setup
-        self.statistics = Statistics(in_force=setup.law.in_force)
+        rules = [setup.verifier, *(one.parts.verifier for one in setup.asked if one.parts)]
+        self.statistics = Statistics(
+            in_force=setup.law.in_force,
+            verifier=names_of([one.name for one in rules]),
+            lossless=all(one.lossless for one in rules),
+        )
         self._asked = {one.name: one for one in setup.asked}
         self._gains: dict[Hashable, list[Emission]] = {}  # of the texts in progress, step by step
         self._ended = _Ended(texts=setup.refused)
         self._learnt = 0
+        self._cut = False  # whether a text was cut by the context, of which nobody was told yet
         self._watched = Watched(
             setup.target, setup.drafter, setup.verifier, setup.policy, logprobs=setup.logprobs, time=setup.time
         )
@@ -92,11 +99,18 @@ class ManyRun:
     def __next__(self) -> Completed:
         while not self._ended.left:
             if self._slots is None or not self._goes_on():
+                self._tell_of_context()
                 raise StopIteration
             self._advance(self._slots)
         text, after = self._ended.texts[self._ended.handed], self._ended.without(1)
         self._ended = after  # last, likewise
         return text
+
+    def _tell_of_context(self) -> None:
+        """Warn, once, where the model's context left no room for what was asked for."""
+        if self._cut:
+            self._cut = False
+            warn_of_context(self.setup.target.context)
 
     def _open(self) -> Slots:
         setup = self.setup
@@ -155,6 +169,7 @@ class ManyRun:
             self._watched.learn(last.block)
         names = [last.requests[slot].name for slot, gained in last.block.rows.items() if gained.finish]
         self._ended = self._ended.with_texts(last.number, [self._completed(name) for name in names])
+        self._cut |= any(gained.finish == "context" for gained in last.block.rows.values())
         for name in names:
             self._gains.pop(name, None)
 
@@ -168,6 +183,8 @@ class ManyRun:
             accepted=sum(gained.accepted for gained in gains),
             seed=self._asked[name].seed,
             logprobs=tuple(one for gained in gains for one in gained.logprobs),
+            verifier=gains[-1].verifier,
+            lossless=gains[-1].lossless,
         )
 
 

@@ -66,6 +66,11 @@ class Guarded(Drafter):
         """The drafter's."""
         return self.drafter.own_name
 
+    @property
+    def sound(self) -> bool:
+        """Whether the drafter inside says so of itself."""
+        return self._sound
+
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""
         self.drafter.check(scheme)

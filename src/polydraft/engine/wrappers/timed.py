@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_encode, does_remember, module_of
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
@@ -137,6 +137,11 @@ class TimedDrafter(Drafter):
     def own_name(self) -> str:
         """The drafter's."""
         return self.drafter.own_name
+
+    @property
+    def sound(self) -> bool:
+        """Pass the question on."""
+        return is_sound(self.drafter)
 
     def check(self, scheme: Scheme) -> None:
         """Pass the question on."""

@@ -8,6 +8,7 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from sys import maxsize
 from typing import Any, cast
 
 import torch
@@ -41,7 +42,7 @@ from polydraft.models.generation.arguments import (
     check_config,
     require_count,
 )
-from polydraft.models.generation.criteria import row_criteria
+from polydraft.models.generation.criteria import is_of_rows
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
 from polydraft.models.sources.encoded import is_encoder_decoder
@@ -67,7 +68,8 @@ class Prepared:
         padding: the left padding of each row, for processors that count it.
         params: temperature and filters.
         processors: per row, the processors that come before them, of its own if they keep state.
-        criteria: per row, stopping criteria other than length and end-of-text.
+        criteria: per row, stopping criteria other than length and end-of-text that are asked for a row alone.
+        together: those that see all rows of the batch.
         eos: end-of-text ids.
         pad: the id that fills finished rows.
         max_length: the longest row of `input_ids` plus new tokens.
@@ -82,6 +84,7 @@ class Prepared:
     params: SamplingParams
     processors: Sequence[Sequence[RowProcessor]]
     criteria: Sequence[Sequence[Call]]
+    together: Sequence[Call]
     eos: frozenset[int]
     pad: int
     max_length: int
@@ -276,7 +279,7 @@ def take_apart(
     eos = frozenset(
         int(token)
         for criterion in stopping_criteria
-        if isinstance(criterion, EosTokenCriteria)
+        if type(criterion) is EosTokenCriteria
         for token in criterion.eos_token_id.flatten().tolist()
     )
     own = [count + length for count, length in zip(left, lengths.tolist(), strict=True)]
@@ -284,9 +287,8 @@ def take_apart(
     given, grammars = _placed(_flat(logits_processor), begins, eos)
     params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
     pad = config.pad_token_id
-    criteria = row_criteria(
-        [one for one in stopping_criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)], input_ids
-    )
+    criteria: list[Call] = [one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+    alone = [one for one in criteria if is_of_rows(one)]
     ends = [one.endings for one in grammars]
     return Prepared(
         input_ids=input_ids,
@@ -295,10 +297,13 @@ def take_apart(
         padding=padding,
         params=params,
         processors=row_processors(processors, len(input_ids), input_ids, vocab_size),
-        criteria=tuple((*theirs, *(one[row] for one in ends)) for row, theirs in enumerate(criteria)),
+        criteria=tuple((*alone, *(one[row] for one in ends)) for row in range(len(input_ids))),
+        together=tuple(one for one in criteria if not is_of_rows(one)),
         eos=eos,
         pad=pad if pad is not None else min(eos, default=0),
-        max_length=min(one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)),
+        max_length=min(
+            (one.max_length for one in stopping_criteria if type(one) is MaxLengthCriteria), default=maxsize
+        ),
         wants_scores=asked_for("output_scores", config.output_scores),
         wants_logits=asked_for("output_logits", config.output_logits),
     )
@@ -313,8 +318,9 @@ def _placed(
 
 
 def _flat(processors: Sequence[Any]) -> list[Any]:
-    """Return processors without the lists that they may stand in: a list is itself callable."""
-    return [each for one in processors for each in (_flat(one) if isinstance(one, list) else [one])]
+    """Return processors without the lists that they may stand in; a list of a class of its own is called itself."""
+    plain = (list, LogitsProcessorList)
+    return [each for one in processors for each in (_flat(one) if type(one) in plain else [one])]
 
 
 def split_processors(processors: Sequence[Any]) -> tuple[SamplingParams, list[Any]]:

@@ -305,10 +305,10 @@ def _of_row(processor: Call, row: int, rows: int) -> Call:
     if isinstance(processor, GrammarLogitsProcessor):
         return processor.rows[row]
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
-        ignored = int(processor.prompt_ignore_length[row])
-        return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
+        return _with(processor, prompt_ignore_length=int(processor.prompt_ignore_length[row]))
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        return PrefixConstrainedLogitsProcessor(partial(_for_row, processor._prefix_allowed_tokens_fn, row), 1)
+        allowed = partial(_for_row, processor._prefix_allowed_tokens_fn, row)
+        return _with(processor, _prefix_allowed_tokens_fn=allowed, _num_beams=1)
     if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor | EncoderNoRepeatNGramLogitsProcessor):
         return _of_prompt(processor, row, rows)
     if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
@@ -317,6 +317,13 @@ def _of_row(processor: Call, row: int, rows: int) -> Call:
         own.unconditional_context = context | {name: _row_of(value, row, rows) for name, value in given.items()}
         return own
     return of_row_of_library(processor, row)
+
+
+def _with(processor: Call, **fields: Any) -> Call:
+    """Return a copy of a processor, of its own class, with other fields."""
+    own = copy.copy(processor)
+    vars(own).update(fields)
+    return own
 
 
 def _of_prompt(processor: Any, row: int, rows: int) -> LogitsProcessor:
