@@ -79,7 +79,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _wrong_fields(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answered(request, of_fields(error.errors()))
+    return _answered(request, of_fields(error.errors(), request.scope["route"].endpoint.__annotations__.get("body")))
 
 
 async def _plain_error(request: Request, error: Exception) -> Response:

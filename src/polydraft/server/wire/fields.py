@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.settings import DETAILED, LEVELS, SUMMARY
+from polydraft.server.wire.errors import Refused, readable, told
 from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
@@ -72,7 +73,8 @@ class Body(Fields):
         if isinstance(data, dict):
             for name, value in data.items():
                 if name not in cls.ignored and is_half_text([name, value]):
-                    raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
+                    said = f"{readable(told(name))} holds half of a surrogate pair, which is no text."
+                    raise Refused(400, said, told(name))
         return data
 
 

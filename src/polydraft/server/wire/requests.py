@@ -27,6 +27,15 @@ class CompletionBody(Common):
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
     suffix: Literal[""] | None = None
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, given: Any) -> Any:
+        if given == []:
+            raise ValueError("prompt is an empty list; give a text, a row of tokens, or several of these")
+        if isinstance(given, list) and [] in given:
+            raise ValueError(f"prompt has an empty row at place {given.index([])}; give at least one token there")
+        return given
+
     @field_validator("suffix", mode="before")
     @classmethod
     def _check_suffix(cls, suffix: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from polydraft.models import StreamDecoder
 from polydraft.server.worker.asking import Wanted
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import Served
@@ -49,10 +50,15 @@ class Echo:
                     "top": [],
                 }
                 echo["logprobs"] = [first]
+                decoder = StreamDecoder(self.served.tokenizer, skip_special_tokens=not self.ask.special)
+                decoder.add(one.tokens[0])
                 for chunk in self._chunks(one.tokens):
                     echo["logprobs"] += chunk
+                    decoder.add([told["token"] for told in chunk])
                     if len(echo["logprobs"]) < len(one.tokens):
                         yield True
+                for told, begin in zip(echo["logprobs"], decoder.begins, strict=True):
+                    told["offset"] = min(begin, len(echo["text"]))
             self.told.append(echo)
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
