@@ -124,7 +124,7 @@ def _add_models(app: FastAPI) -> None:
 def _add_state(app: FastAPI) -> None:
     desk: Desk = app.state.desk
 
-    @app.get("/health", responses={200: {"model": Health}, **ASKED, 503: ERRORS[503]})
+    @app.get("/health", responses={200: {"model": Health}, **ASKED})
     async def health() -> Response:
         """Tell whether requests are taken."""
         desk.check_open()

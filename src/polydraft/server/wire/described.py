@@ -315,13 +315,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         404: "There is no such model.",
         408: "The body took too long.",
         413: "The body is too long.",
+        415: "The body is compressed.",
         429: "The queue is full.",
         500: "An error of the server's own.",
-        503: "The model is not there.",
+        503: "The model is not there, or not yet.",
         504: "The request took too long.",
     }.items()
 }
-ASKED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 500)}
+ASKED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 500, 503)}
 """What may be said of a request without a body."""
 
 

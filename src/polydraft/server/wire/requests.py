@@ -10,6 +10,7 @@ from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
+Tools = Annotated[list[dict[str, JsonValue]], Field(max_length=128)]
 Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 
@@ -126,7 +127,7 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
-    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["auto", "none"] | None = None
     add_special_tokens: Literal[False] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -185,6 +186,7 @@ class TokenizeBody(Body):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)] | None = None
+    tools: Tools | None = None
     add_special_tokens: Annotated[bool, Field(strict=True)] = True
     return_token_strs: Annotated[bool, Field(strict=True)] = False
 
@@ -192,13 +194,16 @@ class TokenizeBody(Body):
     def _check(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt or messages must be given, one of them")
+        if self.tools and self.messages is None:
+            raise ValueError("tools are told with messages, which are missing; leave them out")
         return self
 
     def as_spell(self, name: str) -> Spell:
         """Return what the worker is asked."""
         told = tuple(one.for_template() for one in self.messages or ())
         prompt = self.prompt if self.prompt is not None else told
-        return Spell(name, prompt, special=self.add_special_tokens, texts=self.return_token_strs)
+        tools = None if self.tools is None else tuple(self.tools)
+        return Spell(name, prompt, tools=tools, special=self.add_special_tokens, texts=self.return_token_strs)
 
 
 class DetokenizeBody(Body):

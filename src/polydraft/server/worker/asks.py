@@ -14,7 +14,7 @@ SEED_STEP = 1_000_003
 MOST_SEED = 2**63
 NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
-    "max_completion_tokens min_tokens logprobs n".split()
+    "max_completion_tokens min_tokens logprobs n tools".split()
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
@@ -124,6 +124,7 @@ class Spell:
         name: what the worker calls it in its answer.
         prompt: text or messages to be made into tokens; None if there are tokens.
         tokens: tokens to be made into text.
+        tools: what the chat template is told of tools.
         special: whether special tokens are added to a text.
         texts: whether the text of each token is told too.
     """
@@ -131,6 +132,7 @@ class Spell:
     name: str
     prompt: Prompt | None = None
     tokens: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
     special: bool = True
     texts: bool = False
 
@@ -190,7 +192,8 @@ def about(field: str) -> Iterator[None]:
     except Unfit:
         raise
     except PolydraftError as error:
-        named = str(error).split()[0].split(".")[0]
+        word = str(error).split()[0]
+        named = word.split(".")[0]
         if field == DRAFTING and named in OF_DRAFTING:
             raise Unfit(error, f"{DRAFTING}.{named}") from error
-        raise Unfit(error, named if named in NAMED else field) from error
+        raise Unfit(error, named if named in NAMED else word if named == field else field) from error
