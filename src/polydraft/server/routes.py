@@ -107,6 +107,8 @@ def _add_models(app: FastAPI) -> None:
             "owned_by": "polydraft",
             "root": settings.name,
             "max_model_len": desk.told.get("context"),
+            "verifier": desk.told.get("verifier"),
+            "lossless": desk.told.get("lossless"),
         }
 
     @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})

@@ -149,6 +149,7 @@ def _tell_log(request: Request, tally: Tally, desk: Desk, ask: Ask | Spell) -> N
         "completion_tokens": tally.completion_tokens,
         "drafted": counts.drafted,
         "accepted": counts.accepted,
+        **tally.rule,
         "finish": [choice.finish or "cancelled" for choice in tally.choices],
     }
     if desk.settings.prompts_logged and isinstance(ask, Ask):

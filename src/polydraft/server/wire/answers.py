@@ -34,8 +34,7 @@ class Shape:
         """
         choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
         head = as_json(self._head("chat.completion" if self.chat else "text_completion"))
-        seeds = {"seeds": list(tally.begun["seeds"])}
-        rest = as_json({"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": seeds})
+        rest = as_json({"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": _always(tally)})
         return b"".join((head[:-1], b',"choices":[', choices, b"],", rest[1:]))
 
     def opening(self, tally: Tally) -> Iterator[dict[str, Any]]:
@@ -79,7 +78,7 @@ class Shape:
         `usage`, or here.
         """
         metrics = {} if usage else {"metrics": tally.metrics()}
-        return {**metrics, "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}
+        return {**metrics, "polydraft": {**told, **_always(tally)}}
 
     def begins(self, tally: Tally, number: int) -> int:
         """Return how many characters of a choice come before the model's own: those of an echo."""
@@ -109,6 +108,11 @@ class Shape:
             told = {name: value + told[name] for name, value in _text_logprobs(echo["logprobs"], 0).items()}
         text = before + choice.text
         return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
+
+
+def _always(tally: Tally) -> dict[str, Any]:
+    """Return what every answer tells of its texts, however little else is told."""
+    return {"seeds": list(tally.begun["seeds"]), **tally.rule}
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -127,9 +127,17 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     tools: Tools | None = None
     tool_choice: Literal["auto", "none"] | None = None
     add_special_tokens: Literal[False] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @field_validator("modalities", mode="before")
+    @classmethod
+    def _check_modalities(cls, wanted: Any) -> Any:
+        if wanted not in (None, ["text"]):
+            raise ValueError('modalities must be ["text"] here: answers are texts')
+        return wanted
 
     @field_validator("tool_choice", mode="before")
     @classmethod

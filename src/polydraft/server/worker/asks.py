@@ -41,7 +41,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its argument if it has one.
+    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its arguments if it has any.
 
     `field` is where the request says it.
     """
@@ -49,6 +49,12 @@ class Grammar:
     kind: str
     text: Any = None
     field: str = "response_format"
+    compact: bool = False
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is of JSON, whose blanks may be left out."""
+        return self.kind.startswith("json")
 
 
 @dataclass(frozen=True)

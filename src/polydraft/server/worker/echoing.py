@@ -1,6 +1,6 @@
 """Prompts that are told back: their text, and how likely the model holds their tokens, in chunks between the steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,14 @@ class Echo:
         served: the models.
         ask: the request.
         texts: what it asks for.
+        begun: what is to be said of it when its prompts are read.
 
     Attributes:
         told: what was found of each prompt.
     """
 
-    def __init__(self, served: Served, ask: Ask, texts: Sequence[Wanted]) -> None:
-        self.served, self.ask, self.texts = served, ask, texts
+    def __init__(self, served: Served, ask: Ask, texts: Sequence[Wanted], begun: Mapping[str, Any]) -> None:
+        self.served, self.ask, self.texts, self.begun = served, ask, texts, begun
         self.told: list[dict[str, Any]] = []
         self._left = self._steps()
 
