@@ -116,7 +116,7 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "plan": fingerprint(request),
         **request.sampling,
         "stop": list(request.stop),
-        **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
+        **({} if request.grammar is None else request.grammar.told),
         "seed": request.seed or 0,
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,

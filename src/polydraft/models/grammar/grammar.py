@@ -125,6 +125,11 @@ class Grammar:
         return WORDS[self.kind]
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What is told of it among the settings of a call."""
+        return {self.kind: self.text, **({"compact": True} if self.compact else {})}
+
+    @property
     def source(self) -> str:
         """The grammar as llguidance takes it."""
         if not self.compact:

@@ -37,9 +37,9 @@ class StreamDecoder:
 
     Attributes:
         stopped: the stop string that ended the text; None as long as none has.
-        begins: where in the text each token's own begins, counted as if no stop string were cut off. A token that goes
-            on with an unfinished character begins where the character does; one without text, where the next does. What
-            lies behind the text that was given may still move back.
+        begins: where in the text each token's own begins, counted as if no stop string were cut off. A token that adds
+            nothing begins where an unfinished character before it does, or else the next one. What lies behind the text
+            that was given may still move back.
 
     Raises:
         InvalidParameter: something else than a tokenizer, or stop strings that are empty or no texts.
@@ -84,7 +84,7 @@ class StreamDecoder:
                 return text
             looks, self._left = not self._left, max(0, self._left - 1)
             if token in self._skipped:
-                self.begins.append(self._before + len(self._fresh))
+                self._note(self._fresh)
             else:
                 text += self._stops.add(self._certain(token), looks=looks)
         return text
@@ -120,7 +120,7 @@ class StreamDecoder:
         Where the text changes, a character was unfinished, and no token begins behind the first change.
         """
         same = _common(self._fresh, fresh)
-        goes_on = bool(same) and same == len(fresh) and fresh.endswith(BROKEN)
+        goes_on = fresh == self._fresh and fresh.endswith(BROKEN)
         self.begins.append(self._before + len(self._fresh) - goes_on)
         for place in range(len(self.begins) - 1, -1, -1):
             if self.begins[place] <= self._before + same:

@@ -68,8 +68,7 @@ def of_fields(errors: Sequence[Mapping[str, Any]], body: Any) -> Refused:
     """
     first = errors[0]
     place, kind = [*_named(body, first["loc"][1:])], str(first.get("type", ""))
-    param = ".".join(place)
-    name = readable(param)
+    param, name = ".".join(place), ".".join(map(readable, place))
     if kind == "json_invalid":
         return Refused(400, "The body is not JSON.", None, "not_json")
     if kind == "extra_forbidden":
