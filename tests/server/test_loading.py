@@ -43,7 +43,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     held.set()
 
 
-def check_not_ready(answer: httpx.Response) -> None:
+def check_not_ready(answer: Any) -> None:
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
     told = answer.json()["error"]
     assert told["code"] == "not_ready" and told["message"] == "The model is not loaded yet; try again soon."

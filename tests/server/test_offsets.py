@@ -45,7 +45,7 @@ def test_tokens_begin_where_streams_and_whole_answers_say(app: TestClient, field
             assert own == token or (choice["finish_reason"] == "stop" and token.startswith(own)), (offset, token)
         own = [one for chunk in pieces for one in chunk["choices"] if one["index"] == choice["index"]]
         if own:
-            assert streamed(pieces, choice["index"]) == text
+            assert streamed([*pieces], choice["index"]) == text
             assert [one for part in own for one in part["logprobs"]["text_offset"]] == offsets
             assert [one for part in own for one in part["logprobs"]["tokens"]] == tokens
 

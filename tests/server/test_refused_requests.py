@@ -145,7 +145,8 @@ def test_a_field_that_there_is_not_is_named_whatever_it_is_called(
 
 
 def test_a_long_name_is_told_in_part(app: TestClient) -> None:
-    told = error(app, prompt="a", **{"x" * 10_000: 1})[1]
+    long: dict[str, Any] = {"x" * 10_000: 1}
+    told = error(app, prompt="a", **long)[1]
     assert told["param"] == "x" * 100 + "..." and told["message"].startswith(told["param"])
     told = error(app, prompt="a", speculative={"y" * 10_000: 1})[1]
     assert told["param"] == "speculative." + "y" * 100 + "..." and told["message"].startswith(told["param"])

@@ -39,7 +39,7 @@ class Grammar:
     Args:
         kind: "json_schema", "regex" or "lark".
         text: the schema as JSON, the pattern, or the rules.
-        compact: of a schema, whether its values are written without blanks between their parts: in one form each.
+        compact: of a schema, whether its values are written without blanks between their parts.
 
     Raises:
         InvalidParameter: the text is none of its kind, says what llguidance does not know, or says of blanks something
