@@ -31,6 +31,12 @@ def test_a_json_schema(tmp_path: Path, in_a_file: bool) -> None:
     assert told["statistics"]["in_force"] == ["GrammarLogitsProcessor"]
 
 
+def test_json_without_blanks() -> None:
+    told = json.loads(written("--json-schema", SCHEMA, "--compact", "--json", "--temperature", "1", "--seed", "1"))
+    assert told["text"] == json.dumps(json.loads(told["text"]), separators=(",", ":"))
+    assert told["settings"]["compact"] is True
+
+
 def test_a_regex_and_rules(tmp_path: Path) -> None:
     assert re.fullmatch("[a-z]{3,6}(, [a-z]{3,5}){2}\n", written("--regex", "[a-z]{3,6}(, [a-z]{3,5}){2}", "--quiet"))
     (tmp_path / "rules.lark").write_text('start: "yes" | "no" WORD\nWORD: /[a-z]{2}/')
@@ -51,6 +57,8 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     [
         (["--regex", "a", "--json-schema", "{}"], "--json-schema and --regex both say"),
         (["--regex", "(a"], "unclosed group"),
+        (["--regex", "a", "--compact"], "--compact leaves the blanks of JSON out"),
+        (["--json-schema", '{"x-guidance": {"whitespace_flexible": true}}', "--compact"], "both say what blanks"),
         (["--json-schema", "nowhere.json"], "'nowhere.json' cannot be read: No such file"),
         (["--json-schema", "{nope"], "is no JSON"),
         (["--json-schema", "a\x00b"], "cannot be read"),

@@ -1,10 +1,13 @@
 """Conversations as tokens: by the tokenizer's own template, with its markers once, and refused in one sentence."""
 
+from typing import Any
+
 import pytest
+from chatml import CHATML, chat_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from polydraft.errors import InvalidParameter
-from polydraft.models import Message, conversation_ids
+from polydraft.models import Message, check_shown, conversation_ids
 from polydraft.training.windows import train_tokenizer
 
 CHAT = (
@@ -52,3 +55,57 @@ def test_what_cannot_be_put_into_a_template_is_refused() -> None:
         conversation_ids(tokenizer("{% if %}"), two)
     with pytest.raises(InvalidParameter, match="makes no tokens"):
         conversation_ids(tokenizer("{{ '' }}"), two)
+
+
+USER = {"role": "user", "content": " How many? "}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}
+KNOWN = (
+    "{% if tools %}{% for tool in tools %}{% if tool.type == 'function' %}{{ tool.function.name }}{% endif %}"
+    "{% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'system' and loop.first %}{{ m.content }}"
+    "{% elif m.role == 'user' %}{% if m.name %}{{ m.name }}: {% endif %}{{ m.content | trim }}"
+    "{% elif m.role == 'assistant' %}{% if m.reasoning_content and loop.last %}{{ m.reasoning_content }}{% endif %}"
+    "{% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}"
+    "{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endif %}{% endfor %}"
+)
+SHOWN: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None, str | None]] = [
+    (CHATML, [USER], None, None),
+    (CHATML, [{"role": "system", "content": "x"}, USER, {"role": "assistant", "content": "3"}], None, None),
+    (CHATML, [{"role": "developer", "content": "x"}, USER], [], None),
+    (CHATML, [USER], [TOOL], "tools"),
+    (CHATML, [USER], [{"type": "other"}], "tools"),
+    (CHATML, [{**USER, "name": "Ann"}], None, "messages.0.name"),
+    (CHATML, [USER, CALL, {"role": "tool", "content": "4"}], None, "messages.1.tool_calls"),
+    (CHATML, [USER, {"role": "assistant", "content": "3", "reasoning_content": "r"}, USER], None, "reasoning_content"),
+    (KNOWN, [{**USER, "name": "Ann"}], [TOOL], None),
+    (KNOWN, [USER], [TOOL, {**TOOL, "type": "custom"}], "tools"),
+    (KNOWN, [USER, CALL, USER], None, None),
+    (KNOWN, [USER, {**CALL, "content": "I look."}, USER], None, "messages.1.content"),
+    (KNOWN, [USER, CALL, {"role": "tool", "content": "4", "tool_call_id": "1"}], None, "role 'tool'"),
+    (KNOWN, [{"role": "developer", "content": "x"}, USER], None, "role 'developer'"),
+    (KNOWN, [USER, {"role": "system", "content": "x"}, USER], None, "messages.1.content"),
+    (KNOWN, [USER, {"role": "assistant", "content": "<think>r</think>3"}, USER], None, None),
+    (KNOWN, [USER, {"role": "assistant", "content": "3", "reasoning_content": "r"}, USER], None, None),
+    (KNOWN, [USER, {"role": "assistant", "content": " ", "name": ""}, USER], None, None),
+    (
+        "{% if messages[0].content == 'x' %}{{ 'x' }}{% else %}{{ raise_exception('no') }}{% endif %}",
+        [{"role": "user", "content": "x"}],
+        None,
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "messages", "tools", "lost"), SHOWN, ids=range(len(SHOWN)))
+def test_what_a_template_leaves_out_is_refused(
+    template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, lost: str | None
+) -> None:
+    tokenizer, before = chat_tokenizer(template), repr((messages, tools))
+    conversation_ids(tokenizer, messages, tools)
+    if lost is None:
+        check_shown(tokenizer, messages, tools)
+    else:
+        with pytest.raises(InvalidParameter, match=r"chat template (takes no|leaves out)") as found:
+            check_shown(tokenizer, messages, tools)
+        assert lost in str(found.value) and str(found.value).count(".") <= 4
+    assert repr((messages, tools)) == before

@@ -145,6 +145,39 @@ def test_the_pieces_of_a_text_are_the_text_and_nothing_is_broken(kind: str, text
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
 
 
+def common(one: str, other: str) -> int:
+    """Return with how many characters both begin."""
+    return next(
+        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "embedded", "word-piece", "suffix"])
+@pytest.mark.parametrize("skipped", [True, False])
+def test_tokens_begin_where_the_text_before_them_ends(kind: str, skipped: bool) -> None:
+    """But for a token that goes on with a broken character, which begins where this one does."""
+    tokenizer = KINDS[kind]()
+    for number in range(60):
+        ids = ids_of(tokenizer, number)
+        pieces, decoder = pieces_of(tokenizer, ids, skip_special_tokens=skipped)
+        text = "".join(pieces)
+        ends = [common(text_of(tokenizer, ids[:place], skipped), text) for place in range(len(ids))]
+        assert decoder.begins == sorted(decoder.begins)
+        for begin, end in zip(decoder.begins, ends, strict=True):
+            assert begin == end or (begin == end - 1 and text[begin] == "\ufffd")
+
+
+def test_all_tokens_of_a_character_begin_with_it() -> None:
+    fallback = metaspace()
+    ids = [fallback.convert_tokens_to_ids(f"<0x{value:02X}>") for value in "é😀x".encode()]
+    assert pieces_of(fallback, ids)[1].begins == [0, 0, 1, 1, 1, 1, 2]
+    assert pieces_of(byte_level(), byte_level()("a€b")["input_ids"])[1].begins == [0, 1, 1, 1, 2]
+    lone, (a,) = [byte_id(byte_level(), value) for value in b"\xc3\xf0\x9f"], byte_level()("a")["input_ids"]
+    assert pieces_of(byte_level(), [lone[0], a, *lone[1:], a])[1].begins == [0, 1, 2, 2, 3]
+    end = fallback.convert_tokens_to_ids("<end>")
+    assert pieces_of(fallback, [*ids[2:4], end, *ids[4:], end])[1].begins == [0, 0, 0, 0, 0, 1, 2]
+
+
 def test_bytes_of_a_character_wait_and_no_longer_than_they_must() -> None:
     tokenizer = byte_level()
     pieces, _ = pieces_of(tokenizer, tokenizer("€!")["input_ids"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from chatml import CHATML, START, save_chat_model
 from serving import client as in_process
@@ -74,6 +75,44 @@ def test_tools_go_to_the_template_and_parts_are_joined(client: Any, model: Pair)
     )
     assert answer.choices[0].message.content == alone(model, MESSAGES, TOOLS, temperature=0)
     assert alone(model, MESSAGES, TOOLS, temperature=0) != "" and answer.usage.prompt_tokens > 10
+
+
+def test_tokenize_tells_the_template_of_tools(address: str, model: Pair) -> None:
+    for tools in (TOOLS, [], None):
+        body = {"messages": MESSAGES, "tools": tools}
+        told = httpx.post(f"{address}/tokenize", json=body, headers={"authorization": "Bearer k"}).json()
+        assert told["tokens"] == conversation_ids(model.tokenizer, MESSAGES, tools)
+    body = {"prompt": "a", "tools": TOOLS}
+    told = httpx.post(f"{address}/tokenize", json=body, headers={"authorization": "Bearer k"})
+    assert told.status_code == 400 and told.json()["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_what_the_template_leaves_out_is_refused_by_its_name(tmp_path: Path, path: str) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    call = {"type": "function", "function": {"name": "count", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    cases: dict[str, dict[str, Any]] = {
+        "tools": {"messages": MESSAGES, "tools": TOOLS},
+        "messages.1.name": {"messages": [MESSAGES[0], {**MESSAGES[1], "name": "Ann"}]},
+        "messages.2.tool_calls": {
+            "messages": [*MESSAGES, answer, {"role": "tool", "content": "3", "tool_call_id": "1"}]
+        },
+        "messages.0.reasoning_content": {
+            "messages": [{"role": "assistant", "content": "3", "reasoning_content": "r"}, MESSAGES[1]]
+        },
+    }
+    with in_process(target=str(folder), model_name="m") as found:
+        for name, body in cases.items():
+            said = found.post(path, json=body)
+            told = said.json()["error"]
+            assert said.status_code == 400 and told["param"] == name and told["message"].startswith(name), told
+            assert "this model's chat template takes no" in told["message"]
+        for body in ({"messages": MESSAGES, "tools": []}, {"messages": MESSAGES}):
+            assert found.post(path, json=body | ({"max_tokens": 1} if "chat" in path else {})).status_code == 200
+        if "chat" in path:
+            body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
+            assert found.post(path, json={**body, "modalities": ["text"]}).status_code == 200
 
 
 def _parts(text: str) -> list[dict[str, str]]:

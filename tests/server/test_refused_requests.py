@@ -1,5 +1,6 @@
 """What a client may send that is wrong: a 4xx with one sentence and the field's name, never a 500."""
 
+import gzip
 import json
 from typing import Any
 
@@ -30,7 +31,7 @@ WRONG: list[tuple[dict[str, Any], str | None]] = [
     ({"min_p": 2}, "min_p"),
     ({"n": 0}, "n"),
     ({"n": 10**9}, "n"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -2}, "seed"),
     ({"seed": 2**63}, "seed"),
     ({"seed": 1.5}, "seed"),
     ({"stop": ""}, "stop"),
@@ -99,6 +100,121 @@ def test_what_is_wrong_is_refused_by_its_name(app: TestClient, fields: dict[str,
     assert answer.status_code == 400 and told["param"] == name, told
     assert told["type"] == "invalid_request_error"
     assert told["message"].endswith(".") and "\n" not in told["message"] and len(told["message"]) < 400
+
+
+STRANGE = ("list", "function", "functions", "int", "str", "bool", "body", "tagged-union[a]", "a.b", "a[0]", "0", "ü点")
+UNSEEN = ("", " a", "a\nb", "a\u2028b", "\u202eb")
+OUTSIDE: list[tuple[str, dict[str, Any], str]] = [  # where it is, the body around it, and its place
+    ("/v1/completions", {"prompt": "a"}, ""),
+    ("/v1/completions", {"prompt": "a", "speculative": {}}, "speculative."),
+    (
+        "/v1/completions",
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}, {"role": "user"}]}, "messages.1."),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
+        "messages.0.tool_calls.0.function.",
+    ),
+    ("/tokenize", {"messages": [{"role": "user"}]}, "messages.0."),
+    ("/detokenize", {"tokens": [1]}, ""),
+]
+
+
+def put(body: Any, place: str, name: str) -> Any:
+    """Return a body with another field, inside of what a place names."""
+    body = json.loads(json.dumps(body))
+    inside = body
+    for part in place.split(".")[:-1]:
+        inside = inside[int(part)] if isinstance(inside, list) else inside[part]
+    inside[name] = 1
+    return body
+
+
+@pytest.mark.parametrize("name", [*STRANGE, *UNSEEN], ids=ascii)
+@pytest.mark.parametrize(("path", "body", "place"), OUTSIDE, ids=[path + place for path, _, place in OUTSIDE])
+def test_a_field_that_there_is_not_is_named_whatever_it_is_called(
+    app: TestClient, path: str, body: dict[str, Any], place: str, name: str
+) -> None:
+    status, told = error(app, path, **put(body, place, name))
+    assert status == 400 and told["param"] == place + name and told["code"] == "unknown_field"
+    shown = name if name in STRANGE else repr(name)
+    assert told["message"] == f"{place}{shown} is no field of this request; leave it out."
+
+
+def test_a_long_name_is_told_in_part(app: TestClient) -> None:
+    long: dict[str, Any] = {"x" * 10_000: 1}
+    told = error(app, prompt="a", **long)[1]
+    assert told["param"] == "x" * 100 + "..." and told["message"].startswith(told["param"])
+    told = error(app, prompt="a", speculative={"y" * 10_000: 1})[1]
+    assert told["param"] == "speculative." + "y" * 100 + "..." and told["message"].startswith(told["param"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"prompt": {"str": 1}}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": "a", "stop": {"str": 1, "list[str]": 2}}, "stop"),
+        ({"prompt": "a", "stop": ["a", 1]}, "stop"),
+        ({"prompt": "a", "logit_bias": {"list": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"int": "a"}}, "logit_bias.int"),
+        ({"prompt": "a", "guided_json": 1}, "guided_json"),
+        ({"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, None),
+        ({"prompt": "a", "prediction": {"type": "content", "content": {"str": 1}}}, "prediction.content"),
+    ],
+    ids=str,
+)
+def test_the_name_of_a_type_is_no_field(app: TestClient, fields: dict[str, Any], name: str | None) -> None:
+    told = error(app, **fields)[1]
+    name = name or "response_format.json_schema.schema"
+    assert told["param"] == name and told["message"].startswith(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "", "x.y", "ü"])
+def test_a_field_whose_text_is_half_a_character_is_named(app: TestClient, name: str) -> None:
+    body = json.dumps({"prompt": "a", name: "\ud800"})
+    answer = app.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    told = answer.json()["error"]
+    assert told["param"] == name and told["message"].startswith(name or "''") and "surrogate" in told["message"]
+
+
+def test_prompts_without_anything_have_sentences_of_their_own(app: TestClient) -> None:
+    assert error(app, prompt=[])[1]["message"].startswith("prompt is an empty list; give a text")
+    for prompt, place in (([[]], 0), ([[1], []], 1), (["a", []], 1)):
+        told = error(app, prompt=prompt)[1]
+        assert told["message"].startswith(f"prompt has an empty row at place {place}; give at least one token")
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("gzip", "gzip"), ("deflate, br", "deflate, br"), ("x\ty", "'x\\ty'")])
+def test_a_body_that_is_compressed_names_its_encoding(app: TestClient, encoding: str, shown: str) -> None:
+    head = {"content-type": "application/json", "content-encoding": encoding}
+    answer = app.post("/v1/completions", content=gzip.compress(b'{"prompt": "a"}'), headers=head)
+    told = answer.json()["error"]
+    assert answer.status_code == 415 and told["code"] == "unsupported_encoding"
+    assert told["message"] == f"The Content-Encoding {shown} is not supported; send the body as it is."
+    plain = app.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"content-encoding": "Identity"})
+    assert plain.status_code == 200
+
+
+def test_other_modalities_than_text_are_refused(app: TestClient) -> None:
+    said = [{"role": "user", "content": "x"}]
+    for wanted in (["audio"], ["text", "audio"], ["text", "text"], [], "text", {"text": 1}, [["text"]]):
+        told = error(app, CHAT, messages=said, modalities=wanted)[1]
+        assert (
+            told["param"] == "modalities" and told["message"] == 'modalities must be ["text"] here: answers are texts.'
+        )
+    assert error(app, CHAT, messages=said, modalities=["text"])[1]["param"] == "messages"  # it has no template
+    assert error(app, prompt="a", modalities=["text"])[1]["param"] == "modalities"
+
+
+def test_a_seed_of_minus_one_is_none(app: TestClient) -> None:
+    seeds = {ask(app, seed=-1, max_tokens=1)["polydraft"]["seeds"][0] for _ in range(3)}
+    assert len(seeds) == 3 and min(seeds) >= 0
+    told = error(app, prompt="a", seed=-2)[1]
+    assert told["param"] == "seed" and "-1" in told["message"]
 
 
 RAW = [
@@ -170,6 +286,14 @@ def test_another_model_is_not_there(app: TestClient) -> None:
     assert app.get("/v1/models").json()["data"][0]["id"] == MODEL
     assert app.get(f"/v1/models/{MODEL}").json()["max_model_len"] == 1024
     assert app.get("/v1/models/gpt").status_code == 404
+
+
+def test_head_is_get_without_a_body(app: TestClient) -> None:
+    for path in ("/health", "/metrics", "/version", "/v1/models", "/polydraft/options", "/", "/page/index.html"):
+        found, head = app.get(path), app.head(path)
+        assert head.status_code == found.status_code == 200 and head.content == b"", path
+        assert head.headers["content-type"] == found.headers["content-type"]
+    assert app.head("/v1/completions").status_code == 405 and app.head("/nothing").status_code == 404
 
 
 def test_addresses_that_are_not_there(app: TestClient) -> None:

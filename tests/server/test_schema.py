@@ -123,6 +123,18 @@ def test_other_answers_are_as_they_are_described(app: TestClient) -> None:
     fits(ErrorBody, app.post("/detokenize", json={"tokens": [8192]}).json())
 
 
+def test_fields_that_are_taken_are_described(app: TestClient) -> None:
+    schemas = app.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["CompletionBody"]["properties"]["seed"]["anyOf"][0]["minimum"] == -1
+    assert "compact" in schemas["CompletionBody"]["properties"] and "compact" in schemas["ChatBody"]["properties"]
+    assert "disable_any_whitespace" in schemas["StructuredFields"]["properties"]
+    assert "modalities" in schemas["ChatBody"]["properties"] and "tools" in schemas["TokenizeBody"]["properties"]
+    assert {"verifier", "lossless"} <= {*schemas["Seeds"]["required"]} & {*schemas["AllDraftCounts"]["required"]}
+    for path, operations in app.get("/openapi.json").json()["paths"].items():
+        for method, one in operations.items():
+            assert ("415" in one["responses"]) == (method == "post") and "503" in one["responses"], path
+
+
 def sent(operation: Any, address: str, mode: str, most: int) -> Counter[int]:
     """Send bodies that the description allows or forbids to an address, check the answers, and count their numbers.
 

@@ -18,6 +18,7 @@ from polydraft.cli.arguments.chatting import (
 )
 from polydraft.cli.arguments.generating import (
     BatchOption,
+    CompactOption,
     CompareOption,
     CompileOption,
     GrammarOption,
@@ -151,6 +152,7 @@ def generate(
     repetition_penalty: RepetitionOption = None,
     stop: StopOption = None,
     json_schema: JsonSchemaOption = None,
+    compact: CompactOption = False,
     regex: RegexOption = None,
     grammar: GrammarOption = None,
     seed: SeedOption = None,
@@ -184,7 +186,7 @@ def generate(
         tree=tree,
         sampling=_sampling(temperature, top_p, top_k, min_p, repetition_penalty),
         stop=tuple(stop or ()),
-        grammar=given_grammar(json_schema, regex, grammar),
+        grammar=given_grammar(json_schema, regex, grammar, compact=compact),
         seed=seed,
         max_new_tokens=max_new_tokens,
         dtype=dtype,

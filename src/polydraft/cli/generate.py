@@ -331,7 +331,7 @@ def _as_json(
             "plan": str(request.plan) if request.plan else None,
             **({} if request.chat_template is None else {"chat_template": request.chat_template}),
             **request.sampling,
-            **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
+            **({} if request.grammar is None else request.grammar.told),
             **describe_setup(run),
         },
         "statistics": run.statistics.as_dict(),

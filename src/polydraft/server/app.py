@@ -26,18 +26,20 @@ from polydraft.server.wire.errors import Refused, of_fields, ours
 PAGE = Path(__file__).parent / "page"
 
 
-def build_app(settings: Settings) -> FastAPI:
+def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
     """Return the application; its worker starts with it, unless `app.state.desk.launch()` was called before.
 
     Args:
         settings: what the operator decides.
+        waits: whether it begins to answer when the model is loaded. Otherwise it begins at once, and refuses what needs
+            the model (503) until then; `app.state.desk.wait()` raises why it cannot be loaded.
     """
     metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
     desk = Desk(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await desk.open()
+        await desk.open(waits=waits)
         try:
             yield
         finally:
@@ -79,7 +81,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _wrong_fields(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answered(request, of_fields(error.errors()))
+    return _answered(request, of_fields(error.errors(), request.scope["route"].endpoint.__annotations__.get("body")))
 
 
 async def _plain_error(request: Request, error: Exception) -> Response:

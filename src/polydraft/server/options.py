@@ -34,6 +34,7 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
         "defaults": {
             "drafter": settings.drafter_word,  # None: by model and temperature
             "verifier": settings.verifier,
+            "lossless": told.get("lossless"),
             "tree": settings.tree,
             "temperature": 0.7,  # what the page begins with; a request that says nothing has 1
             "top_p": 1.0,

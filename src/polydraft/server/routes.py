@@ -107,6 +107,8 @@ def _add_models(app: FastAPI) -> None:
             "owned_by": "polydraft",
             "root": settings.name,
             "max_model_len": desk.told.get("context"),
+            "verifier": desk.told.get("verifier"),
+            "lossless": desk.told.get("lossless"),
         }
 
     @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})
@@ -124,7 +126,7 @@ def _add_models(app: FastAPI) -> None:
 def _add_state(app: FastAPI) -> None:
     desk: Desk = app.state.desk
 
-    @app.get("/health", responses={200: {"model": Health}, **ASKED, 503: ERRORS[503]})
+    @app.get("/health", responses={200: {"model": Health}, **ASKED})
     async def health() -> Response:
         """Tell whether requests are taken."""
         desk.check_open()

@@ -74,6 +74,10 @@ JsonSchemaOption = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
+CompactOption = Annotated[
+    bool,
+    typer.Option("--compact", help="Leave the blanks of --json-schema's JSON out.", rich_help_panel=SAMPLING),
+]
 RegexOption = Annotated[
     str | None,
     typer.Option(metavar="PATTERN", help="Let the text match this, as a whole.", rich_help_panel=SAMPLING),

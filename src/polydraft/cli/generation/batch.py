@@ -118,7 +118,7 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "files": {word: digest for word, digest in digests().items() if word in (request.verifier, request.drafter)},
         **request.sampling,
         "stop": list(request.stop),
-        **({} if request.grammar is None else {request.grammar.kind: request.grammar.text}),
+        **({} if request.grammar is None else request.grammar.told),
         "seed": request.seed or 0,
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,

@@ -1,4 +1,4 @@
-"""What `--json-schema`, `--regex` and `--grammar` say of the text."""
+"""What `--json-schema`, `--compact`, `--regex` and `--grammar` say of the text."""
 
 from pathlib import Path
 
@@ -6,23 +6,25 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Grammar
 
 
-def given_grammar(schema: str | None, pattern: str | None, rules: Path | None) -> Grammar | None:
+def given_grammar(schema: str | None, pattern: str | None, rules: Path | None, *, compact: bool) -> Grammar | None:
     """Return the grammar that the options mean; None if they mean none.
 
     A schema that begins like JSON is the schema itself, any other text the name of its file.
 
     Raises:
-        InvalidParameter: several are given, a file cannot be read, or it is no such grammar.
+        InvalidParameter: several are given, a file cannot be read, it is no such grammar, or --compact is without one.
         MissingExtra: llguidance is not installed.
     """
     given = {"--json-schema": schema, "--regex": pattern, "--grammar": rules}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise InvalidParameter(f"{named[0]} and {named[1]} both say what the text is to be; give one of them.")
+    if compact and schema is None:
+        raise InvalidParameter("--compact leaves the blanks of JSON out: give --json-schema, or leave it out.")
     if schema is not None:
         text = schema.strip()
         is_schema = text.startswith(("{", "[", '"')) or text in ("true", "false")
-        return Grammar.json_schema(schema if is_schema else _read(Path(schema), "--json-schema"))
+        return Grammar.json_schema(schema if is_schema else _read(Path(schema), "--json-schema"), compact=compact)
     if pattern is not None:
         return Grammar.regex(pattern)
     return None if rules is None else Grammar.lark(_read(rules, "--grammar"))

@@ -4,12 +4,13 @@ import asyncio
 import ipaddress
 import socket
 import sys
+import threading
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from polydraft.cli.printing import on_one_line
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.extras import SERVE
 
 if TYPE_CHECKING:
@@ -53,15 +54,8 @@ def run_serve(settings: "Settings", host: str, port: int, connections: int) -> i
         settings = replace(settings, hosts=settings.hosts or (LOCAL,))
     try:
         write_logs()
-        app = build_app(settings)
+        app = build_app(settings, waits=False)
         desk = app.state.desk
-        desk.launch()
-        _say("Loading the model ...")
-        try:
-            desk.wait()
-        except BaseException:
-            asyncio.run(desk.close())
-            raise
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -72,13 +66,32 @@ def run_serve(settings: "Settings", host: str, port: int, connections: int) -> i
         )
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
         if not alone and not settings.keys:
             _say(f"No key is needed, so whoever reaches {shown}:{number} may use the model: set --api-key.")
-        log("serving", model=settings.name, host=host, port=number, batch_size=settings.batch_size, worker=desk.pid)
-        _serving(uvicorn, config, desk).run(sockets=[listening])
+        _say("Loading the model ...")
+        server = _serving(uvicorn, config, desk)
+
+        def announce() -> None:
+            """Say when the model is loaded; end the server if it cannot be."""
+            try:
+                desk.wait()
+            except PolydraftError:
+                server.should_exit = True
+                return
+            if desk.ready and not desk.stopping:
+                _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
+                told = {"batch_size": settings.batch_size, "worker": desk.pid}
+                log("serving", model=settings.name, host=host, port=number, **told)
+
+        threading.Thread(target=announce, daemon=True).start()
+        try:
+            server.run(sockets=[listening])
+        finally:
+            asyncio.run(desk.close())
     finally:
         listening.close()
+    if not desk.told:
+        desk.wait(0.0)
     return 0
 
 
@@ -89,7 +102,10 @@ def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
         draining: Any = None
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Take note of a signal."""
+            """Take note of a signal; while the model is loaded nothing has begun, and it ends the process."""
+            if not desk.told:
+                super().handle_exit(sig, frame)
+                return
             if self.draining is not None or not self.started:
                 self.should_exit = self.force_exit = True
                 return

@@ -11,6 +11,15 @@ from polydraft.models.grammar.library import cleaned, llguidance
 WORDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 """The kinds of grammars, and what they are called in sentences."""
 MOST_CHARACTERS = 1_000_000
+OPTIONS = "x-guidance"
+"""Where a schema holds options of llguidance's."""
+COMPACT: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ",",
+    "key_separator": ":",
+}
+"""The options for JSON without blanks."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,17 @@ class Grammar:
     Args:
         kind: "json_schema", "regex" or "lark".
         text: the schema as JSON, the pattern, or the rules.
+        compact: of a schema, whether its values are written without blanks between their parts.
 
     Raises:
-        InvalidParameter: the text is none of its kind, or says what llguidance does not know.
+        InvalidParameter: the text is none of its kind, says what llguidance does not know, or says of blanks something
+            else than `compact`.
         MissingExtra: llguidance is not installed.
     """
 
     kind: str
     text: str
+    compact: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in WORDS:
@@ -48,37 +60,46 @@ class Grammar:
             raise InvalidParameter(f"The {self.words} has {len(self.text)} characters, but at most {MOST_CHARACTERS}.")
         if any("\ud800" <= letter <= "\udfff" for letter in self.text):
             raise InvalidParameter(f"The {self.words} has half a character (a lone surrogate), which is no text.")
-        if self.kind == "json_schema":
-            _parsed(self.text)
-        said = llguidance().LLMatcher.validate_grammar(self.source)
+        if not isinstance(self.compact, bool):
+            raise InvalidParameter(f"compact must be True or False, but is {shown(self.compact)}.")
+        if self.compact and self.kind != "json_schema":
+            raise InvalidParameter(f"compact is for JSON, whose blanks it leaves out, and not for a {self.words}.")
+        schema = _parsed(self.text) if self.kind == "json_schema" else {}
+        said = llguidance().LLMatcher.validate_grammar(self._made(self.text))
         if said and not said.startswith("WARNING"):
             raise InvalidParameter(f"The {self.words} cannot be followed: {cleaned(said)}.")
+        own = schema.get(OPTIONS, {}) if self.compact and isinstance(schema, dict) else {}
+        other = [name for name, value in COMPACT.items() if own.get(name, value) != value]
+        if other:
+            raise InvalidParameter(f"compact and the schema's own {OPTIONS}.{other[0]} both say what blanks there are.")
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":
+    def json_schema(cls, schema: Mapping[str, Any] | str | bool, *, compact: bool = False) -> "Grammar":
         """Return the grammar of all JSON values of a schema.
 
         Args:
             schema: a mapping, or its JSON text. What llguidance does not know of a schema is refused by name.
+            compact: whether there are no blanks between the parts of a value. JSON allows any, which small models may
+                write without end.
 
         Raises:
             InvalidParameter: it is no JSON, no schema, or nothing has it.
         """
         if isinstance(schema, str):
-            return cls("json_schema", schema)
+            return cls("json_schema", schema, compact)
         if not isinstance(schema, Mapping | bool):
             raise InvalidParameter(f"The JSON schema must be a mapping or its JSON text, but is {shown(schema)}.")
         try:
-            return cls("json_schema", json.dumps(schema, allow_nan=False, default=_as_mapping))
+            return cls("json_schema", json.dumps(schema, allow_nan=False, default=_as_mapping), compact)
         except (TypeError, ValueError, RecursionError) as error:
             if isinstance(error, InvalidParameter):
                 raise
             raise InvalidParameter(f"The JSON schema cannot be written as JSON: {lowered(error)}") from error
 
     @classmethod
-    def json_object(cls) -> "Grammar":
-        """Return the grammar of all JSON objects."""
-        return cls("json_schema", '{"type": "object"}')
+    def json_object(cls, *, compact: bool = False) -> "Grammar":
+        """Return the grammar of all JSON objects; `compact` ones have no blanks between their parts."""
+        return cls("json_schema", '{"type": "object"}', compact)
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
@@ -104,9 +125,19 @@ class Grammar:
         return WORDS[self.kind]
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What is told of it among the settings of a call."""
+        return {self.kind: self.text, **({"compact": True} if self.compact else {})}
+
+    @property
     def source(self) -> str:
         """The grammar as llguidance takes it."""
-        return str(getattr(llguidance().LLMatcher, f"grammar_from_{self.kind}")(self.text))
+        if not self.compact:
+            return self._made(self.text)
+        return self._made("{}" if _parsed(self.text) is True else self.text, overrides=COMPACT)
+
+    def _made(self, text: str, **options: Any) -> str:
+        return str(getattr(llguidance().LLMatcher, f"grammar_from_{self.kind}")(text, **options))
 
 
 def _as_mapping(value: object) -> dict[Any, Any]:
@@ -120,8 +151,8 @@ def _as_mapping(value: object) -> dict[Any, Any]:
     raise TypeError(f"it holds a value of type {type(value).__name__}")
 
 
-def _parsed(text: str) -> None:
-    """Check that a schema is JSON, and an object or a boolean.
+def _parsed(text: str) -> dict[str, Any] | bool:
+    """Return a schema from its JSON, which is an object or a boolean.
 
     Raises:
         InvalidParameter: it is something else.
@@ -132,6 +163,7 @@ def _parsed(text: str) -> None:
         raise InvalidParameter(f"The JSON schema is no JSON: {lowered(error)}") from error
     if not isinstance(schema, dict | bool):
         raise InvalidParameter(f"The JSON schema must be an object or a boolean, but is {shown(schema)}.")
+    return schema
 
 
 def _no_number(name: str) -> None:

@@ -1,6 +1,6 @@
 """Between tokens and text: conversations through a chat template, and text as it comes."""
 
-from polydraft.models.text.conversation import Message, conversation_ids
+from polydraft.models.text.conversation import Message, check_shown, conversation_ids
 from polydraft.models.text.stream_decoder import StreamDecoder, text_of
 from polydraft.models.text.token_bytes import bytes_of
 from polydraft.models.text.turns import Conversation, asked_within, check_template
@@ -11,6 +11,7 @@ __all__ = [
     "StreamDecoder",
     "asked_within",
     "bytes_of",
+    "check_shown",
     "check_template",
     "conversation_ids",
     "text_of",

@@ -1,13 +1,22 @@
 """Conversations as token ids, by the chat template that a tokenizer brings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.models.checkpoints.reasons import first_sentence
+
+MARK = "qz7"
+"""With a number, and itself in reverse behind it, letters that no text has by chance."""
+KNOWS_NOT = {
+    "tool_calls": "takes no calls of tools",
+    "name": "takes no names of those who speak",
+    "reasoning_content": "takes no reasoning",
+}
+"""What is said of a template that leaves out a part of a message beside its content."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +56,9 @@ def conversation_ids(
             "text (--no-chat-template on the command line)."
         )
     told = [dict(one) if isinstance(one, Mapping) else {"role": one.role, "content": one.content} for one in messages]
-    continued = bool(told) and told[-1]["role"] == "assistant"
+    given = None if tools is None else list(map(dict, tools))
     try:
-        ids = tokenizer.apply_chat_template(
-            told,
-            tools=None if tools is None else list(map(dict, tools)),
-            add_generation_prompt=not continued,
-            continue_final_message=continued,
-            return_dict=False,
-            tokenizer_kwargs={"verbose": False},  # whoever asks knows how long a text may be
-        )
+        ids = _applied(tokenizer, told, given, return_dict=False, tokenizer_kwargs={"verbose": False})
     except Exception as error:  # the template is a program of the model's maker: whatever it raises is its refusal
         raise InvalidParameter(
             f"The tokenizer's chat template refuses the messages: {first_sentence(error)}."
@@ -64,3 +66,90 @@ def conversation_ids(
     if not ids:
         raise InvalidParameter("The tokenizer's chat template makes no tokens of the messages: is it the right one?")
     return [int(token) for token in cast(Sequence[Any], ids)]
+
+
+def check_shown(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Check that a template, which takes a conversation, leaves nothing of it out.
+
+    Problem: templates are programs that print what they know of, and say nothing of the rest.
+    Rule: a mark is put behind every message's content, behind names, and behind the names of tools and calls. What it
+    is whose mark does not come out was left out. Ids of calls, and names in the answers of tools, tell nothing that the
+    order of messages does not. What a template shows of reasoning, where it knows of it, is its own business.
+
+    Raises:
+        InvalidParameter: it leaves something out.
+    """
+    marks: dict[str, str] = {}
+
+    def marked(value: object, what: str) -> object:
+        if not isinstance(value, str) or not value.strip():
+            return value
+        mark = f"{MARK}{len(marks)}{MARK[::-1]}"
+        marks[mark] = what
+        return value + mark
+
+    told = [_marked_message(one, f"messages.{place}", marked) for place, one in enumerate(messages)]
+    offered = [_marked_call(one, "tools", marked) for one in tools or ()]
+    try:
+        text = str(_applied(tokenizer, told, offered or None, tokenize=False))
+        same = bool(offered) and text == str(_applied(tokenizer, told, None, tokenize=False))
+    except Exception:  # noqa: BLE001  a template that looks into what it is given: it took that, but not the marks
+        return
+    lost = "tools" if same else next((what for mark, what in marks.items() if mark not in text), None)
+    lost = lost or _lost_reasoning(tokenizer, messages)
+    if lost is not None:
+        raise InvalidParameter(_loss(lost, messages))
+
+
+def _marked_message(message: Mapping[str, Any], place: str, marked: Callable[[object, str], object]) -> dict[str, Any]:
+    found = {**message, "content": marked(message.get("content"), f"{place}.content")}
+    if "name" in message and message["role"] != "tool":
+        found["name"] = marked(message["name"], f"{place}.name")
+    if message.get("tool_calls"):
+        found["tool_calls"] = [_marked_call(one, f"{place}.tool_calls", marked) for one in message["tool_calls"]]
+    return found
+
+
+def _marked_call(call: Any, place: str, marked: Callable[[object, str], object]) -> Any:
+    """Return a tool, or a call of one, with a mark behind its name."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        return call
+    return {**call, "function": {**function, "name": marked(function["name"], place)}}
+
+
+def _lost_reasoning(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return where reasoning is given, if the template shows none even of the answer that it goes on with."""
+    place = next((place for place, one in enumerate(messages) if one.get("reasoning_content")), None)
+    answer = {"role": "assistant", "content": "?", "reasoning_content": MARK}
+    if place is None or MARK in str(
+        _applied(tokenizer, [{"role": "user", "content": "?"}, answer], None, tokenize=False)
+    ):
+        return None
+    return f"messages.{place}.reasoning_content"
+
+
+def _loss(lost: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is said of something that a template leaves out."""
+    if lost == "tools":
+        return "tools cannot be told to the model: this model's chat template takes no tools; leave them out."
+    field = lost.rpartition(".")[2]
+    taken = KNOWS_NOT.get(field)
+    if taken is None:
+        role = shown(messages[int(lost.split(".")[1])]["role"])
+        taken = f"leaves out what a message of the role {role} says there"
+    return f"{lost} cannot be told to the model: this model's chat template {taken}."
+
+
+def _applied(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[Any] | None, **options: Any
+) -> Any:
+    """Return what a template makes of a conversation, up to where the model's answer begins or goes on."""
+    continued = bool(messages) and messages[-1]["role"] == "assistant"
+    return tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=not continued, continue_final_message=continued, **options
+    )

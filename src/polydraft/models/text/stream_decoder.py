@@ -37,6 +37,9 @@ class StreamDecoder:
 
     Attributes:
         stopped: the stop string that ended the text; None as long as none has.
+        begins: where in the text each token's own begins, counted as if no stop string were cut off. A token that adds
+            nothing begins where an unfinished character before it does, or else the next one. What lies behind the text
+            that was given may still move back.
 
     Raises:
         InvalidParameter: something else than a tokenizer, or stop strings that are empty or no texts.
@@ -61,6 +64,8 @@ class StreamDecoder:
         self._solid: list[int] = []  # the same without tokens of single bytes
         self._waiting: list[int] = []  # tokens of which something was not given
         self._given = 0  # characters of their text that were
+        self.begins: list[int] = []
+        self._fresh, self._before = "", 0  # the text of the waiting tokens, and the characters before it
 
     @property
     def stopped(self) -> str | None:
@@ -78,7 +83,9 @@ class StreamDecoder:
             if self.stopped is not None:
                 return text
             looks, self._left = not self._left, max(0, self._left - 1)
-            if token not in self._skipped:
+            if token in self._skipped:
+                self._note(self._fresh)
+            else:
                 text += self._stops.add(self._certain(token), looks=looks)
         return text
 
@@ -86,7 +93,7 @@ class StreamDecoder:
         """Return what is left at the end of the tokens, complete or not; nothing after a stop string."""
         if self.stopped is not None:
             return ""
-        text = self._stops.add(self._fresh()[self._given :], looks=not self._left)
+        text = self._stops.add(self._fresh[self._given :], looks=not self._left)
         self._advance()
         return text + self._stops.rest()
 
@@ -95,7 +102,8 @@ class StreamDecoder:
         if not self._waiting and token in self._bytes:
             self._context = self._solid  # bytes are decoded in runs, and what was given must not belong to this one
         self._waiting.append(token)
-        fresh = self._fresh()
+        fresh = self._behind(self._context, self._waiting)
+        self._note(fresh)
         held = min(len(fresh) - len(fresh.rstrip(BROKEN)), MOST_HELD)
         certain = len(fresh) - held
         text = fresh[self._given : certain]
@@ -106,14 +114,23 @@ class StreamDecoder:
             self._shorten(fresh[self._given :])
         return text
 
-    def _fresh(self) -> str:
-        """Return the text of the waiting tokens behind their context."""
-        return self._behind(self._context, self._waiting)
+    def _note(self, fresh: str) -> None:
+        """Take the text that the waiting tokens have with a new one, and note where that one begins.
+
+        Where the text changes, a character was unfinished, and no token begins behind the first change.
+        """
+        same = _common(self._fresh, fresh)
+        goes_on = fresh == self._fresh and fresh.endswith(BROKEN)
+        self.begins.append(self._before + len(self._fresh) - goes_on)
+        for place in range(len(self.begins) - 1, -1, -1):
+            if self.begins[place] <= self._before + same:
+                break
+            self.begins[place] = self._before + same
+        self._fresh = fresh
 
     def _behind(self, context: list[int], tokens: list[int]) -> str:
         before, now = (text_of(self.tokenizer, ids, self.skip_special_tokens) for ids in (context, context + tokens))
-        same = next((n for n in range(len(before), 0, -1) if now.startswith(before[:n])), 0)
-        return now[same:]
+        return now[_common(before, now) :]
 
     def _advance(self) -> None:
         """Make the waiting tokens, which were given, the context of the next ones."""
@@ -122,6 +139,7 @@ class StreamDecoder:
         solid = [token for token in self._waiting if token not in self._bytes][-MOST_CONTEXT:]
         if text_of(self.tokenizer, solid, self.skip_special_tokens):
             self._solid = solid
+        self._before, self._fresh = self._before + len(self._fresh), ""
         self._context, self._waiting, self._given = self._waiting[-MOST_CONTEXT:], [], 0
 
     def _shorten(self, left: str) -> None:
@@ -134,8 +152,15 @@ class StreamDecoder:
             context, waiting = everything[-count - MOST_CONTEXT : -count], everything[-count:]
             fresh = self._behind(context, waiting)
             if len(fresh) >= len(left) and fresh.endswith(left):
-                self._context, self._waiting, self._given = context, waiting, len(fresh) - len(left)
+                self._before += self._given + len(left) - len(fresh)
+                self._fresh, self._given = fresh, len(fresh) - len(left)
+                self._context, self._waiting = context, waiting
                 return
+
+
+def _common(one: str, other: str) -> int:
+    """Return with how many characters both begin."""
+    return next((n for n in range(min(len(one), len(other)), 0, -1) if one[:n] == other[:n]), 0)
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -118,9 +118,8 @@ async def _events(
             if event.kind == "joined":
                 tally.add(event.kind, event.said)
                 continue
-            before = shape.begins(tally, event.said["number"]) + len(tally.choices[event.said["number"]].text)
             choice = tally.add(event.kind, event.said)
-            chunk = shape.chunk(choice, event.said, before)
+            chunk = shape.chunk(choice, event.said, shape.begins(tally, choice.number))
             if tally.over:
                 chunk |= shape.measures(tally, chunk.get("polydraft", {}), usage)
             if usage:
@@ -150,6 +149,7 @@ def _tell_log(request: Request, tally: Tally, desk: Desk, ask: Ask | Spell) -> N
         "completion_tokens": tally.completion_tokens,
         "drafted": counts.drafted,
         "accepted": counts.accepted,
+        **tally.rule,
         "finish": [choice.finish or "cancelled" for choice in tally.choices],
     }
     if desk.settings.prompts_logged and isinstance(ask, Ask):

@@ -100,11 +100,19 @@ class Desk:
         return self._worker.pid if self._worker is not None else None
 
     def launch(self) -> None:
-        """Start the worker, if it is not there."""
-        if self._worker is None:
-            self._known.clear()
-            kind = ProcessWorker if self.settings.apart else ThreadWorker
-            self._worker = kind(self.settings, self._say)
+        """Start the worker, if it is not there; where it cannot be started, `wait` says so."""
+        if self._worker is not None:
+            return
+        self._known.clear()
+        kind = ProcessWorker if self.settings.apart else ThreadWorker
+        try:
+            self._worker = worker = kind(self.settings, self._say)
+        except Exception as error:  # noqa: BLE001  it may be started on a thread, where nobody would hear of it
+            self.broken = f"The model's process cannot be started: {error}"
+            self._known.set()
+            return
+        if self.stopping:  # it was not there yet when all was ended
+            worker.end(0.0)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the model is loaded.
@@ -116,20 +124,30 @@ class Desk:
         if self.broken:
             raise PolydraftError(self.broken)
 
-    async def open(self) -> None:
-        """Be there for requests: called when the loop runs."""
+    async def open(self, *, waits: bool = True) -> None:
+        """Be there for requests: called when the loop runs.
+
+        Args:
+            waits: whether to wait until the model is loaded; otherwise requests are refused until it is.
+
+        Raises:
+            PolydraftError: it cannot be loaded.
+        """
         self._loop = asyncio.get_running_loop()
+        if not waits:
+            threading.Thread(target=self.launch, daemon=True).start()
+            return
         self.launch()
         await asyncio.to_thread(self.wait)
 
     async def close(self) -> None:
-        """End the worker."""
+        """End the worker; one that is loading the model at once, since it has nothing to write down."""
         self.stopping = True
         if self._restart is not None:
             self._restart.cancel()
         worker, self._worker = self._worker, None
         if worker is not None:
-            await asyncio.to_thread(worker.end, 5.0)
+            await asyncio.to_thread(worker.end, 5.0 if self.ready else 0.0)
         self._loop = None
 
     async def drain(self) -> None:
@@ -210,7 +228,7 @@ class Desk:
         if event.kind == "gone":
             self.ready = False
             if not self._known.is_set():
-                self.broken = "The model's process ended while it was loading the model."
+                self.broken = "" if self.stopping else "The model's process ended while it was loading the model."
                 self._known.set()
         loop = self._loop
         if loop is not None:
@@ -255,7 +273,7 @@ class Desk:
 
     def _lost(self, event: Event) -> None:
         """Tell everybody that the worker is gone, and start another one."""
-        if self.stopping and self._worker is None:
+        if (self.stopping and self._worker is None) or not self.told:  # whoever waits for the first one is told
             return
         code, stalled = event.said.get("code"), event.said.get("stalled")
         log("worker gone", level=logging.ERROR, code=code, stalled=stalled, requests=len(self.tickets))

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.errors import Refused, readable, told
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -22,6 +22,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """The beginnings of paths that need a key, where there are keys."""
+OF_THE_MODEL = (*GUARDED, "/polydraft/")
+"""The beginnings of paths at which nothing can be said before the model is loaded."""
 BODY_SECONDS = 30.0
 """A body must have come within so many seconds."""
 ID = "x-request-id"
@@ -29,6 +31,8 @@ ID = "x-request-id"
 
 class Door:
     """Give every request an id, read its body up to a limit, look at its key, and write a line about it.
+
+    HEAD is GET whose body is left out. While the model is loaded for the first time, what needs it is refused.
 
     Args:
         app: what is behind it.
@@ -51,15 +55,20 @@ class Door:
             if message["type"] == "http.response.start":
                 status[0] = message["status"]
                 message["headers"] = [*message.get("headers", ()), (ID.encode(), name.encode())]
+            elif scope["method"] == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
             self._check_host(headers)
             self._check_key(_route(scope), headers)
+            if not self.desk.told and _route(scope).startswith(OF_THE_MODEL):
+                self.desk.check_open()
             body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
             if body:
                 scope[READ] = await read_body(body, self.desk.told.get("context"))
-            await self.app(scope, receive if body is None else _again(body, receive), sending)
+            inside = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(inside, receive if body is None else _again(body, receive), sending)
         except Refused as error:
             self.desk.metrics.add_by("request_refused", error.status)
             await JSONResponse(error.body(), error.status, error.headers)(scope, receive, sending)
@@ -98,8 +107,12 @@ class Door:
         """Read the body.
 
         Raises:
-            Refused: it is too long, or takes too long.
+            Refused: it is encoded, is too long, or takes too long.
         """
+        encoding = ", ".join(headers.getlist("content-encoding")).strip()
+        if encoding.lower() not in ("", "identity"):
+            said = f"The Content-Encoding {readable(told(encoding))} is not supported; send the body as it is."
+            raise Refused(415, said, None, "unsupported_encoding")
         most, said = self.desk.settings.max_body, headers.get("content-length", "")
         if said.isdigit() and int(said[:20]) > most:
             raise _too_long(most)
@@ -120,9 +133,9 @@ class Door:
             raise Refused(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
 
     def _logged(self, scope: Scope, name: str, status: int, seconds: float) -> None:
-        told = scope["state"].get("told", {})
-        if _route(scope) in ("/health", "/metrics") and status == 200:
-            return
+        found = scope["state"].get("told", {})
+        if _route(scope) in ("/health", "/metrics") and (status == 200 or not self.desk.told):
+            return  # whoever asks again and again whether the model is there
         log(
             "request",
             id=name,
@@ -130,7 +143,7 @@ class Door:
             path=scope["path"][:200],
             status=status or 499,
             seconds=round(seconds, 4),
-            **told,
+            **found,
         )
 
 

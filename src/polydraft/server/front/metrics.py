@@ -22,6 +22,12 @@ COUNTERS = {
     "prefix_cache_queries": "Tokens of prompts that were looked for among those known.",
     "prefix_cache_hits": "Tokens of prompts that were known.",
 }
+LABELLED = {
+    "spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens by depth.", ("position",)),
+    "request_success": ("Texts that came to an end.", ("finished_reason",)),
+    "request_refused": ("Requests that were refused or failed, by HTTP's number.", ("status",)),
+    "request_verifier": ("Requests that were taken, by the rule that verifies drafts.", ("verifier", "lossless")),
+}
 GAUGES = {
     "num_requests_running": "Texts in progress.",
     "num_requests_waiting": "Texts that wait.",
@@ -65,13 +71,8 @@ class Metrics:
         for name, (said, buckets) in HISTOGRAMS.items():
             one = Histogram(f"{prefix}:{name}", said, labels, registry=registry, buckets=buckets)
             made[name] = one.labels(self._model)
-        two = {
-            "spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens by depth.", "position"),
-            "request_success": ("Texts that came to an end.", "finished_reason"),
-            "request_refused": ("Requests that were refused or failed, by HTTP's number.", "status"),
-        }
-        for name, (said, label) in two.items():
-            made[name] = Counter(f"{prefix}:{name}", said, [LABEL, label], registry=registry)
+        for name, (said, more) in LABELLED.items():
+            made[name] = Counter(f"{prefix}:{name}", said, [LABEL, *more], registry=registry)
         for name, one in made.items():
             self._named.setdefault(name, []).append(one)
 
@@ -87,9 +88,9 @@ class Metrics:
         """Put a value into a histogram."""
         self._each(name, lambda one: one.observe(value))
 
-    def add_by(self, name: str, label: object, value: float = 1) -> None:
-        """Add to a counter with a label."""
-        self._each(name, lambda one: one.labels(self._model, str(label)).inc(value))
+    def add_by(self, name: str, *labels: object) -> None:
+        """Add one to a counter with labels."""
+        self._each(name, lambda one: one.labels(self._model, *map(str, labels)).inc())
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
@@ -141,6 +142,7 @@ class Timing:
         tokens = sum(said["prompt_tokens"])
         self._metrics.add("prompt_tokens", tokens)
         self._metrics.see("request_prompt_tokens", tokens)
+        self._metrics.add_by("request_verifier", said["verifier"] or "none", str(said["lossless"]).lower())
 
     def joined(self, said: Mapping[str, Any], prompt: int) -> None:
         """Note that a text is read now."""

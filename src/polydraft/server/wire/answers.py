@@ -34,8 +34,7 @@ class Shape:
         """
         choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
         head = as_json(self._head("chat.completion" if self.chat else "text_completion"))
-        seeds = {"seeds": list(tally.begun["seeds"])}
-        rest = as_json({"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": seeds})
+        rest = as_json({"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": _always(tally)})
         return b"".join((head[:-1], b',"choices":[', choices, b"],", rest[1:]))
 
     def opening(self, tally: Tally) -> Iterator[dict[str, Any]]:
@@ -54,7 +53,7 @@ class Shape:
         Args:
             choice: the text, with the step.
             said: what the step brought.
-            before: characters of the text before it.
+            before: characters of the answer before the model's own: those of an echo.
         """
         reason = choice.reason
         if self.chat:
@@ -79,7 +78,7 @@ class Shape:
         `usage`, or here.
         """
         metrics = {} if usage else {"metrics": tally.metrics()}
-        return {**metrics, "polydraft": {**told, "seeds": list(tally.begun["seeds"])}}
+        return {**metrics, "polydraft": {**told, **_always(tally)}}
 
     def begins(self, tally: Tally, number: int) -> int:
         """Return how many characters of a choice come before the model's own: those of an echo."""
@@ -103,9 +102,17 @@ class Shape:
                 "stop_reason": choice.stopped_by,
             }
         echo = tally.begun["echo"][choice.number // tally.n] if "echo" in tally.begun else None
-        told = _text_logprobs([*(echo["logprobs"] if echo else ()), *choice.logprobs], 0) if self.logprobs else None
-        text = choice.text if echo is None else echo["text"] + choice.text
+        before = "" if echo is None else str(echo["text"])
+        told = _text_logprobs(choice.logprobs, len(before)) if self.logprobs else None
+        if told is not None and echo is not None:
+            told = {name: value + told[name] for name, value in _text_logprobs(echo["logprobs"], 0).items()}
+        text = before + choice.text
         return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
+
+
+def _always(tally: Tally) -> dict[str, Any]:
+    """Return what every answer tells of its texts, however little else is told."""
+    return {"seeds": list(tally.begun["seeds"]), **tally.rule}
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
@@ -129,16 +136,17 @@ def _chat_chunk(number: int, delta: dict[str, Any], logprobs: Any, reason: str |
 
 
 def _text_logprobs(own: Sequence[Mapping[str, Any]], before: int) -> dict[str, Any]:
-    """Return log-probabilities as completions have them; of a prompt's first token there is none."""
-    offsets: list[int] = []
-    for one in own:
-        offsets.append(before)
-        before += len(one["text"])
+    """Return log-probabilities as completions have them; of a prompt's first token there is none.
+
+    Args:
+        own: what was found of each token, with its place in the text that it belongs to.
+        before: characters of the answer before that text.
+    """
     return {
         "tokens": [one["text"] for one in own],
         "token_logprobs": [one["logprob"] for one in own],
         "top_logprobs": [None if one["logprob"] is None else _by_text(one) for one in own],
-        "text_offset": offsets,
+        "text_offset": [before + one["offset"] for one in own],
     }
 
 

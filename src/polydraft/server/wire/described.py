@@ -78,8 +78,10 @@ class DraftCounts(Told):
 
 
 class AllDraftCounts(DraftCounts):
-    """How drafts fared, and with several choices each of them."""
+    """The rule that verified drafts, how they fared, and with several choices each of them."""
 
+    verifier: str | None
+    lossless: bool
     choices: list[DraftCounts] = []
 
 
@@ -90,9 +92,11 @@ class Measures(Told):
 
 
 class Seeds(Told):
-    """The seed of every choice."""
+    """The seed of every choice, the rule that verified drafts, and whether the texts follow the target's law."""
 
     seeds: list[int]
+    verifier: str | None
+    lossless: bool
 
 
 class TraceToken(Told):
@@ -116,7 +120,7 @@ class Tree(Told):
 
 
 class Trace(Told):
-    """A step, where a request asked for it; in the last chunk of a text the seeds, also where none was asked for."""
+    """A step, where a request asked for it; in the last chunk what `Seeds` has, also where none was asked for."""
 
     index: int = 0
     step: int = 0
@@ -130,6 +134,8 @@ class Trace(Told):
     accepted: int = 0
     acceptance_by_depth: list[float] = []
     seeds: list[int] = []
+    verifier: str | None = None
+    lossless: bool = True
 
 
 class TextLogprobs(Told):
@@ -258,7 +264,7 @@ class ChatCompletionChunk(Chunk):
 
 
 class ModelCard(Told):
-    """The model."""
+    """The model, the rule of requests that name none, and whether texts then follow the model's law."""
 
     id: str
     object: Literal["model"]
@@ -266,6 +272,8 @@ class ModelCard(Told):
     owned_by: str
     root: str
     max_model_len: int | None
+    verifier: str | None
+    lossless: bool
 
 
 class ModelList(Told):
@@ -315,13 +323,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         404: "There is no such model.",
         408: "The body took too long.",
         413: "The body is too long.",
+        415: "The body is compressed.",
         429: "The queue is full.",
         500: "An error of the server's own.",
-        503: "The model is not there.",
+        503: "The model is not there, or not yet.",
         504: "The request took too long.",
     }.items()
 }
-ASKED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 500)}
+ASKED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 500, 503)}
 """What may be said of a request without a body."""
 
 

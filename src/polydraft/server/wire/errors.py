@@ -1,7 +1,10 @@
 """Errors in OpenAI's shape, each with one sentence and the field that it is about."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 SERVER_ERROR = "server_error"
@@ -14,6 +17,8 @@ STATUSES = {
     "deadline": 504,
     "queue_full": 429,
 }
+MOST_NAME = 100
+"""Characters of a name that is told."""
 
 
 class Refused(Exception):
@@ -54,30 +59,75 @@ def ours(request: str) -> Refused:
     return Refused(500, f"The server failed at this request; its log says why under the id {request}.")
 
 
-def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refused:
-    """Return the error for fields that are not as they must be: the first of them, in one sentence."""
+def of_fields(errors: Sequence[Mapping[str, Any]], body: Any) -> Refused:
+    """Return the error for fields that are not as they must be: the first of them, in one sentence.
+
+    Args:
+        errors: pydantic's; the first part of each place is the body.
+        body: the class that the body was to be.
+    """
     first = errors[0]
-    place = [str(one) for one in first.get("loc", ()) if one not in ("body", "query", "path", "header")]
-    kind, name = str(first.get("type", "")), ".".join(one[:100] for one in place if not _is_branch(one))
-    if kind == "extra_forbidden":
-        return Refused(400, f"{name} is no field of this request; leave it out.", name, "unknown_field")
+    place, kind = [*_named(body, first["loc"][1:])], str(first.get("type", ""))
+    param, name = ".".join(place), ".".join(map(readable, place))
     if kind == "json_invalid":
         return Refused(400, "The body is not JSON.", None, "not_json")
-    if not name and kind == "value_error":
+    if kind == "extra_forbidden":
+        return Refused(400, f"{name} is no field of this request; leave it out.", param, "unknown_field")
+    if not place and kind == "value_error":
         said = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
         return Refused(400, f"{said[:300]}.", said.split()[0].split(".")[0])
-    if not name:
+    if not place:
         return Refused(400, "The body must be a JSON object, sent as application/json.", None, "not_json")
     said = str(first.get("msg", "is wrong")).removeprefix("Value error, ").rstrip(".")
     if kind == "missing":
-        return Refused(400, f"{name} is missing.", name, "missing_field")
-    sentence = said if said.startswith(name.split(".")[0]) else f"{name} is wrong: {said[:1].lower()}{said[1:]}"
-    return Refused(400, f"{sentence[:300]}.", name)
+        return Refused(400, f"{name} is missing.", param, "missing_field")
+    sentence = said if said.startswith(name) else f"{name} is wrong: {said[:1].lower()}{said[1:]}"
+    return Refused(400, f"{sentence[: 300 + len(name)]}.", param)
 
 
-def _is_branch(part: str) -> bool:
-    """Tell whether a part of a field's place is the name of one of several types that it may have."""
-    return part in ("str", "int", "float", "bool") or "[" in part or part.startswith(("list", "dict", "function"))
+def readable(name: str) -> str:
+    """Return a name as it can stand in a sentence: in quotes where it is empty, or not to be seen as it is."""
+    return name if name and name.isprintable() and name == name.strip() else repr(name)
+
+
+def told(name: str) -> str:
+    """Return a name that is no longer than anybody needs to know it by, and can be sent."""
+    short = name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
+
+
+def _named(kind: Any, place: Sequence[int | str]) -> Iterator[str]:
+    """Yield the names of fields, and the numbers in lists, of an error's place.
+
+    Where a field may have one of several types, the next part of a place is pydantic's name of the type, and no name
+    that a client gave: this is known by the fields' types, since names may look like anything.
+    """
+    kinds = _alternatives(kind)
+    is_type = len(kinds) > 1
+    for part in place:
+        if is_type:
+            is_type = False
+            continue
+        yield told(str(part))
+        inside = [_alternatives(one) for kind in kinds for one in _inside(kind, part)]
+        kinds, is_type = [one for some in inside for one in some], any(len(some) > 1 for some in inside)
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """Return the types that a field may have, beside null."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if origin in (Union, UnionType):
+        return [one for some in get_args(kind) if some is not NoneType for one in _alternatives(some)]
+    return [kind]
+
+
+def _inside(kind: Any, part: int | str) -> list[Any]:
+    """Return the type of a part of a value of some type, if it has such a part."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [one.annotation for name, one in kind.model_fields.items() if part in (name, one.alias)]
+    return [*get_args(kind)[-1:]] if get_origin(kind) in (list, dict) else []
 
 
 def of_event(said: Mapping[str, Any]) -> Refused:

@@ -1,10 +1,12 @@
 """The fields that requests for completions and for chats have in common, and what they mean to the worker."""
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.settings import DETAILED, LEVELS, SUMMARY
+from polydraft.server.wire.errors import Refused, readable, told
 from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
@@ -28,6 +30,8 @@ IGNORED_OF_STREAMS = ("include_obfuscation",)
 """Those inside `stream_options`."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
 LARGE = 2**31 - 1
+ANY_SEED = -1
+"""The seed of a request that wants none, as vLLM has it."""
 Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
@@ -72,7 +76,8 @@ class Body(Fields):
         if isinstance(data, dict):
             for name, value in data.items():
                 if name not in cls.ignored and is_half_text([name, value]):
-                    raise ValueError(f"{ascii(name)[1:-1][:60]} holds half of a surrogate pair, which is no text")
+                    said = f"{readable(told(name))} holds half of a surrogate pair, which is no text."
+                    raise Refused(400, said, told(name))
         return data
 
 
@@ -165,6 +170,7 @@ class StructuredFields(Fields):
     regex: Text | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+    disable_any_whitespace: Annotated[bool, Field(strict=True)] = False
 
 
 class Common(Body):
@@ -178,7 +184,7 @@ class Common(Body):
     top_k: Annotated[int, Field(strict=True, ge=-1, le=LARGE)] = 0
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
@@ -202,6 +208,7 @@ class Common(Body):
     guided_regex: Text | None = None
     guided_grammar: Text | None = None
     structured_outputs: StructuredFields | None = None
+    compact: Annotated[bool, Field(strict=True)] = False
 
     @field_validator("logit_bias")
     @classmethod
@@ -235,11 +242,21 @@ class Common(Body):
             raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true or leave it out")
-        wanted = [self.response_format and self.response_format.as_grammar(), *self._guides()]
-        named = [one.field for one in wanted if one is not None]
+        named = [one.field for one in self._guides()]
         if len(named) > 1:
             raise ValueError(f"{named[0]} and {named[1]} both say what the answer must match; leave one of them out")
+        if self._compacts and not any(one.is_json for one in self._guides()):
+            said = "is for answers in JSON, whose blanks it leaves out; ask for JSON or leave it out"
+            raise ValueError(f"{self._compacts} {said}")
         return self
+
+    @property
+    def _compacts(self) -> str:
+        """The field by which blanks are left out; none if they are not."""
+        if self.compact:
+            return "compact"
+        inside = self.structured_outputs is not None and self.structured_outputs.disable_any_whitespace
+        return "structured_outputs.disable_any_whitespace" if inside else ""
 
     @property
     def limit(self) -> str:
@@ -266,11 +283,10 @@ class Common(Body):
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must match."""
-        wanted = (self.response_format.as_grammar() if self.response_format else None, *self._guides())
-        return next((one for one in wanted if one is not None), None)
+        return next((replace(one, compact=bool(self._compacts)) for one in self._guides()), None)
 
-    def _guides(self) -> list[Grammar | None]:
-        """Return what vLLM's fields say."""
+    def _guides(self) -> list[Grammar]:
+        """Return what all fields say that may say it."""
         own, inside = self.structured_outputs or StructuredFields(), "structured_outputs"  # pyright: ignore
         named = {
             "guided_json": ("json_schema", self.guided_json),
@@ -281,7 +297,9 @@ class Common(Body):
             f"{inside}.grammar": ("lark", own.grammar),
         }
         found = [Grammar(kind, text, name) for name, (kind, text) in named.items() if text is not None]
-        return [*found, Grammar("json_object", None, f"{inside}.json_object") if own.json_object else None]
+        first = self.response_format and self.response_format.as_grammar()
+        last = Grammar("json_object", None, f"{inside}.json_object") if own.json_object else None
+        return [one for one in (first, *found, last) if one is not None]
 
     def for_worker(self) -> dict[str, Any]:
         """Return what the worker is told of the fields that both kinds have."""
@@ -293,7 +311,7 @@ class Common(Body):
         options = {name: value for name, value in options.items() if value is not None}  # else the model's own holds
         return {
             "n": self.n,
-            "seed": self.seed,
+            "seed": None if self.seed == ANY_SEED else self.seed,
             "options": options,
             "limit": self.limit if self.limit in self.model_fields_set else None,
             "min_tokens": self.min_tokens or 0,

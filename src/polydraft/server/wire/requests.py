@@ -10,6 +10,7 @@ from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
+Tools = Annotated[list[dict[str, JsonValue]], Field(max_length=128)]
 Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 
@@ -26,6 +27,15 @@ class CompletionBody(Common):
     echo: Annotated[bool, Field(strict=True)] = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
     suffix: Literal[""] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, given: Any) -> Any:
+        if given == []:
+            raise ValueError("prompt is an empty list; give a text, a row of tokens, or several of these")
+        if isinstance(given, list) and [] in given:
+            raise ValueError(f"prompt has an empty row at place {given.index([])}; give at least one token there")
+        return given
 
     @field_validator("suffix", mode="before")
     @classmethod
@@ -117,9 +127,17 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
-    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["auto", "none"] | None = None
     add_special_tokens: Literal[False] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @field_validator("modalities", mode="before")
+    @classmethod
+    def _check_modalities(cls, wanted: Any) -> Any:
+        if wanted not in (None, ["text"]):
+            raise ValueError('modalities must be ["text"] here: answers are texts')
+        return wanted
 
     @field_validator("tool_choice", mode="before")
     @classmethod
@@ -176,6 +194,7 @@ class TokenizeBody(Body):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)] | None = None
+    tools: Tools | None = None
     add_special_tokens: Annotated[bool, Field(strict=True)] = True
     return_token_strs: Annotated[bool, Field(strict=True)] = False
 
@@ -183,13 +202,16 @@ class TokenizeBody(Body):
     def _check(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt or messages must be given, one of them")
+        if self.tools and self.messages is None:
+            raise ValueError("tools are told with messages, which are missing; leave them out")
         return self
 
     def as_spell(self, name: str) -> Spell:
         """Return what the worker is asked."""
         told = tuple(one.for_template() for one in self.messages or ())
         prompt = self.prompt if self.prompt is not None else told
-        return Spell(name, prompt, special=self.add_special_tokens, texts=self.return_token_strs)
+        tools = None if self.tools is None else tuple(self.tools)
+        return Spell(name, prompt, tools=tools, special=self.add_special_tokens, texts=self.return_token_strs)
 
 
 class DetokenizeBody(Body):

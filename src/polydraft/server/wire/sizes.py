@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.errors import Refused, readable, told
 
 MOST_VALUES = 100_000
 """Values of a body beside the tokens of prompts: fields, messages, parts, and what lists and objects of them hold."""
@@ -51,9 +51,8 @@ def check_sizes(body: Any, most_tokens: int | None) -> None:
     for name, value in body.items():
         left -= _count(value, left)
         if left < 0:
-            shown = ascii(name)[1:-1][:60]
-            said = f"{shown} is too much: a body has at most {MOST_VALUES:,} values beside the tokens of a prompt."
-            raise Refused(400, said, shown, "body_too_long")
+            most = f"a body has at most {MOST_VALUES:,} values beside the tokens of a prompt"
+            raise Refused(400, f"{readable(told(name))} is too much: {most}.", told(name), "body_too_long")
 
 
 def _check_rows(name: str, value: Any, most: int) -> None:

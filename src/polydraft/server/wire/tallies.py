@@ -159,6 +159,11 @@ class Tally:
         """Tokens of all texts."""
         return sum(choice.tokens for choice in self.choices)
 
+    @property
+    def rule(self) -> dict[str, Any]:
+        """The rule that verifies drafts, None where nothing is written, and whether the text's law is the target's."""
+        return {name: self.begun[name] for name in ("verifier", "lossless")}
+
     def counts(self) -> Counts:
         """Return the counts of all choices together."""
         total = Counts()
@@ -192,7 +197,7 @@ class Tally:
         """Return how drafts fared: all together, and each choice if there are several; None if that is not told."""
         if self.level == NONE:
             return None
-        told = self.counts().told(self.level)
+        told = self.rule | self.counts().told(self.level)
         if len(self.choices) > 1:
             told["choices"] = [choice.counts.told(self.level) for choice in self.choices]
         return {"speculative_decoding": told}

@@ -158,7 +158,8 @@ def grammar_of(ask: Ask) -> Grammar | None:
     if ask.grammar is None:
         return None
     make = getattr(Grammar, ask.grammar.kind)
-    return make() if ask.grammar.text is None else make(ask.grammar.text)
+    given = () if ask.grammar.text is None else (ask.grammar.text,)
+    return make(*given, **({"compact": True} if ask.grammar.compact else {}))
 
 
 def _check_words(own: Speculation) -> None:

@@ -14,7 +14,7 @@ SEED_STEP = 1_000_003
 MOST_SEED = 2**63
 NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
-    "max_completion_tokens min_tokens logprobs n".split()
+    "max_completion_tokens min_tokens logprobs n tools".split()
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
@@ -41,7 +41,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its argument if it has one.
+    """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its arguments if it has any.
 
     `field` is where the request says it.
     """
@@ -49,6 +49,12 @@ class Grammar:
     kind: str
     text: Any = None
     field: str = "response_format"
+    compact: bool = False
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is of JSON, whose blanks may be left out."""
+        return self.kind.startswith("json")
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class Spell:
         name: what the worker calls it in its answer.
         prompt: text or messages to be made into tokens; None if there are tokens.
         tokens: tokens to be made into text.
+        tools: what the chat template is told of tools.
         special: whether special tokens are added to a text.
         texts: whether the text of each token is told too.
     """
@@ -131,6 +138,7 @@ class Spell:
     name: str
     prompt: Prompt | None = None
     tokens: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
     special: bool = True
     texts: bool = False
 
@@ -190,7 +198,8 @@ def about(field: str) -> Iterator[None]:
     except Unfit:
         raise
     except PolydraftError as error:
-        named = str(error).split()[0].split(".")[0]
+        word = str(error).split()[0]
+        named = word.split(".")[0]
         if field == DRAFTING and named in OF_DRAFTING:
             raise Unfit(error, f"{DRAFTING}.{named}") from error
-        raise Unfit(error, named if named in NAMED else field) from error
+        raise Unfit(error, named if named in NAMED else word if named == field else field) from error

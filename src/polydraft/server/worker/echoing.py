@@ -1,11 +1,11 @@
 """Prompts that are told back: their text, and how likely the model holds their tokens, in chunks between the steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from polydraft.models import cache_in
+from polydraft.models import StreamDecoder, cache_in
 from polydraft.server.worker.asking import Wanted
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import Served
@@ -22,13 +22,14 @@ class Echo:
         served: the models.
         ask: the request.
         texts: what it asks for.
+        begun: what is to be said of it when its prompts are read.
 
     Attributes:
         told: what was found of each prompt.
     """
 
-    def __init__(self, served: Served, ask: Ask, texts: Sequence[Wanted]) -> None:
-        self.served, self.ask, self.texts = served, ask, texts
+    def __init__(self, served: Served, ask: Ask, texts: Sequence[Wanted], begun: Mapping[str, Any]) -> None:
+        self.served, self.ask, self.texts, self.begun = served, ask, texts, begun
         self.told: list[dict[str, Any]] = []
         self._left = self._steps()
 
@@ -50,10 +51,15 @@ class Echo:
                     "top": [],
                 }
                 echo["logprobs"] = [first]
+                decoder = StreamDecoder(self.served.tokenizer, skip_special_tokens=not self.ask.special)
+                decoder.add(one.tokens[0])
                 for chunk in self._chunks(one.tokens):
                     echo["logprobs"] += chunk
+                    decoder.add([told["token"] for told in chunk])
                     if len(echo["logprobs"]) < len(one.tokens):
                         yield True
+                for told, begin in zip(echo["logprobs"], decoder.begins, strict=True):
+                    told["offset"] = min(begin, len(echo["text"]))
             self.told.append(echo)
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[list[dict[str, Any]]]:

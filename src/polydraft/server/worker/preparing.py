@@ -107,7 +107,7 @@ def spelling(served: Served, told: Spell) -> dict[str, Any]:
         return {"text": served.text(told.tokens)}
     name = "prompt" if isinstance(told.prompt, str) else "messages"
     with about(name):
-        served.check_size(told.prompt or "", name)
-        ids = served.ids(told.prompt or "", special=told.special)
+        served.check_size((told.prompt or "", told.tools), name)
+        ids = served.ids(told.prompt or "", told.tools, special=told.special)
     texts = list(map(served.spelling, ids)) if told.texts else None
     return {"tokens": ids, "texts": texts, "length": served.max_length}

@@ -62,7 +62,7 @@ class ProcessWorker:
         self._process.join(seconds)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join(seconds)
+            self._process.join()
 
     def _speak(self) -> None:
         """Send what is to be told: a pipe that is full waits until the worker listens."""

@@ -10,7 +10,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.defaults import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, bytes_of, conversation_ids, load_pair, read_size, text_of
+from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, load_pair, read_size, text_of
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Prompt
 
@@ -84,7 +84,8 @@ class Served:
         """Return a prompt's tokens.
 
         Raises:
-            InvalidParameter: there is no chat template, or it refuses the messages; tokens that there are not.
+            InvalidParameter: there is no chat template, or it refuses the messages or leaves something of them out;
+                tokens that there are not.
         """
         if isinstance(prompt, str):
             found = self.tokenizer(prompt, add_special_tokens=special, verbose=False)["input_ids"]
@@ -92,7 +93,10 @@ class Served:
         if prompt and isinstance(prompt[0], Mapping):
             if not self.tokenizer.chat_template:
                 raise InvalidParameter("This model has no chat template, so it takes no messages: ask /v1/completions.")
-            return conversation_ids(self.tokenizer, [one for one in prompt if isinstance(one, Mapping)], tools)
+            messages = [one for one in prompt if isinstance(one, Mapping)]
+            found = conversation_ids(self.tokenizer, messages, tools)
+            check_shown(self.tokenizer, messages, tools)
+            return found
         tokens = [token for token in prompt if isinstance(token, int)]
         self.check_tokens(tokens, "prompt")
         return tokens

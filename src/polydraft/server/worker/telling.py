@@ -1,6 +1,7 @@
 """What a step brought a text, as plain values: its text, log-probabilities, and the tree it came from."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ class Telling:
         )
         self._followed = Followed(wanted.prediction) if wanted.prediction else None
         self._steps = self._tokens = self._drafted = self._accepted = 0
+        self._length = 0  # characters that were told
+        self._unplaced = deque[dict[str, Any]]()  # log-probabilities of tokens whose place is not certain
         self._offered_at: list[int] = []
         self._kept_at: list[int] = []
 
@@ -75,7 +78,9 @@ class Telling:
             "stopped_by": stopped if stopped is not None else self._stop_token(gain, finish),
         }
         if self.ask.logprobs is not None:
-            told["logprobs"] = [self._logprob(one) for one in gain.logprobs[:count]]
+            self._length += len(told["text"])
+            self._unplaced += map(self._logprob, gain.logprobs[:count])
+            told["logprobs"] = self._placed(over=bool(finish))
         if self.trace:
             told["trace"] = self._traced(gain, block, row, pieces, accepted)
         return told
@@ -95,6 +100,20 @@ class Telling:
     def _logprob(self, one: Any) -> dict[str, Any]:
         most = self.ask.logprobs or 0
         return spelt(self.served, one.token, one.logprob, one.top[:most])
+
+    def _placed(self, *, over: bool) -> list[dict[str, Any]]:
+        """Return the log-probabilities of tokens that begin no later than what was told, with their places in the text.
+
+        Where others begin is certain later: their text may be cut off by a stop string, or be part of a character.
+        """
+        begins, found = self._decoder.begins, list[dict[str, Any]]()
+        while self._unplaced:
+            number = self._tokens - len(self._unplaced)
+            begin = begins[number] if number < len(begins) else self._length  # an end of text has none of its own
+            if begin > self._length and not over:
+                break
+            found.append(self._unplaced.popleft() | {"offset": min(begin, self._length)})
+        return found
 
     def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str], accepted: int) -> dict[str, Any]:
         """Return what a page shows of a step."""

@@ -37,7 +37,7 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
         writing = Writing(served, lambda _: None)  # nobody is told of the first tokens, nor counts them
         _warm(writing)
         writing.say = say
-        say(Event("ready", said=served.told()))
+        say(Event("ready", said=served.told() | writing.rule))
     except PolydraftError as error:
         say(Event("broken", said={"message": str(error)}))
         return

@@ -46,6 +46,10 @@ class Writing:
         served: the models.
         say: takes events.
 
+    Attributes:
+        rule: the rule of requests that name none, above temperature 0 if it depends on that, and whether all are
+            lossless.
+
     Raises:
         InvalidParameter: a word or tree of the server's own that means nothing or is too large for every text, or a
             batch that does not fit into the memory.
@@ -61,6 +65,7 @@ class Writing:
             {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
         )
         usual = self._usual_parts()
+        self.rule = {"verifier": usual[-1].verifier.name, "lossless": all(one.verifier.lossless for one in usual)}
         capacity = served.max_length + ROOM
         models = {id(one): one for parts in (*usual, *self._planned.values()) for one in parts.drafter.models() or ()}
         check_memory([target, *models.values()], settings.batch_size, capacity)
@@ -102,16 +107,20 @@ class Writing:
         Raises:
             PolydraftError: they cannot be written as it asks.
         """
+        told = self._told(ask, texts)
         for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
-            self._forget_own(self._request(one)[1])  # whatever is wrong with it is known before it waits
+            request, own = self._request(one)  # whatever is wrong with it is known before it waits
+            self._forget_own(own)
+            verifier = (request.method or self._batch.method).verifier
+            told |= {"verifier": verifier.name, "lossless": verifier.lossless}
         if ask.echo:
-            self._echoing.append(Echo(self.served, ask, texts))
+            self._echoing.append(Echo(self.served, ask, texts, told))
         else:
-            self._begin(ask, texts, None)
+            self._begin(ask, texts, told)
 
-    def _begin(self, ask: Ask, texts: Sequence[Wanted], echo: list[dict[str, Any]] | None) -> None:
+    def _begin(self, ask: Ask, texts: Sequence[Wanted], told: dict[str, Any]) -> None:
         """Say that a request was taken, and let its texts wait."""
-        self.say(Event("begun", ask.name, self._told(ask, texts) | ({} if echo is None else {"echo": echo})))
+        self.say(Event("begun", ask.name, told))
         if ask.max_tokens == 0:  # the prompt alone is wanted
             for one in texts:
                 self._say("gained", one, nothing())
@@ -157,7 +166,7 @@ class Writing:
             return
         if over:
             self._echoing.popleft()
-            self._begin(one.ask, one.texts, one.told)
+            self._begin(one.ask, one.texts, {**one.begun, "echo": one.told})
 
     def _stepped(self) -> OpenStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
@@ -292,6 +301,8 @@ class Writing:
     def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
         prompts = [one.tokens for one in texts[:: ask.n]]
         return {
+            "verifier": None,  # as long as nothing is to be written
+            "lossless": True,
             "prompt_tokens": [len(tokens) for tokens in prompts],
             "prediction_tokens": len(texts[0].prediction),
             "seeds": [ask.seed_of(one.number) for one in texts],
