@@ -117,7 +117,7 @@ def test_text_that_was_written_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_few_prompts_and_too_much_text_are_refused(tmp_path: Path) -> None:
-    why = r"at most 24 tokens, which is three quarters of a text \(length 32\), and 1 of 2 are so short"
+    why = r"at most 24 tokens, which is three quarters of a text \(length 32\); of 2 given 1 can be used"
     with pytest.raises(InvalidParameter, match=why):
         write(tmp_path, prompts=[torch.arange(20), torch.zeros(30, dtype=torch.int64)])
     with pytest.raises(InvalidParameter, match=r"take .* GB, and at most"):

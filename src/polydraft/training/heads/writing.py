@@ -78,7 +78,7 @@ class Writing:
         if len(found) < 2:
             raise InvalidParameter(
                 f"A head needs two prompts or more of at most {self.longest_prompt} tokens, which is three quarters of "
-                f"a text (length {self.length}), and {len(found)} of {len(prompts)} are so short; give more of them, "
+                f"a text (length {self.length}); of {len(prompts)} given {len(found)} can be used; give more such, "
                 "or a larger length."
             )
         return found
