@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from contextlib import suppress
 from types import FrameType
 
 INTERRUPTED = 130
@@ -18,4 +20,18 @@ def main() -> None:
 
 def leave(number: int, frame: FrameType | None) -> None:
     """End the process at once: nothing is in progress yet, and an exception in an import might be caught there."""
+    stopped()
     os._exit(INTERRUPTED)
+
+
+def stopped(kept: str = "nothing was kept") -> int:
+    """Say that Ctrl-C ends the command, and what was kept of its work; return the exit code."""
+    say(f"Interrupted: {kept}.")
+    return INTERRUPTED
+
+
+def say(sentence: str) -> None:
+    """Write a sentence to standard error; where nobody can be told, it is lost."""
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # none, full, in the midst of a line, or closed
+        sys.stderr.write(f"polydraft: {sentence}\n")
+        sys.stderr.flush()
