@@ -1,5 +1,6 @@
 """The command `polydraft`. It lies outside the package, whose import takes seconds in which Ctrl-C may come."""
 
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, leave)
     from polydraft.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # else Python looks at its end through all that was imported: a second in which nothing answers
 
 
 def leave(number: int, frame: FrameType | None) -> None:

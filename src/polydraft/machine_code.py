@@ -64,10 +64,14 @@ def _compile(made: Any, compile: Callable[[Any], Any], signature: Any) -> Any:
 
     with standstill(), install_listener("numba:compile", _listener()):
         for _ in range(2):
-            with suppress(Exception):
+            try:
                 entry = compile(signature)
                 if signature in made.overloads:
                     return entry
+            except SystemError:  # not of a file: see `compiled`
+                raise
+            except Exception:  # noqa: BLE001  nobody lists what a broken file raises; a lasting error comes below
+                pass
             with suppress(Exception):
                 made._cache.flush()
         made._cache = NullCache()

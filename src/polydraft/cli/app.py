@@ -1,6 +1,5 @@
 """The commands and their options. A command's modules are imported when it is called."""
 
-import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,9 +119,7 @@ app.command()(serve)
 
 def main() -> None:
     """Run the command line and leave with its exit code; what goes wrong is one sentence on standard error."""
-    code = exit_code_of(lambda: app(standalone_mode=False))
-    gc.freeze()  # else Python looks through all that was imported once more: a second in which nothing answers
-    sys.exit(code)
+    sys.exit(exit_code_of(lambda: app(standalone_mode=False)))
 
 
 @app.callback(invoke_without_command=True)

@@ -51,7 +51,7 @@ def exit_code_of(command: Callable[[], object]) -> int:
             with warnings_as_sentences(always=False), _stores_written(), told_first(lambda: say(COMPILING)):
                 code = int(str(command() or 0))
     except KeyboardInterrupt:
-        code = INTERRUPTED if _SAID else stopped()
+        code = _interrupted()
     except BrokenPipeError:
         code = UNREAD
     except typer.Exit as end:
@@ -59,8 +59,16 @@ def exit_code_of(command: Callable[[], object]) -> int:
     except (PolydraftError, BadUsage) as error:
         code = _said(error)
     except Exception as error:  # noqa: BLE001  the last resort: what comes here is an error of ours
-        code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in a library that makes another error of it
+            code = _interrupted()
+        else:
+            code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
     return _flushed(code)
+
+
+def _interrupted() -> int:
+    """Return the exit code, and say that Ctrl-C ends it unless the command has."""
+    return INTERRUPTED if _SAID else stopped()
 
 
 def stopped(kept: str = "nothing was kept") -> int:
