@@ -1,5 +1,6 @@
 """Loops in machine code: compiled once, kept on disk or not, said but not counted, and never Ctrl-C's end."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -94,10 +95,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Callab
     )
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
 
+    monkeypatch.syspath_prepend(tmp_path)
+
     def made() -> Callable[..., Any]:
-        room: dict[str, Any] = {"__name__": "loops", "__file__": str(path)}
-        exec(compile(path.read_text(), str(path), "exec"), room)
-        return compiled(room["halves"])
+        monkeypatch.delitem(sys.modules, "loops", raising=False)
+        return compiled(importlib.import_module("loops").halves)
 
     return made
 
