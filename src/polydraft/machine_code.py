@@ -85,11 +85,12 @@ def _listener() -> Any:
 
     class Telling(Listener):
         def on_start(self, event: object) -> None:
+            """Tell whoever wants to know, once."""
             while _TOLD:
                 _TOLD.pop()()
 
         def on_end(self, event: object) -> None:
-            return
+            """Do nothing: who waits sees the end."""
 
     return Telling()
 
