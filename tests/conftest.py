@@ -12,6 +12,19 @@ settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(tryfirst=True)
+class Deaf(list[object]):
+    """Forgets at once who is to be told."""
+
+    def append(self, _: object) -> None:
+        return
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_told_of_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether machine code is on disk already must not show in what commands say."""
+    monkeypatch.setattr("polydraft.machine_code._TOLD", Deaf())
+
+
 def pytest_runtest_setup() -> None:
     """Seed torch before a test's fixtures are made, so that weights do not depend on the tests before it."""
     torch.manual_seed(0)

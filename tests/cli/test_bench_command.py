@@ -80,8 +80,10 @@ def test_ctrl_c_keeps_finished_rounds_and_the_same_call_goes_on(call: Call, caps
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(1, patch)
         assert call(*out) == 130
-    shown = capsys.readouterr().out
-    assert "Interrupted; these are the rounds that were finished." in shown and "1 prompts, 5 new tokens" in shown
+    shown = capsys.readouterr()
+    assert "1 prompts, 5 new tokens" in shown.out and "Interrupted" not in shown.out
+    there = "the finished rounds are in new/runs.jsonl; the same command goes on from there"
+    assert f"polydraft: Interrupted: {there}.\n" in shown.err
     path = Path("new/runs.jsonl")
     before = path.read_bytes()
     assert len(before.splitlines()) == 1 + 3

@@ -243,9 +243,12 @@ def test_ctrl_c_is_130_and_what_was_finished_is_shown(
     monkeypatch.setattr(*WORK[subject], some)
     assert call(subject) == 130
     captured = capsys.readouterr()
-    assert "Interrupted; this is what was finished." in captured.out and captured.err == ""
+    said = "polydraft: Interrupted: what was finished is printed, the rest is lost.\n"
+    assert "Interrupted" not in captured.out and captured.err == said
     assert call(subject, "--json") == 130
-    head, rows = lines_of(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert captured.err == said
+    head, rows = lines_of(captured.out)
     assert head["interrupted"] is True and rows
 
 
@@ -258,7 +261,7 @@ def test_ctrl_c_before_the_first_result_is_130_too(
     for subject, (module, name) in {**WORK, "rules": (rules, "rows_of_texts")}.items():
         monkeypatch.setattr(module, name, interrupted)
         assert call(subject) == 130
-        assert "Interrupted" in capsys.readouterr().out
+        assert capsys.readouterr().err == "polydraft: Interrupted: nothing was finished.\n"
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {

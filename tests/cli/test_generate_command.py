@@ -186,7 +186,8 @@ def test_ctrl_c_loses_nothing(
     monkeypatch.setattr(ModelDrafter, "draft", interrupted)
     arguments = ["generate", "def add", *models(folders), "--drafter", "model", "--max-new-tokens", "50"]
     assert run(monkeypatch, *arguments) == 130
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    assert said == "polydraft: Interrupted: the text that was written is printed.\n"
     assert "new tokens" in shown and len(shown.splitlines()[0]) > len("def add")
     assert run(monkeypatch, *arguments, "--json") == 130
     result = json.loads(capsys.readouterr().out)

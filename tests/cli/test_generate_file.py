@@ -262,6 +262,9 @@ def interrupt_at(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelDrafter, "draft", draft)
 
 
+STOPPING = "polydraft: Stopping after this step; Ctrl-C again stops at once."
+
+
 def test_ctrl_c_loses_no_finished_text_and_the_same_command_goes_on(
     call: Call, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,7 +277,8 @@ def test_ctrl_c_loses_no_finished_text_and_the_same_command_goes_on(
         interrupt_at(steps - 2, patched)
         assert call(*arguments) == 130
     shown = capsys.readouterr()
-    assert "Interrupted: the same command goes on from" in shown.err and "left" in shown.out
+    kept = f"polydraft: Interrupted: the same command goes on from {out}.\n"
+    assert f"{STOPPING}\n{kept}" in shown.err and "left" in shown.out
     some = texts(out)
     assert 0 < len(some) < len(PROMPTS) and signal.getsignal(signal.SIGINT) == before
     assert call(*arguments, "--quiet") == 0

@@ -93,8 +93,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(1, patch)
         assert call(*out) == 130
-    shown = capsys.readouterr().out
-    assert "Interrupted; these are the texts that were finished." in shown and "1 texts of prompts: 1 mine" in shown
+    shown = capsys.readouterr()
+    there = f"the finished texts are in {tmp_path / 'out'}; the same command goes on from there"
+    assert f"polydraft: Interrupted: {there}.\n" in shown.err and "1 texts of prompts: 1 mine" in shown.out
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(1, patch)
         assert call(*out, "--json") == 0  # one text was left
@@ -111,10 +112,12 @@ def test_ctrl_c_before_anything_is_done(
 ) -> None:
     interrupt_after(0, monkeypatch)
     assert call("--json") == 130
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["interrupted"] is True
+    shown = capsys.readouterr()
+    (line,) = shown.out.splitlines()
+    assert json.loads(line)["interrupted"] is True and shown.err == "polydraft: Interrupted: nothing was finished.\n"
     assert call() == 130
-    assert capsys.readouterr().out.strip() == "Interrupted."
+    shown = capsys.readouterr()
+    assert shown.out.strip() == "" and "polydraft: Interrupted: nothing was finished.\n" in shown.err
 
 
 def test_a_folder_of_another_run_is_refused(call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from polydraft.cli import generate as generating
 from polydraft.cli.generate import given_prompt
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import console, on_one_line, progress_bar, styled, visible
-from polydraft.cli.process import exit_code_of
+from polydraft.cli.process import exit_code_of, stopped
 from polydraft.errors import InvalidParameter
 from polydraft.models import StreamDecoder
 from polydraft.training.windows import train_tokenizer
@@ -127,10 +127,21 @@ def test_an_error_of_ours_is_one_sentence_and_exit_code_70(
     assert "Traceback" in capsys.readouterr().err
 
 
+INTERRUPTED = "polydraft: Interrupted: nothing was kept.\n"
+
+
+def beside_a_result(error: BaseException) -> SystemError:
+    """What Python makes of an exception that comes while something in C returns a result."""
+    made = SystemError("returned a result with an exception set")
+    made.__cause__ = error
+    return made
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, INTERRUPTED),
+        (beside_a_result(KeyboardInterrupt()), 130, INTERRUPTED),
         (BrokenPipeError(), 141, ""),
         (InvalidParameter("x\x1b is\nbad."), 2, "polydraft: x\\x1b is\\nbad.\n"),
     ],
@@ -145,6 +156,19 @@ def test_how_a_command_ends(
     monkeypatch.setattr(sys, "argv", ["polydraft"])
     assert exit_code_of(fails(error)) == code
     assert capfd.readouterr().err == said
+
+
+def test_ctrl_c_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["polydraft"])
+
+    def command() -> None:
+        stopped("one\nthing is kept")
+        raise KeyboardInterrupt  # pressed again as what is kept was printed
+
+    assert exit_code_of(command) == 130
+    assert capfd.readouterr().err == "polydraft: Interrupted: one\\nthing is kept.\n"
+    assert exit_code_of(fails(KeyboardInterrupt())) == 130
+    assert capfd.readouterr().err == INTERRUPTED
 
 
 def test_a_prompt_from_the_keyboard_is_asked_for(

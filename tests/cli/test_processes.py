@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from polydraft.machine_code import COMPILING
+
 START = "from polydraft_command import main; main()"
 SERVER = """
 import gc, json, os, sys
@@ -181,9 +183,10 @@ def test_ctrl_c_at_any_moment_is_exit_code_130_and_no_traceback(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert b"Traceback" not in err + out and b"Exception ignored" not in err
-        assert process.returncode == 130 or not alive
+        assert not alive or (process.returncode, b"polydraft: Interrupted: " in err) == (130, True)
 
 
+SAID = b"polydraft: Interrupted: nothing was kept.\n"
 IN_A_FINALIZER = """
 import signal, sys, time
 from polydraft.cli.process import exit_code_of
@@ -203,4 +206,91 @@ sys.exit(exit_code_of(command))
 def test_ctrl_c_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
     """Python prints and drops an exception that a `__del__` raises."""
     ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], cwd=tmp_path, capture_output=True, timeout=50)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", SAID)
+
+
+@dataclass(frozen=True)
+class Began:
+    """A process in a folder of its own, and that folder."""
+
+    process: subprocess.Popen[bytes]
+    place: Path
+
+
+def grown(path: Path, lines: int) -> Callable[[Began], bool]:
+    """Wait until a file has so many lines."""
+    return lambda began: (began.place / path).exists() and (began.place / path).read_bytes().count(b"\n") >= lines
+
+
+def in_machine_code(began: Began) -> bool:
+    """Wait until the compiler is there: what follows calls machine code."""
+    return b"llvmlite" in Path(f"/proc/{began.process.pid}/maps").read_bytes()
+
+
+def printing(began: Began) -> bool:
+    """Wait until something was printed."""
+    return (began.place / "out").stat().st_size > 0
+
+
+ROWS = "".join(json.dumps({"id": number, "prompt": "def f("}) + "\n" for number in range(40))
+AT_WORK: dict[str, tuple[Sequence[str], Callable[[Began], bool], Sequence[str]]] = {
+    "generate": (
+        ["generate", "def f(", "--max-new-tokens", "900"],
+        printing,
+        ["Interrupted: the text that was written is printed."],
+    ),
+    "generate --input": (
+        ["generate", "--input", "rows", "--output", "texts", "--max-new-tokens", "60", "--batch-size", "2"],
+        grown(Path("texts"), 2),
+        [
+            "Stopping after this step; Ctrl-C again stops at once.",
+            "Interrupted: the same command goes on from texts.",
+        ],
+    ),
+    "bench": (
+        ["bench", "--out", "runs"],
+        grown(Path("runs"), 8),
+        ["Interrupted: the finished rounds are in runs; the same command goes on from there."],
+    ),
+    "limits": (
+        ["limits", "--out", "found", "--max-tokens", "8"],
+        grown(Path("found/limits.jsonl"), 3),
+        ["Interrupted: the finished texts are in found; the same command goes on from there."],
+    ),
+    "conformance": (["conformance"], in_machine_code, ["Interrupted: nothing was kept."]),
+    "demo": (["demo"], printing, ["Interrupted: nothing was kept."]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at what a process has loaded")
+@pytest.mark.parametrize("name", AT_WORK)
+def test_ctrl_c_at_work_says_what_was_kept_on_standard_error(name: str, tmp_path: Path) -> None:
+    words, ready, said = AT_WORK[name]
+    (tmp_path / "rows").write_text(ROWS)
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+        process = subprocess.Popen([sys.executable, "-u", "-c", START, *words], cwd=tmp_path, **streams)
+        late = time.monotonic() + 300
+        while not ready(Began(process, tmp_path)):
+            assert process.poll() is None and time.monotonic() < late, (tmp_path / "err").read_text()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    told = (tmp_path / "err").read_text().splitlines()
+    assert [line for line in told if line and COMPILING not in line] == [f"polydraft: {sentence}" for sentence in said]
+    assert "Interrupted" not in (tmp_path / "out").read_text()
+
+
+@pytest.mark.slow
+def test_machine_code_is_kept_for_other_processes_and_said_once(tmp_path: Path) -> None:
+    words = ["generate", "import os\nimport os\n", "--drafter", "ngram", "--temperature", "1", "--max-new-tokens", "12"]
+    for said in (f"polydraft: {COMPILING}\n", ""):
+        ended = subprocess.run(
+            [sys.executable, "-c", START, *words],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ended.stderr == said

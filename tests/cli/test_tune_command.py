@@ -72,7 +72,7 @@ def test_ctrl_c_writes_nothing(call: Call, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(command, "tune", interrupted)
     assert call() == 130
     captured = capsys.readouterr()
-    assert captured.out == "" and "Interrupted; nothing was written." in captured.err
+    assert captured.out == "" and captured.err == "polydraft: Interrupted: nothing was written.\n"
     assert not Path("plan.json").exists()
 
 

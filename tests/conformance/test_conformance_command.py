@@ -133,13 +133,13 @@ def test_a_sampled_tree_rule_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.usefixtures("few")
-def test_ctrl_c_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_it_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "tree_matrix", interrupted)
     assert run(monkeypatch, "--quick") == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "polydraft: Interrupted: nothing was kept.\n"
 
 
 def test_a_bar_is_shown_on_a_terminal_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

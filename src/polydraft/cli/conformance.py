@@ -17,7 +17,7 @@ from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, ta
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, matrix, members, tree_matrix
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
@@ -45,7 +45,7 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
             found = matrix(at_nodes, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))
             trees = tree_matrix(on_trees, on_progress=partial(step, "tree rules"))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return stopped()
     culprits = [*(one for one in found if one.failed), *(one for one in trees if one.failed)]
     if as_json:
         report = {

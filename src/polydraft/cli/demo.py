@@ -18,7 +18,7 @@ from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.cli.tables import describe_setup, describe_times, unless_faster
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
@@ -49,8 +49,7 @@ def run_demo(max_new_tokens: int, repeats: int, svg: Path | None, *, as_json: bo
         show_text_and_tree(console, pair, prompts[1], max_new_tokens, svg)
         results = {heat: measure(pair, prompts, heat, max_new_tokens, repeats, as_json) for heat in TEMPERATURES}
     except KeyboardInterrupt:
-        console.print("Interrupted.")
-        return INTERRUPTED
+        return stopped()
     same = all(results[0.0][1].same_text)
     if as_json:
         report = {

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.fetched import is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
 
@@ -32,8 +32,7 @@ def run_fetch(word: str | None, source: Path | None, *, as_json: bool) -> int:
     try:
         found = _with_bar(word, source, notes)
     except KeyboardInterrupt:
-        notes.print(f"Interrupted; `polydraft fetch {word}` goes on.", soft_wrap=True)
-        return INTERRUPTED
+        return stopped(f"`polydraft fetch {word}` goes on from what was downloaded")
     if as_json:
         sys.stdout.write(json.dumps(_row(FETCHABLE[word])) + "\n")
     else:

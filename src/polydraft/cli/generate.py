@@ -19,7 +19,7 @@ from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
 from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
@@ -115,7 +115,7 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
             with compiling(notes):
                 warm_up(stream(pair.target, ids, **options))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return stopped()
     run = stream(pair.target, ids, time=True, **options)
     console = new_console(quiet=as_json)
     shown = f"{request.prompt}\n\n" if request.chat_template else request.prompt
@@ -123,6 +123,8 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
     comparison = None
     if compared and not interrupted:
         comparison, interrupted = _compared(pair, ids, options, notes)
+    if interrupted:
+        stopped("the text that was written is printed")
     if as_json:
         sys.stdout.write(json.dumps(_as_json(request, run, pair, comparison, interrupted)) + "\n")
     elif not quiet:

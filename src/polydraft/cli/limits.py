@@ -38,7 +38,7 @@ from polydraft.catalogue import node_rules, rule_line, tree_rules
 from polydraft.cli.arguments import LONE_MODEL, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.conformance import cases, matrix, tree_matrix
 from polydraft.engine import load_models
 from polydraft.errors import InvalidParameter, ResultsError
@@ -102,13 +102,15 @@ def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
     interrupted = measure_all(models, chosen, request.settings, results, notes)
     records = [results.records[key] for key in keys_of(chosen, request.settings) if key in results.records]
+    if interrupted:
+        stopped(kept("texts", len(records), request.out))
     nodes, trees = summarise(records)
     if request.out is not None and records:
         write_report(request.out, results.conditions, records, nodes, trees, figures=request.figures)
     if as_json:
         print_json(results.conditions, records, nodes, trees, interrupted=interrupted)
     else:
-        print_tables(new_console(), records, nodes, trees, interrupted=interrupted, out=request.out)
+        print_tables(new_console(), records, nodes, trees, out=request.out)
     return INTERRUPTED if interrupted else 0
 
 
@@ -176,6 +178,15 @@ def measure_all(
     return False
 
 
+def kept(what: str, count: int, out: Path | None) -> str:
+    """Return what Ctrl-C leaves of so many finished rounds or texts, and how to go on."""
+    if not count:
+        return "nothing was finished"
+    if out is None:
+        return f"the finished {what} are printed and not kept; with --out the same command goes on from them"
+    return f"the finished {what} are in {out}; the same command goes on from there"
+
+
 def write_report(
     out: Path,
     conditions: dict[str, Any],
@@ -230,12 +241,9 @@ def print_tables(
     nodes: Sequence[NodeResult],
     trees: Sequence[TreeResult],
     *,
-    interrupted: bool,
     out: Path | None,
 ) -> None:
     """Print the tables, and where the rest is."""
-    if interrupted:
-        console.print("Interrupted; these are the texts that were finished." if records else "Interrupted.")
     tables = all_tables(nodes, trees, brief=True)
     for table in tables:
         for part in table.split(console.width):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.conformance import Families, FamilyReport, check_family, known_families
 from polydraft.errors import InvalidParameter
 from polydraft.models.families import installed_version, registered_types
@@ -42,7 +42,7 @@ def run_models(kinds: Sequence[str], *, check: bool, page: bool, as_json: bool) 
     try:
         found = _checked(kinds, quiet=as_json) if check else known_families().of(kinds)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return stopped()
     if as_json:
         sys.stdout.write(json.dumps(found.as_dict(), indent=1) + "\n")
     elif page:

@@ -26,8 +26,13 @@ from polydraft.cli.printing import (
 )
 from polydraft.drafters import flush_stores
 from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.machine_code import COMPILING, told_first
+from polydraft_command import INTERRUPTED, leave, say
+from polydraft_command import stopped as say_stopped
 
-FAILED, BAD_CALL, OURS, INTERRUPTED, UNREAD = 1, 2, 70, 130, 141
+FAILED, BAD_CALL, OURS, UNREAD = 1, 2, 70, 141
+_SAID: list[str] = []
+"""What was said to be kept when Ctrl-C was pressed: it is said once."""
 DEBUG = "POLYDRAFT_DEBUG"
 """The environment variable that shows where an error of ours happened."""
 BadUsage = cast(
@@ -38,15 +43,16 @@ BadUsage = cast(
 
 def exit_code_of(command: Callable[[], object]) -> int:
     """Run the command line and return its exit code; whatever goes wrong is said on standard error."""
+    _SAID.clear()
     try:
         with _interruptible():
             if not keep_streams_usable():
                 return _failed("Standard output is closed: send it to a file, or to /dev/null.")
             check_encoding(sys.argv[1:])
-            with warnings_as_sentences(always=False), _stores_written():
+            with warnings_as_sentences(always=False), _stores_written(), told_first(lambda: say(COMPILING)):
                 code = int(str(command() or 0))
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = _interrupted()
     except BrokenPipeError:
         code = UNREAD
     except typer.Exit as end:
@@ -54,8 +60,22 @@ def exit_code_of(command: Callable[[], object]) -> int:
     except (PolydraftError, BadUsage) as error:
         code = _said(error)
     except Exception as error:  # noqa: BLE001  the last resort: what comes here is an error of ours
-        code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error, blamed(error))
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in a library that makes another error of it
+            code = _interrupted()
+        else:
+            code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error, blamed(error))
     return _flushed(code)
+
+
+def _interrupted() -> int:
+    """Return the exit code, and say that Ctrl-C ends it unless the command has."""
+    return INTERRUPTED if _SAID else stopped()
+
+
+def stopped(kept: str = "nothing was kept") -> int:
+    """Say that Ctrl-C ends the command, what was kept and how to go on; return the exit code."""
+    _SAID.append(kept)
+    return say_stopped(on_one_line(kept))
 
 
 @contextmanager
@@ -120,7 +140,7 @@ def importing() -> Iterator[None]:
         yield
         return
     try:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        signal.signal(signal.SIGINT, leave)
         yield
     finally:
         signal.signal(signal.SIGINT, before)
@@ -180,8 +200,4 @@ def _failed(sentence: str) -> int:
 
 
 def _to_standard_error(sentence: str) -> None:
-    try:
-        sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")
-        sys.stderr.flush()
-    except OSError:  # then there is nobody to tell
-        return
+    say(on_one_line(sentence))

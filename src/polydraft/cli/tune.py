@@ -17,7 +17,7 @@ from polydraft.bench.encoding import encode
 from polydraft.cli.arguments import LONE_MODEL, idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.cli.tables import unless_faster
 from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
@@ -75,8 +75,7 @@ def run_tune(request: TuneRequest, *, as_json: bool) -> int:
             plan = _tuned(pair, fitting, request, step)
             measured = _measured(pair, fitting, request, plan, step) if request.checked else {}
     except KeyboardInterrupt:
-        notes.print("Interrupted; nothing was written.")
-        return INTERRUPTED
+        return stopped("nothing was written")
     plan.save(request.out)
     if as_json:
         checks = {f"{heat:g}": {name: one.as_dict() for name, one in runs.items()} for heat, runs in measured.items()}

@@ -1,6 +1,5 @@
 """Measure arms side by side: warm-up, rounds in which all arms take turns, the clock, memory and equality of texts."""
 
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from polydraft.bench.speed.records import SpeedRecord, taking_part
 from polydraft.bench.speed.replay import Replay, check_known, end_of, known_ids
 from polydraft.bench.speed.schedule import Round, RoundKey, SpeedSettings, rounds
 from polydraft.errors import ContextOverflow, InvalidParameter
+from polydraft.machine_code import clock
 from polydraft.models import HuggingFaceModel, Pair
 
 
@@ -155,4 +155,4 @@ def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, settings: SpeedSe
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return clock()

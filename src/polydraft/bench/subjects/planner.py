@@ -4,7 +4,6 @@ Every text is written by all arms side by side: whoever has written least takes 
 speed drifts meets all alike.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean
@@ -21,6 +20,7 @@ from polydraft.engine import Planner, Run, as_drafter, stream
 from polydraft.engine.defaults import default_policy
 from polydraft.engine.planner import arms_beside
 from polydraft.errors import InvalidParameter
+from polydraft.machine_code import clock
 from polydraft.models import Pair
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
@@ -224,15 +224,15 @@ class Lane:
     @classmethod
     def begin(cls, pair: Pair, text: Batch, options: dict[str, Any]) -> "Lane":
         """Read the prompts against the clock."""
-        begin = time.perf_counter()
+        begin = clock()
         run = stream(pair.target, text.input_ids, attention_mask=text.attention_mask, **options)
-        return cls(run, time.perf_counter() - begin)
+        return cls(run, clock() - begin)
 
     def step(self) -> None:
         """Take a step against the clock."""
-        begin = time.perf_counter()
+        begin = clock()
         self.over = next(self.run, None) is None
-        self.seconds += time.perf_counter() - begin
+        self.seconds += clock() - begin
 
     @property
     def written(self) -> int:

@@ -37,10 +37,10 @@ from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_excerpts, idl
 from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.benchmark.subjects import say_busy
 from polydraft.cli.generate import named_draft
-from polydraft.cli.limits import as_rich
+from polydraft.cli.limits import as_rich, kept
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load
 from polydraft.models import Pair, load_pair
 
@@ -91,8 +91,12 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     conditions = speed_conditions(pair, arms, request.settings, names, request.chat_template)
     results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, arms, fit, request.settings, results, notes)
-    show = print_json if as_json else print_results
-    show(results.conditions, results.records, interrupted=interrupted, out=None if quiet else request.out)
+    if interrupted:
+        stopped(kept("rounds", len(results.records), request.out))
+    if as_json:
+        print_json(results.conditions, results.records, interrupted=interrupted)
+    else:
+        print_results(results.conditions, results.records, out=None if quiet else request.out)
     wrong = [one for one in differences_in(results.records) if one.arm not in lossy_arms(results.conditions)]
     return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
 
@@ -144,9 +148,7 @@ def measure_all(
     return False
 
 
-def print_json(
-    conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool, out: Path | None
-) -> None:
+def print_json(conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool) -> None:
     """Print JSON lines: the conditions, every run, every result, every difference between texts."""
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
     lines = [{"kind": "conditions", **conditions, "interrupted": interrupted}]
@@ -154,13 +156,9 @@ def print_json(
         sys.stdout.write(json.dumps(line) + "\n")
 
 
-def print_results(
-    conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool, out: Path | None
-) -> None:
+def print_results(conditions: dict[str, Any], records: Sequence[SpeedRecord], *, out: Path | None) -> None:
     """Print the main table, whether the texts are equal, and where the runs are."""
     console = new_console()
-    if interrupted:
-        console.print("Interrupted; these are the rounds that were finished." if records else "Interrupted.")
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
     if results:
         for part in speed_table(results, brief=True).split(console.width):

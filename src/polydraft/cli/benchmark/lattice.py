@@ -85,7 +85,7 @@ def run_lattice(request: LatticeRequest, *, as_json: bool, page: bool, quiet: bo
     else:
         console = new_console()
         print_tables(console, tables_of(results))
-        print_end(console, conditions, notes_on(request.options), interrupted=interrupted)
+        print_end(console, conditions, notes_on(request.options))
     return INTERRUPTED if interrupted else 0
 
 

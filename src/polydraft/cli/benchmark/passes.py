@@ -60,7 +60,7 @@ def run_passes(request: PassesRequest, *, as_json: bool, quiet: bool) -> int:
     else:
         console = new_console()
         print_tables(console, [pass_table(results)] if results else [])
-        print_end(console, conditions, [], interrupted=interrupted)
+        print_end(console, conditions, [])
     return INTERRUPTED if interrupted else 0
 
 

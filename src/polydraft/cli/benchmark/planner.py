@@ -61,7 +61,7 @@ def run_planner(request: PlannerRequest, *, as_json: bool, quiet: bool) -> int:
     else:
         console = new_console()
         print_tables(console, [planner_table(results)] if results else [])
-        print_end(console, conditions, notes_on(request.options, results), interrupted=interrupted)
+        print_end(console, conditions, notes_on(request.options, results))
     return INTERRUPTED if interrupted else 0
 
 

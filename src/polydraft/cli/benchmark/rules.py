@@ -107,7 +107,7 @@ def run_rules(request: RulesRequest, *, as_json: bool, quiet: bool) -> int:
     else:
         console = new_console()
         print_tables(console, tables_of(results))
-        print_end(console, conditions, notes_on(results), interrupted=interrupted)
+        print_end(console, conditions, notes_on(results))
     return INTERRUPTED if interrupted else 0
 
 

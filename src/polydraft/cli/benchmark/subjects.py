@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from polydraft.cli.arguments import LONE_MODEL, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.limits import as_rich
 from polydraft.cli.printing import styled
+from polydraft.cli.process import stopped
 from polydraft.engine import load_models
 from polydraft.models import Pair, load_pair
 
@@ -76,12 +78,11 @@ def prompts_of(pair: Pair, sources: Sequence[str], limit: int, new_tokens: int, 
 def gathered(results: Callable[[Progress], Iterable[Result]], notes: Console) -> tuple[list[Result], bool]:
     """Gather results with a bar on standard error; return those that were finished, and whether Ctrl-C came."""
     found = list[Result]()
-    with progress(notes) as step:
-        try:
-            found.extend(results(step))
-        except KeyboardInterrupt:
-            return found, True
-    return found, False
+    with progress(notes) as step, suppress(KeyboardInterrupt):
+        found.extend(results(step))
+        return found, False
+    stopped("what was finished is printed, the rest is lost" if found else "nothing was finished")
+    return found, True
 
 
 def conditions_of(
@@ -114,10 +115,8 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
             console.print(as_rich(part))
 
 
-def print_end(console: Console, conditions: dict[str, Any], notes: Sequence[str], *, interrupted: bool) -> None:
-    """Print what holds for all tables: that it was interrupted, notes, the machine, and whether it was busy."""
-    if interrupted:
-        console.print("Interrupted; this is what was finished.", soft_wrap=True)
+def print_end(console: Console, conditions: dict[str, Any], notes: Sequence[str]) -> None:
+    """Print what holds for all tables: notes, the machine, and whether it was busy."""
     place, dtype = conditions["machine"], conditions["models"][TARGET]["dtype"]
     where = place["accelerator"] or f"{place['processor']}, cores: {place['cores']}, threads: {place['threads']}"
     for note in (*notes, f"{where}; {dtype}, torch {conditions['torch']}."):

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.chat.messages import piped_messages, read_messages
 from polydraft.cli.chat.session import Chat
@@ -21,13 +23,19 @@ from polydraft.cli.generate import (
     drafter_name,
     drafter_of,
     load_models,
+    warm_up,
 )
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import on_one_line, warnings_as_sentences
-from polydraft.cli.process import FAILED, INTERRUPTED
+from polydraft.cli.process import FAILED, stopped
+from polydraft.drafters import Drafter
+from polydraft.engine import stream
 from polydraft.engine.stopping import CUT
 
 TARGET = "smollm2"
+REHEARSED = (0, 1) * 4
+"""A text in which drafters find something."""
+WARM_UP_ROOM = 512
 
 
 @dataclass(frozen=True)
@@ -72,11 +80,23 @@ def run_chat(call: ChatRequest) -> int:
         pair = load_models(request)
         options["drafter"] = drafter_of(drafter, pair, request)
         chat = Chat(pair, options, request.seed, call.system)
+        rehearse(chat, drafter_of(drafter, pair, request))
     with warnings_as_sentences():
         warnings.filterwarnings("ignore", CUT)  # the line below an answer says so
         if rows is None and not call.as_json and sys.stdin.isatty():
             return _talked(chat, str(request.target), quiet=call.quiet)
         return _answered(chat, piped_messages(sys.stdin.buffer.readline) if rows is None else rows, call)
+
+
+def rehearse(chat: Chat, drafter: Drafter) -> None:
+    """Take the first steps of a text that nobody sees, so that the first answer does not wait for machine code.
+
+    The drafter is one for this alone. The text is given up before it ends.
+    """
+    ids = torch.tensor([REHEARSED], device=chat.pair.target.device)
+    room = min(WARM_UP_ROOM, chat.context - len(REHEARSED))
+    options = {**chat.options, "drafter": drafter, "max_new_tokens": room, "min_new_tokens": room, "seed": 0}
+    warm_up(stream(chat.pair.target, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options))
 
 
 def _talked(chat: Chat, target: str, *, quiet: bool) -> int:
@@ -102,7 +122,7 @@ def _answered(chat: Chat, messages: Iterable[str], call: ChatRequest) -> int:
         if error:
             _refuse(error, call)
         elif left[0]:
-            return INTERRUPTED
+            return stopped("the answers so far are printed")
     return FAILED if failed else 0
 
 

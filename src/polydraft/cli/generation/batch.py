@@ -32,7 +32,7 @@ from polydraft.cli.generation.job import FileJob
 from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
-from polydraft.cli.process import FAILED, INTERRUPTED
+from polydraft.cli.process import FAILED, INTERRUPTED, stopped
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan
 from polydraft.errors import InvalidParameter, PromptFileError
@@ -96,6 +96,8 @@ def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bo
             _Work(request, job, notes, output, outcome).do(waiting, options, plan)
     except KeyboardInterrupt:
         outcome.interrupted = True
+    if outcome.interrupted:
+        stopped(f"the same command goes on from {job.output}")
     if as_json:
         sys.stdout.write(json.dumps(_as_json(job, output, outcome)) + "\n")
     elif not quiet:
@@ -223,7 +225,7 @@ class _Work:
         with (
             progress_bar(self.notes, silent=silent) as progress,
             warnings_as_sentences(),
-            noted_interruption() as interrupted,
+            noted_interruption("this step") as interrupted,
         ):
             total = self.outcome.before + len(rows)
             task = progress.add_task("", total=total, completed=self.outcome.before)
@@ -300,7 +302,7 @@ def _as_json(job: FileJob, output: Output, outcome: FileOutcome) -> dict[str, An
 
 
 def print_outcome(job: FileJob, outcome: FileOutcome, notes: Console) -> None:
-    """Print one line of what was done, and on standard error which rows failed and how to go on."""
+    """Print one line of what was done, and on standard error which rows failed."""
     counts = [_counted(outcome.new, "new text")]
     counts += [f"{outcome.before} from before"] if outcome.before else []
     counts += [f"{_counted(len(outcome.failed), 'row')} failed"] if outcome.failed else []
@@ -313,8 +315,6 @@ def print_outcome(job: FileJob, outcome: FileOutcome, notes: Console) -> None:
     more = len(outcome.failed) - SHOWN_ERRORS
     if more > 0:
         _say(notes, f'{_counted(more, "more row")} failed; lines with "error" in {job.output} say why.')
-    if outcome.interrupted:
-        _say(notes, f"Interrupted: the same command goes on from {job.output}.")
 
 
 def _counted(count: int, word: str) -> str:

@@ -110,6 +110,7 @@ def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
                 self.should_exit = self.force_exit = True
                 return
             self.draining = "soon"
+            _say("Stopping after what runs; Ctrl-C again stops at once.")
             asyncio.get_running_loop().call_soon_threadsafe(self._drain)
 
         def _drain(self) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polydraft.cli.printing import console, on_one_line
-from polydraft.cli.process import FAILED, INTERRUPTED
+from polydraft.cli.process import FAILED, INTERRUPTED, stopped
 from polydraft.cli.stores.reading import Found, files_in, texts_in
 from polydraft.cli.stores.show import facts_of, in_words
 from polydraft.drafters import StoreWriter, TextStore, Vocabulary
@@ -82,7 +82,7 @@ def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
     seconds = time.perf_counter() - begin
     _tell_bad(bad, notes)
     if interrupted:
-        notes.print(f"Interrupted; {request.out} holds the {writer.texts} texts that were read.", soft_wrap=True)
+        stopped(f"{request.out} holds the {writer.texts} texts that were read")
     elif not writer.texts:
         raise StoreError("Nothing was stored: the files hold no text of two tokens or more.")
     _report(request, writer, seconds, bad, interrupted, as_json=as_json)

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from polydraft.bench.encoding import encode
 from polydraft.cli.arguments import idle_template, refuse_clashes
 from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.printing import console
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
@@ -58,15 +59,15 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
     check_head_request(request)
     prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
     refuse_clashes(idle_template(prompts, request.chat_template))
+    noting = partial(noted_interruption, "this step")
     try:
         with notes.status("Loading the target ..."):
             pair = _loaded(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
         fitting = _fitting(encoded, request.plan.writing, notes)
-        made = make_head(pair.target, fitting, request.work, request.out, request.plan, noted_interruption)
+        made = make_head(pair.target, fitting, request.work, request.out, request.plan, noting)
     except KeyboardInterrupt:
-        notes.print(f"Interrupted; the same command goes on from where it was, in {request.work}.", soft_wrap=True)
-        return INTERRUPTED
+        return stopped(f"the same command goes on from where it was, in {request.work}")
     except OSError as error:
         where = f"{request.work} and {request.out}"
         raise ResultsError(f"The training cannot go on in {where}: {error.strerror or error}.") from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console
-from polydraft.cli.process import INTERRUPTED
+from polydraft.cli.process import stopped
 from polydraft.errors import ResultsError
 from polydraft.extras import TRAIN
 from polydraft.training import PairRecipe, export_pair, train_pair
@@ -28,8 +28,7 @@ def run_train_pair(work: Path, out: Path) -> int:
         target, draft = train_pair(work, recipe)
         quality = export_pair(work, target, draft, out, recipe)
     except KeyboardInterrupt:
-        notes.print(f"Interrupted; the same command goes on from the last checkpoint in {work}.", soft_wrap=True)
-        return INTERRUPTED
+        return stopped(f"the same command goes on from the last checkpoint in {work}")
     except OSError as error:
         raise ResultsError(f"The training cannot go on in {work} and {out}: {error.strerror or error}.") from error
     notes.print(

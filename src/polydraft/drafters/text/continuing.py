@@ -108,7 +108,9 @@ def grow_by_counts(
     """
     count, depth = rows.shape
     most = nodes * children + children
-    place = np.arange(count)  # rows, in the order in which nodes own them
+    place = np.empty(count, np.int64)  # rows, in the order in which nodes own them
+    for one in range(count):
+        place[one] = one
     begin, end, level = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     token, above, chance = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
     open_ = np.zeros(most, np.bool_)
@@ -120,7 +122,15 @@ def grow_by_counts(
             keys = np.empty(size, np.int64)
             for one in range(size):
                 keys[one] = np.int64(rows[place[first + one], at]) << 31 | place[first + one]
-            keys.sort()
+            gap = size // 2  # Shell's sort: NumPy's takes seconds to compile
+            while gap > 0:
+                for one in range(gap, size):
+                    key, seat = keys[one], one
+                    while seat >= gap and keys[seat - gap] > key:
+                        keys[seat] = keys[seat - gap]
+                        seat -= gap
+                    keys[seat] = key
+                gap //= 2
             group, own = 0, known
             for one in range(size):
                 place[first + one] = keys[one] & 0x7FFFFFFF

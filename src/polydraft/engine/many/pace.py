@@ -1,11 +1,12 @@
 """How many tokens of prompts are read in a step: so many that texts in progress do not wait long for them."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from statistics import median
 
 import torch
+
+from polydraft.machine_code import clock as seconds
 
 LEAST = 16
 """Fewer tokens than these are not worth a pass of their own."""
@@ -31,7 +32,7 @@ class Pace:
         least: the least tokens beside texts in progress, however long they take.
     """
 
-    def __init__(self, most: int | None, clock: Clock = time.perf_counter, least: int = LEAST) -> None:
+    def __init__(self, most: int | None, clock: Clock = seconds, least: int = LEAST) -> None:
         self.most, self.clock, self.least = most, clock, least
         self._steps = deque[float](maxlen=LATEST)
         self._last: tuple[int, float] | None = None
@@ -78,10 +79,10 @@ class Pace:
 def clock_of(device: torch.device) -> Clock:
     """Return a clock that waits for the work of a device before it is read."""
     if device.type != "cuda":
-        return time.perf_counter
+        return seconds
 
     def told() -> float:
         torch.cuda.synchronize(device)
-        return time.perf_counter()
+        return seconds()
 
     return told

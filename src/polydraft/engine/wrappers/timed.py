@@ -1,6 +1,5 @@
 """Stopwatches around models, drafters and verifiers, so that the algorithms themselves know nothing of time."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session, is_sound
+from polydraft.machine_code import clock
 from polydraft.models import Cache, Forward, LanguageModel, can_branch, does_encode, does_remember, module_of
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
@@ -21,6 +21,8 @@ from polydraft.verifiers.law import BestAlone
 
 class Stopwatch:
     """Seconds by name, by the clock; on a GPU the total alone, and of the rest what events on the device say.
+
+    The clock stands still while machine code is made.
 
     Events are marks in the stream of work: to record one waits for nothing. Their times are read when somebody asks for
     `seconds`, who then waits for the last.
@@ -52,11 +54,11 @@ class Stopwatch:
             with self._marked(name) if self._timed else nullcontext():
                 yield
             return
-        begin = time.perf_counter()
+        begin = clock()
         try:
             yield
         finally:
-            self._add(name, time.perf_counter() - begin)
+            self._add(name, clock() - begin)
 
     @contextmanager
     def _marked(self, name: str) -> Iterator[None]:

@@ -10,11 +10,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from polydraft.machine_code import COMPILING, told_first
 from polydraft.server.settings import Settings
 from polydraft.server.worker.asks import Event, Stop
 from polydraft.server.worker.working import work
@@ -152,7 +154,8 @@ def run(settings: Settings, pipe: Connection) -> None:
     warnings.showwarning = warn
     tell_records(warn)
     try:
-        work(settings, hear, say)
+        with told_first(partial(warn, COMPILING)):
+            work(settings, hear, say)
         if said:
             send(said)
     except (EOFError, OSError, BrokenPipeError):

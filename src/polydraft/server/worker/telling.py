@@ -1,12 +1,12 @@
 """What a step brought a text, as plain values: its text, log-probabilities, and the tree it came from."""
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from polydraft.drafters import Followed
 from polydraft.engine import Block, Emission
+from polydraft.machine_code import clock
 from polydraft.models import StreamDecoder
 from polydraft.server.worker.asking import Wanted
 from polydraft.server.worker.served import Served
@@ -26,7 +26,7 @@ class Telling:
     """
 
     def __init__(self, served: Served, wanted: Wanted) -> None:
-        self.served, self.ask, self.begun = served, wanted.ask, time.perf_counter()
+        self.served, self.ask, self.begun = served, wanted.ask, clock()
         self.trace = wanted.ask.speculation.trace
         self._decoder = StreamDecoder(
             served.tokenizer,
@@ -117,7 +117,7 @@ class Telling:
 
     def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str], accepted: int) -> dict[str, Any]:
         """Return what a page shows of a step."""
-        elapsed = time.perf_counter() - self.begun
+        elapsed = clock() - self.begun
         tokens = [
             {"id": token, "text": text, "origin": (gain.source or TARGET) if place < accepted else TARGET}
             for place, (token, text) in enumerate(zip(gain.tokens, pieces, strict=False))

@@ -7,7 +7,7 @@ from typing import Any
 from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.server.settings import Settings
-from polydraft.server.worker.asks import Ask, Cancel, Event, Stop
+from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Stop
 from polydraft.server.worker.preparing import Prepared, Preparing
 from polydraft.server.worker.served import load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
@@ -52,13 +52,14 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
 
 
 def _warm(writing: Writing) -> None:
-    """Write a few tokens greedily and sampled, so that no client waits for what is made or compiled only once.
+    """Write a few tokens greedily, sampled and as JSON, so that no client waits for what is made or compiled only once.
 
     The texts are given up before they end, so that no drafter keeps them.
     """
-    for heat in (0.0, 1.0):
-        writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options={"temperature": heat, "top_k": 0}))
-        for _ in range(WARM_UP):
+    for heat, grammar in ((0.0, None), (1.0, None), (0.0, Grammar("json_object"))):
+        options = {"temperature": heat, "top_k": 0}
+        writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options=options, grammar=grammar))
+        for _ in range(1 if grammar else WARM_UP):
             writing.step()
         writing.cancel("")
 

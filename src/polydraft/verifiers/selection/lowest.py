@@ -107,8 +107,11 @@ def _missed(
     size, nodes = len(weights), len(start)
     degrees = max(count, 1)
     below, factor, inside = np.zeros((degrees, nodes)), np.zeros((degrees, nodes)), np.zeros((degrees, nodes))
-    below[0], inside[0] = start, 1.0
-    summed = lone[:low].sum()
+    summed = 0.0
+    for node in range(nodes):  # in loops: what NumPy says of whole rows takes seconds to compile
+        below[0, node], inside[0, node] = start[node], 1.0
+    for j in range(low):
+        summed += lone[j]
     if count > 2:
         for j in range(low):
             for a in range(count - 1, 0, -1):
@@ -116,8 +119,12 @@ def _missed(
                     below[a, node] += odds[j, node] * below[a - 1, node]
         for b in range(count):
             for a in range(max(2 - b, 0), count - b):
-                factor[b] += below[a]
-        summed += factor[0].sum()
+                for node in range(nodes):
+                    factor[b, node] += below[a, node]
+        whole = 0.0
+        for node in range(nodes):
+            whole += factor[0, node]
+        summed += whole
     result = np.zeros(size + 1)
     result[low] = above
     for j in range(low, high):

@@ -175,21 +175,21 @@ def _longest(
         drawn, token = np.float64(draft[i, places[i]]), places[i] if whole else listed[i, places[i]]
         kept = min(scale[i] * target[i, token] / drawn, 1.0) if drawn > 0 else 1.0
         scale[i + 1] = kept if there[i] else 0.0
-    mass = np.zeros(most + 1)
+    mass, left = np.zeros(most + 1), np.empty(most + 1)
     if coins[size] < scale[size]:
         return size, mass
-    for length in range(size - 1, -1, -1):
-        if whole:
-            mass[:most] = target[length]
-        else:
-            for place in range(most):
-                token = listed[length, place]
-                mass[place] = target[length, token] if token >= 0 else 0.0
-            mass[most] = max(1 - mass[:most].sum(), 0.0)
-        left = scale[length] * mass
-        if there[length]:
-            left[:most] = np.maximum(left[:most] - draft[length], 0.0)
-        total = left.sum()
+    for length in range(size - 1, -1, -1):  # in loops: what NumPy says of whole rows takes seconds to compile
+        known, total = 0.0, 0.0
+        for place in range(most):
+            token = place if whole else listed[length, place]
+            mass[place] = target[length, token] if token >= 0 else 0.0
+            known += mass[place]
+        mass[most] = 0.0 if whole else max(1 - known, 0.0)
+        for place in range(most + 1):
+            left[place] = scale[length] * mass[place]
+            if there[length] and place < most:
+                left[place] = max(left[place] - draft[length, place], 0.0)
+            total += left[place]
         if not length or coins[length] * (total + 1 - scale[length]) < total:
             return length, left if total > 0 else mass  # for rounding
     return 0, mass
