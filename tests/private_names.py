@@ -7,6 +7,7 @@ that are installed, and which names of the source are missing here.
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -47,15 +48,30 @@ def assigned(path: str) -> Callable[[], Any]:
 
     def found() -> Any:
         held = of(path)()
-        names = {
-            name for one in vars(held).values() for name in getattr(getattr(one, "__code__", None), "co_names", ())
-        }
-        return type("Names", (), dict.fromkeys({*names, *dir(held)}))
+        codes = (getattr(one, "__code__", None) for one in (held, *vars(held).values()))
+        names = {name for code in codes for name in getattr(code, "co_names", ())}
+        return SimpleNamespace(**dict.fromkeys({*names, *dir(held)}))
 
     return found
 
 
+OF_MODULES = """
+    _parameters _buffers _modules _non_persistent_buffers_set _is_full_backward_hook _backward_hooks
+    _backward_pre_hooks _forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_hooks_always_called
+    _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+    _load_state_dict_post_hooks
+""".split()
+MODULES = "torch.nn.modules.module:"
 PRIVATE = (
+    *(
+        Private(name, "torch", "2.14.1", of("torch:nn.Identity", 0), "which fields of modules count")
+        for name in OF_MODULES
+    ),
+    Private("_global_forward_hooks", "torch", "2.14.1", of(MODULES), "whether a model's function changed"),
+    Private("_global_forward_pre_hooks", "torch", "2.14.1", of(MODULES), "whether a model's function changed"),
+    Private("_orig_mod", "torch", "2.14.1", assigned("torch._dynamo.eval_frame:OptimizedModule"), "the model inside"),
+    Private("_hf_hook", "accelerate", "1.15.0", assigned("accelerate.hooks:add_hook_to_module"), "offloaded weights"),
+    Private("_cache", "numba", "0.68.1", assigned("numba.core.dispatcher:Dispatcher"), "broken files of machine code"),
     Private("_exit", "python", "3.11", of("os:"), "an end at once, without the threads that hang"),
     Private("_attn_implementation", "transformers", "5.24.0", of("transformers:PreTrainedConfig"), "which kernel runs"),
     Private("_from_config", "transformers", "5.24.0", of("transformers:LlamaForCausalLM"), "tiny models of every type"),

@@ -36,6 +36,14 @@ def private_names(text: str) -> Iterator[str]:
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id in ASKING:
             found = [given.value for given in one.args if isinstance(given, ast.Constant)]
         yield from (str(name) for name in found if is_private(name) and name not in own)
+    for one in ast.parse(text).body:  # names that are kept as constants of the file
+        texts = [part.value for part in ast.walk(one) if isinstance(part, ast.Constant)] if is_constant(one) else []
+        words = [word for value in texts if isinstance(value, str) for word in value.split()]
+        yield from (word for word in words if is_private(word) and word not in own)
+
+
+def is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
 
 
 def is_gone(one: Private) -> str:
@@ -78,6 +86,7 @@ def test_a_name_that_is_gone_is_told_with_the_version() -> None:
         ("def _own(): ...\nother._own; other.__dict__", []),
         ("from torch._inductor import config, _x", ["_inductor", "_x"]),
         ("import torch._dynamo", ["_dynamo"]),
+        ("NAMES = frozenset('_private plain'.split())", ["_private"]),
         ("getattr(model, '_private', None); said.endswith('_created')", ["_private"]),
     ],
 )

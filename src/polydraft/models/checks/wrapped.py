@@ -53,22 +53,22 @@ def held_by(model: nn.Module) -> tuple[str, nn.Module] | None:
 
 def _inside(model: nn.Module) -> nn.Module | None:
     """Return what a wrapper is around; None of anything else."""
-    kind = type(model)
-    if any(base.__module__.startswith(SHARDING) for base in kind.__mro__) and "module" in model._modules:
+    kind, held = type(model), dict(model.named_children())
+    if any(base.__module__.startswith(SHARDING) for base in kind.__mro__) and "module" in held:
         raise UnsupportedModel(
             f"{kind.__name__} keeps its weights in pieces; within {kind.__name__}.summon_full_params(model) pass what "
             "it holds, model.module."
         )
     if isinstance(model, DataParallel | DistributedDataParallel):
         return model.module
-    if COMPILED in model._modules:
-        return model._modules[COMPILED]
+    if COMPILED in held:
+        return held[COMPILED]
     if callable(getattr(kind, "get_base_model", None)):
         _check_adapters(model)
         return model.get_base_model()  # pyright: ignore[reportCallIssue]
     if kind.__module__.startswith("peft.") and not isinstance(model, PreTrainedModel):
         _check_adapters(model)
-        return next((model._modules[name] for name in ("base_model", "model") if name in model._modules), None)
+        return next((held[name] for name in ("base_model", "model") if name in held), None)
     return None
 
 
