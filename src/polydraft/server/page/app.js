@@ -305,13 +305,15 @@ const connection = {
     get("link").textContent = text;
   },
 
+  why: "",
+
   /** Nobody answers: say so, and ask until somebody does. */
   async lost() {
     if (this.away) return;
     this.away = true;
     this.say("away", "no server");
     get("send").disabled = true;
-    get("alert").replaceChildren(element("span", "", "The server does not answer. The page looks for it and goes on when it is back; nothing that you wrote is lost."));
+    get("alert").replaceChildren(element("span", "", `${this.why || "The server does not answer."} The page goes on by itself; nothing that you wrote is lost.`));
     for (let wait = 1000; ; wait = Math.min(wait * 1.4, 5000)) {
       await new Promise((resolve) => {
         const timer = setTimeout(resolve, wait);
@@ -336,10 +338,12 @@ async function load() {
     chat.disabled = offer.chat === false;
     get("no-chat").hidden = !chat.disabled;
     if (chat.disabled && chat.checked) document.querySelector("input[name=mode][value=completion]").checked = true;
+    connection.why = "";
     connection.say("well", "connected");
     if (get("welcome").dataset.mode !== mode()) switchMode();
     return true;
   } catch (error) {
+    connection.why = error.gone ? error.message : "";
     if (error.gone) return false;
     connection.say("well", "connected");
     complain(error);

@@ -42,7 +42,8 @@ export async function* events(body) {
 }
 
 function failure(error, status, wait) {
-  const { message, param } = error ?? {};
+  const { message, param, code } = error ?? {};
+  if (code === "not_ready") return new Failure("The model is loading.", { gone: true, status });
   let said = message || (status ? `The server answered ${status}.` : "The server reported an error.");
   if (status === 429) said = `The server is busy${wait ? `; try again in ${wait} s` : "; try again soon"}.`;
   return new Failure(said, { field: status === 429 ? "" : (param ?? (status === 401 ? "api_key" : "")), status, wait });
