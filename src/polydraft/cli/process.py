@@ -16,7 +16,6 @@ from typing import cast
 
 import typer
 
-from polydraft.catalogue import blamed
 from polydraft.cli.printing import (
     keep_streams_usable,
     loss_of_output,
@@ -63,7 +62,7 @@ def exit_code_of(command: Callable[[], object]) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in a library that makes another error of it
             code = _interrupted()
         else:
-            code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error, blamed(error))
+            code = FAILED if isinstance(error, OSError) and loss_of_output() else _confessed(error)
     return _flushed(code)
 
 
@@ -172,10 +171,13 @@ def _said(error: Exception) -> int:
     return BAD_CALL
 
 
-def _confessed(error: Exception, place: str) -> int:
-    """Say that it is our fault, unless it came from a place in a user's own file; `POLYDRAFT_DEBUG=1` shows where."""
+def _confessed(error: Exception) -> int:
+    """Say that it is our fault, unless it came from a user's own file; `POLYDRAFT_DEBUG=1` shows where."""
+    from polydraft.catalogue import blamed
+
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
+    place = blamed(error)
     if place:
         _to_standard_error(f"{place} ({DEBUG}=1 shows more).")
         return BAD_CALL

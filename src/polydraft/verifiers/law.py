@@ -256,7 +256,7 @@ def divided(
 
 
 def check_law(
-    rule: NodeVerifier, law: OutcomeLaw, drafts: Int[Tensor, "*b k"], target_probs: Float[Tensor, "*b A"]
+    rule: NodeVerifier, law: object, drafts: Int[Tensor, "*b k"], target_probs: Float[Tensor, "*b A"]
 ) -> None:
     """Check the law that a foreign rule gave; the package's own are proved, and not looked at.
 
