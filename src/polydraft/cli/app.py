@@ -101,6 +101,7 @@ from polydraft.cli.arguments.training import (
     HeadWorkOption,
     PastEndOption,
 )
+from polydraft.cli.arguments.words import drafter_word
 from polydraft.cli.benchmark import bench_app
 from polydraft.cli.process import exit_code_of, importing
 from polydraft.cli.serve import serve
@@ -290,7 +291,15 @@ def demo(
 @app.command()
 def conformance(
     rule: RuleOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, at most two drafts.")] = False,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="Test by sampling whether texts with this drafter, a word or FILE.py:CLASS, follow the law of the model.",
+            callback=drafter_word,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, at most two drafts; fewer texts.")] = False,
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Also try rules on drafts that they are not made for.")
     ] = False,
@@ -300,7 +309,7 @@ def conformance(
     with importing():
         from polydraft.cli.conformance import run_conformance
 
-    raise typer.Exit(run_conformance(rule, quick=quick, all_pairs=all_pairs, as_json=as_json))
+    raise typer.Exit(run_conformance(rule, drafter=drafter, quick=quick, all_pairs=all_pairs, as_json=as_json))
 
 
 @app.command()

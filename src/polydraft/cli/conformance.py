@@ -3,11 +3,14 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -18,23 +21,34 @@ from polydraft.cli.arguments import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
 from polydraft.cli.process import stopped
-from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, matrix, members, tree_matrix
+from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, check, matrix, members, tiny_target, tree_matrix
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
+from polydraft.engine import generate
 from polydraft.errors import InvalidParameter
 from polydraft.verifiers import TreeVerifier
 
 WIDE = 110
 PATIENCE = 2.0
+SMALL, PROMPTS = 5, ((0, 1, 2, 1, 2, 1), (3, 4, 3, 0, 3, 4))
+"""The tokens of the model that texts are tested with, and beginnings that repeat themselves, so that lookups find something."""
 Rule = TypeVar("Rule", NodeRule, TreeVerifier)
 
 
-def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json: bool) -> int:
-    """Check the rules and print; return the exit code: 0, 1 if a lossless rule deviates, 130 after Ctrl-C.
+def run_conformance(
+    wanted: str | None, *, drafter: str | None = None, quick: bool, all_pairs: bool, as_json: bool
+) -> int:
+    """Check the rules, or texts with a drafter, and print.
+
+    Returns:
+        the exit code: 0, 1 if a lossless rule or a text deviates, 130 after Ctrl-C.
 
     Raises:
         InvalidParameter: no rule has `wanted` in its name.
     """
+    if drafter is not None:
+        refuse_clashes((all_pairs, "--all-pairs is for rules, and --drafter tests texts: leave one out."))
+        return check_drafter(drafter, wanted, quick=quick, as_json=as_json)
     at_nodes, on_trees = chosen(wanted)
     refuse_clashes(
         (all_pairs and not at_nodes, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
@@ -58,6 +72,38 @@ def run_conformance(wanted: str | None, *, quick: bool, all_pairs: bool, as_json
     else:
         show(found, trees, len(rows), k)
     return 1 if culprits else 0
+
+
+def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: bool) -> int:
+    """Test by sampling whether the texts of a tiny model with a drafter follow the model's law; print and return a code.
+
+    Raises:
+        InvalidParameter: the drafter cannot draft for such a model, or the rule cannot be had.
+    """
+    model, drafted = tiny_target(vocabulary=SMALL), Counter[str]()
+    options: dict[str, Any] = {"drafter": drafter, "temperature": 1.0, "top_k": 0, "max_new_tokens": 3}
+    options |= {} if verifier is None else {"verifier": verifier}
+
+    def texts(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        found = generate(model, ids, attention_mask=torch.ones_like(ids), seed=seeds[0], **options)
+        drafted.update(drafted=found.statistics.drafted, accepted=found.statistics.accepted)
+        return found.sequences[:, ids.shape[1] :].tolist()
+
+    try:
+        with progress(new_console(errors=True, quiet=as_json)) as step:
+            most = 1_000 if quick else 10_000
+            report = check(
+                texts, model, PROMPTS, batch_size=250, most_samples=most, on_progress=partial(step, "texts written")
+            )
+    except KeyboardInterrupt:
+        return stopped()
+    if as_json:
+        sys.stdout.write(json.dumps({"drafter": drafter, "passed": report.passed, **drafted, **asdict(report)}) + "\n")
+    else:
+        new_console().print(styled(f"{drafter}: {report}"), soft_wrap=True)
+        new_console().print(f"{drafted['accepted']} of {drafted['drafted']} drafts were kept.")
+    return 0 if report.passed else 1
 
 
 def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
