@@ -77,8 +77,8 @@ class Tried:
 def check_trial(model: PreTrainedModel, door: Door) -> Tried:
     """Score a few tokens plainly and as a tree, once per model: nothing of the model changes but a note that it passed.
 
-    Where trees cannot be, chains are tried. Costs two to fifteen passes over at most eight tokens, and as many with
-    narrow windows if layers have any.
+    Where trees cannot be, chains are tried. Costs four to seventeen passes over at most eight tokens, and up to
+    eleven with narrow windows if layers have any.
 
     Args:
         model: the model.
