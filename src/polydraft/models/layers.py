@@ -96,8 +96,10 @@ def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Fl
         return listed[-1].register_forward_hook(lambda _module, _inputs, output: found.update({layer: _first(output)}))
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
-        known = named[0] if named else {}  # torch leaves them out while the thread that made this hook removes it
-        found.update({layer: inputs[0] if inputs else known.get("hidden_states")})
+        # torch leaves the named ones out of another thread's pass while the thread that made this hook removes it
+        states: Tensor | None = inputs[0] if inputs else (named[0] if named else {}).get("hidden_states")
+        if states is not None:
+            found.update({layer: states})
 
     return listed[layer].register_forward_pre_hook(before, with_kwargs=True)
 

@@ -6,7 +6,6 @@ prefix, would be decoded from another law than its own as soon as it gets our ma
 
 import copy
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,7 +46,7 @@ class Door(LanguageModel, Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
-    modules: Sequence[nn.Module]
+    modules: tuple[nn.Module, ...]
     windows: Windows
     counts: bool
 
