@@ -119,7 +119,7 @@ def test_a_model_is_tried_once() -> None:
     model, passes = tiny_model(), []
     model.register_forward_hook(lambda *_: passes.append(1))
     HuggingFaceModel(model)
-    assert 1 <= len(passes) <= 3
+    assert 1 <= len(passes) <= 7
     tried = len(passes)
     HuggingFaceModel(model)
     assert len(passes) == tried

@@ -14,6 +14,7 @@ from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
 from polydraft.models.checks.windows import Window, windows_of
+from polydraft.models.families import tiny_of_type
 from polydraft.models.memory import cache_bytes
 from polydraft.trees import EAGLE_25
 
@@ -254,7 +255,7 @@ def test_what_a_router_says_is_not_asked_for(kind: str) -> None:
     ],
 )
 def test_what_a_pass_is_told_goes_before_what_the_configuration_says(kind: str, setting: str, value: bool) -> None:
-    model = built(kind, SLIDES if kind in FAMILIES else {"is_decoder": True})
+    model = built(kind, SLIDES) if kind in FAMILIES else tiny_of_type(kind)
     expected = theirs(model, PROMPT)
     setattr(model.config, setting, value)
     found = polydraft.generate(model, torch.tensor([PROMPT]), drafter="ngram", max_new_tokens=NEW, **GREEDY)

@@ -90,8 +90,10 @@ def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Fl
         found[layer] = _first(output)
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
-        known = named[0] if named else {}  # torch leaves them out while the thread that made this hook removes it
-        found.update({layer: inputs[0] if inputs else known.get("hidden_states")})
+        # torch leaves the named ones out of another thread's pass while the thread that made this hook removes it
+        states: Tensor | None = inputs[0] if inputs else (named[0] if named else {}).get("hidden_states")
+        if states is not None:
+            found.update({layer: states})
 
     for one in (behind, before):
         setattr(one, WATCHING, True)

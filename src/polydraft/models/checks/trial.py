@@ -6,7 +6,6 @@ prefix, would be decoded from another law than its own as soon as it gets our ma
 
 import copy
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,7 +49,7 @@ class Door(LanguageModel, Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
-    modules: Sequence[nn.Module]
+    modules: tuple[nn.Module, ...]
     windows: Windows
     counts: bool
 
@@ -80,8 +79,8 @@ class Tried:
 def check_trial(model: PreTrainedModel, door: Door) -> Tried:
     """Score a few tokens plainly and as a tree, once per model: nothing of the model changes but a note that it passed.
 
-    Where trees cannot be, chains are tried. Costs two to fifteen passes over at most eight tokens, and as many with
-    narrow windows if layers have any.
+    Where trees cannot be, chains are tried. Costs six passes over at most eight tokens, more where chains
+    are tried, and two or three with narrow windows if layers have any.
 
     Args:
         model: the model.
@@ -178,7 +177,7 @@ def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
 def _try(model: PreTrainedModel, door: Door) -> str | None:
     """Compare the plain passes over both paths with each other and with the pass over the tree.
 
-    Where a token's logits depend on others of its pass, no drafts are verified, so that this need not be tried.
+    Chains in pieces may differ from the whole because a token's logits depend on others of its pass.
 
     Returns:
         why they depend on others; None if they do not.
@@ -194,17 +193,30 @@ def _try(model: PreTrainedModel, door: Door) -> str | None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
-    crowd = tried_crowd(door)
-    if crowd is not None:
-        return crowd
-    if not door.branches:
+    if door.branches:
+        _check_tree(model, _as_tree(door, tokens), plain)
+        return tried_crowd(door)
+    try:
         _check_chains(model, door, paths, plain)
-    elif _parts(model, _as_tree(door, tokens), plain):
+    except UnsupportedModel:
+        crowd = tried_crowd(door)
+        if crowd is None:
+            raise
+        return crowd
+    return tried_crowd(door)
+
+
+def _check_tree(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> None:
+    """Check that a model scores a tree as it scores the texts of its paths.
+
+    Raises:
+        UnsupportedModel: it does not.
+    """
+    if _parts(model, tree, plain):
         raise UnsupportedModel(
             f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
             "does not follow the attention masks and position ids that it is given."
         )
-    return None
 
 
 def _check_chains(
