@@ -42,6 +42,7 @@ from polydraft.engine import Planner
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
+from polydraft.models.weights import WATCHING
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import TreePolicy
@@ -152,9 +153,12 @@ def first_turn(case: Case) -> tuple[list[int], Past]:
 def counted(model: nn.Module) -> Iterator[list[int]]:
     """Count the tokens of every forward pass."""
     seen: list[int] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, args, options: seen.append(options["input_ids"].shape[1]), with_kwargs=True
-    )
+
+    def note(_module: nn.Module, _args: object, options: dict[str, Any]) -> None:
+        seen.append(options["input_ids"].shape[1])
+
+    setattr(note, WATCHING, True)  # a hook that nobody knows makes another function of the model
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield seen
     finally:

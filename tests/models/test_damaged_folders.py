@@ -141,7 +141,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "another format": (only("model.gguf"), "it holds no config.json but model.gguf, and only whole models in"),
     "an adapter": (
         only("adapter_config.json"),
-        "holds an adapter (adapter_config.json) and not a whole model alone; load it and its base with peft",
+        r"holds an adapter \(adapter_config.json\) and not a whole model alone; load it and its base with peft",
     ),
 }
 KINDS: dict[str, tuple[Damage, str]] = {

@@ -153,7 +153,7 @@ def things() -> dict[str, tuple[object, type[Exception], str]]:
         "one of ours": (HuggingFaceModel(model), InvalidParameter, "a HuggingFaceModel was given; .*`model`"),
         "a number": (7, InvalidParameter, "a int was given"),
         "a layer": (torch.nn.Linear(2, 2), UnsupportedModel, "Linear is no Hugging Face model"),
-        "a wrapper": (torch.nn.DataParallel(model), UnsupportedModel, "DataParallel is no Hugging Face model"),
+        "a wrapper": (torch.nn.Sequential(model), UnsupportedModel, "Sequential is a wrapper around LlamaForCausalLM"),
     }
 
 

@@ -304,6 +304,21 @@ def test_models_of_peft_itself(state: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*")
+def test_a_past_with_adapters_of_peft_is_refused_without_them() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(plain(), peft.LoraConfig(r=3, target_modules=["v_proj"], task_type="CAUSAL_LM")).eval()
+    first = polydraft.generate(model, IDS[:1], keep_past=True, **TEXT)
+    again = functools.partial(polydraft.generate, model, first.sequences, past=first.past, **TEXT)
+    again()
+    with model.disable_adapter(), pytest.raises(InvalidParameter, match="past is of other layers"):
+        again()
+    again()
+    model.merge_adapter()
+    with pytest.raises(InvalidParameter, match="past is of other layers"):
+        again()
+
+
+@pytest.mark.filterwarnings("ignore:.*")
 def test_adapters_of_peft_that_are_elsewhere_are_refused() -> None:
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)

@@ -33,7 +33,8 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.packed = _packed(plain.weight)
-        self.origin, self.mark = (plain.weight.data_ptr(), plain.weight._version), weight_of(plain.weight)
+        self.origin: tuple[int, int] | None = (plain.weight.data_ptr(), plain.weight._version)
+        self.mark = weight_of(plain.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias."""

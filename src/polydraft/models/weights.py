@@ -114,17 +114,17 @@ def _place(weight: Tensor) -> tuple[int, int]:
 
 
 def _mark(weights: list[Tensor]) -> int:
-    """Return a number that follows from the bits of some entries; a device is waited for once."""
-    samples: dict[torch.device, list[Tensor]] = {}
+    """Return a number that follows from the bits of some entries; a device is waited for once or twice."""
+    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for weight in weights:
         found = _sample(weight)
         if found is not None:
-            samples.setdefault(weight.device, []).append(found)
+            samples.setdefault((found.device, found.dtype), []).append(found)
     return sum(map(_hashed, samples.values()))
 
 
 def _hashed(samples: list[Tensor]) -> int:
-    bits = torch.cat(samples)
+    bits = torch.cat(samples).long()
     places = torch.arange(1, len(bits) + 1, device=bits.device)
     return int(((bits ^ (bits >> 32)) * (places * MIXING)).sum())
 
@@ -137,4 +137,4 @@ def _sample(weight: Tensor) -> Tensor | None:
     if type(weight) not in (Tensor, nn.Parameter) or not weight.is_contiguous():
         return None
     step = max(1, weight.numel() // SAMPLE) | 1
-    return weight.detach().view(-1)[::step].contiguous().view(NUMBERS[size]).long()
+    return weight.detach().view(-1).view(NUMBERS[size])[::step]

@@ -29,7 +29,7 @@ class Past:
     text: Text
     reader: Reader
     drafts: Any
-    function: object
+    function: Any
 
     def known(self, prompt: Text, drafter: Drafter) -> int:
         """Return how many tokens of a prompt need not be read.
