@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter, is_sound
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
@@ -185,7 +185,10 @@ def without(pieces: Sequence[Piece], rows: Collection[int], text: Text) -> list[
     found = [(piece, [row for row in piece.rows if row in rows]) for piece in pieces]
     kept = [one for piece, own in found for one in (restricted([piece], {*piece.rows} - {*own}) if own else [piece])]
     bare = tuple(row for _, own in found for row in own)
-    return [*kept, Piece(bare, Draft.nothing(text.last()[list(bare)]))] if bare else kept
+    roots = text.last()
+    if bare and bare != tuple(range(len(roots))):
+        roots = roots[sent(torch.tensor(bare), roots.device)]
+    return [*kept, Piece(bare, Draft.nothing(roots))] if bare else kept
 
 
 def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
@@ -209,7 +212,7 @@ def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft |
 def verified(verifier: TreeVerifier, piece: Piece, probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
     """Verify a piece by itself: what comes of a row does not depend on what its neighbours drafted."""
     if piece.rows != tuple(range(len(probs))):
-        probs, noise = probs[torch.tensor(piece.rows, device=probs.device)], noise.of(piece.rows)
+        probs, noise = probs[sent(torch.tensor(piece.rows), probs.device)], noise.of(piece.rows)
     own = probs[:, : piece.draft.tree.tokens.shape[1]]
     return verifier.verify(piece.draft, with_unknown(piece.draft, own), noise)
 
@@ -223,7 +226,7 @@ def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
     path: Int[Tensor, "b D"] = like.new_full((rows, width), -1)
     length, following = like.new_zeros(rows), like.new_zeros(rows)
     for own, verdict in verdicts:
-        places = torch.tensor(own, device=like.device)
+        places = sent(torch.tensor(own), like.device)
         path[places, : verdict.path.shape[-1]] = verdict.path
         length[places], following[places] = verdict.length, verdict.next_token
     return Verdict(path, length, following)
