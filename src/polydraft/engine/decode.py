@@ -16,7 +16,7 @@ from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.calls.past import Past
 from polydraft.engine.lessons import lessons_of
-from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verified, without
+from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, verdicts
 from polydraft.engine.stopping import Ending, in_step
 from polydraft.engine.target_law import TargetLaw, target_rows
 from polydraft.errors import ContextOverflow, InvalidProbabilities, UnpairedScheme
@@ -208,11 +208,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
     target = target_rows(rows.laws, scored.logits, tree, text, rows.going)
     verdict = joint(
-        [
-            (one.rows, verified(part.verifier, one, target.probs, fresh))
-            for own, part in drafts
-            for one in without(own, rows.last, text)
-        ]
+        [one for own, part in drafts for one in verdicts(part.verifier, own, rows.last, text, target.probs, fresh)]
     )
     gains = _with_sources(_emissions(tree, verdict, rows, target.usable), drafts)
     chosen_by = Block(gains, tree, verdict, scored.logits, target.scores) if method.keeps_scores else None
