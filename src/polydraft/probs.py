@@ -342,7 +342,8 @@ class Noise:
     def of(self, rows: Sequence[int]) -> "Noise":
         """Return the streams of some rows, in the state that they are in; of -1 some other."""
         own = self._own_seeds()
-        lengths = None if self.lengths is None else self.lengths[[max(row, 0) for row in rows]]
+        places = torch.tensor([max(row, 0) for row in rows])
+        lengths = None if self.lengths is None else self.lengths[sent(places, self.lengths.device)]
         generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
         return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record)
 

@@ -295,7 +295,7 @@ def conformance(
         str | None,
         typer.Option(
             metavar="WORD",
-            help="Test by sampling whether texts with this drafter, a word or FILE.py:CLASS, follow the law of the model.",
+            help="Test by sampling whether texts with this drafter follow the law of the model; also FILE.py:CLASS.",
             callback=drafter_word,
         ),
     ] = None,

@@ -31,7 +31,7 @@ from polydraft.verifiers import TreeVerifier
 WIDE = 110
 PATIENCE = 2.0
 SMALL, PROMPTS = 5, ((0, 1, 2, 1, 2, 1), (3, 4, 3, 0, 3, 4))
-"""The tokens of the model that texts are tested with, and beginnings that repeat themselves, so that lookups find something."""
+"""The tokens of the model that texts are tested with, and prompts in which lookups find something."""
 Rule = TypeVar("Rule", NodeRule, TreeVerifier)
 
 
@@ -75,7 +75,7 @@ def run_conformance(
 
 
 def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: bool) -> int:
-    """Test by sampling whether the texts of a tiny model with a drafter follow the model's law; print and return a code.
+    """Test by sampling whether the texts of a tiny model with a drafter follow the model's law; return the exit code.
 
     Raises:
         InvalidParameter: the drafter cannot draft for such a model, or the rule cannot be had.

@@ -16,7 +16,7 @@ from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.calls.past import Past
 from polydraft.engine.lessons import lessons_of
-from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verified, without
+from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verdicts
 from polydraft.engine.stopping import Ending, in_step
 from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
 from polydraft.errors import ContextOverflow, UnpairedScheme
@@ -249,8 +249,9 @@ def _verified(
 ) -> tuple[TargetRows, Verdict, list[list[int]]]:
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(rows.laws, scored.logits, tree, rows.text, rows.going)
-    pieces = [(one, part.verifier) for own, part in drafts for one in without(own, rows.last, rows.text)]
-    verdict = joint([(one.rows, verified(verifier, one, target.probs, noise)) for one, verifier in pieces])
+    verdict = joint(
+        [one for own, part in drafts for one in verdicts(part.verifier, own, rows.last, rows.text, target.probs, noise)]
+    )
     return target, *told_of(tree, verdict, target.usable, rows.going)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from polydraft.drafters import Drafter, is_sound
 from polydraft.engine.stopping import shortened
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import (
     Draft,
@@ -24,7 +24,6 @@ from polydraft.trees import (
     in_pieces,
     policy_after,
     policy_joined,
-    restricted,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
@@ -81,16 +80,15 @@ class Part:
         return replace(self, state=self.drafter.read(self.state, self.text(text), own))
 
     def drafted(
-        self, text: Text, target: Reader, noise: Noise, last: Collection[int] = ()
+        self, text: Text, target: Reader, noise: Noise, last: frozenset[int] = frozenset()
     ) -> tuple[list[Piece], "Part"]:
         """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on.
 
-        Rows with room for one token, the `last`, are drafted for only beside others, and with numbers that are then put
-        back: what comes of them is what comes without drafts. A drafter that may take it amiss is asked as ever.
+        Nothing is asked for if all rows are among the `last`, those with room for one token; but a drafter that may
+        take this amiss is asked as ever.
         """
         fresh, before, own = noise if self.alone else noise.of(self.rows), self.state, self.text(text)
-        there = [place for place, row in enumerate(self.rows) if row in last]
-        spares = bool(there) and len(there) == sum(row >= 0 for row in self.rows) and is_sound(self.drafter)
+        spares = bool(last) and last.issuperset({*self.rows} - {-1}) and is_sound(self.drafter)
         if self.drafter.shares:  # a part that shares has one row, or began with all: then it drafts for all of them
             one = not self.alone and len(self.rows) == 1
             before, own = (
@@ -98,8 +96,6 @@ class Part:
                 own if one else text,
             )
         draft, state = self.drafter.draft(before, own, self.verifier.scheme, NOTHING if spares else self.policy, fresh)
-        if there:
-            fresh.of(there).again()
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 
@@ -181,14 +177,6 @@ def parts_with(parts: Sequence[Part], row: int, new: Part) -> tuple[Part, ...]:
     return tuple(part for part in kept if any(own >= 0 for own in part.rows))
 
 
-def without(pieces: Sequence[Piece], rows: Collection[int], text: Text) -> list[Piece]:
-    """Return the pieces with nothing drafted in some rows."""
-    found = [(piece, [row for row in piece.rows if row in rows]) for piece in pieces]
-    kept = [one for piece, own in found for one in (restricted([piece], {*piece.rows} - {*own}) if own else [piece])]
-    bare = tuple(row for _, own in found for row in own)
-    return [*kept, Piece(bare, Draft.nothing(text.last()[list(bare)]))] if bare else kept
-
-
 def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
     """Return the pieces' trees with some token of the target in place of those that it does not have."""
     return [(piece.rows, known_tokens(piece.draft, vocab_size)) for piece in pieces]
@@ -210,22 +198,44 @@ def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft |
 def verified(verifier: TreeVerifier, piece: Piece, probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
     """Verify a piece by itself: what comes of a row does not depend on what its neighbours drafted."""
     if piece.rows != tuple(range(len(probs))):
-        probs, noise = probs[torch.tensor(piece.rows, device=probs.device)], noise.of(piece.rows)
+        probs, noise = probs[sent(torch.tensor(piece.rows), probs.device)], noise.of(piece.rows)
     own = probs[:, : piece.draft.tree.tokens.shape[1]]
     return verifier.verify(piece.draft, with_unknown(piece.draft, own), noise)
 
 
+def verdicts(
+    verifier: TreeVerifier,
+    pieces: Sequence[Piece],
+    last: frozenset[int],
+    text: Text,
+    probs: Float[Tensor, "b n V"],
+    noise: Noise,
+) -> list[tuple[tuple[int, ...], Verdict]]:
+    """Verify pieces, each by itself; in the `last` rows as if nothing had been drafted, which comes behind and counts.
+
+    Their random numbers are put back to their beginnings: what comes of such a row alone comes of it beside others.
+    """
+    found = [(one.rows, verified(verifier, one, probs, noise)) for one in pieces if not last.issuperset(one.rows)]
+    bare, roots = tuple(row for one in pieces for row in one.rows if row in last), text.last()
+    if not bare:
+        return found
+    if bare != tuple(range(len(roots))):
+        roots = roots[sent(torch.tensor(bare), roots.device)]
+    noise.of(bare).again()
+    return [*found, (bare, verified(verifier, Piece(bare, Draft.nothing(roots)), probs, noise))]
+
+
 def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
-    """Return the verdicts of all pieces as one."""
+    """Return the verdicts of all pieces as one; of a row that has several the last counts."""
     if len(verdicts) == 1 and verdicts[0][0] == tuple(range(len(verdicts[0][0]))):
         return verdicts[0][1]
-    rows, width = sum(len(own) for own, _ in verdicts), max(verdict.path.shape[-1] for _, verdict in verdicts)
+    rows, width = 1 + max(max(own) for own, _ in verdicts), max(verdict.path.shape[-1] for _, verdict in verdicts)
     like = verdicts[0][1].next_token
     path: Int[Tensor, "b D"] = like.new_full((rows, width), -1)
     length, following = like.new_zeros(rows), like.new_zeros(rows)
     for own, verdict in verdicts:
-        places = torch.tensor(own, device=like.device)
-        path[places, : verdict.path.shape[-1]] = verdict.path
+        places = sent(torch.tensor(own), like.device)
+        path[places] = torch.nn.functional.pad(verdict.path, (0, width - verdict.path.shape[-1]), value=-1)
         length[places], following[places] = verdict.length, verdict.next_token
     return Verdict(path, length, following)
 

@@ -193,7 +193,7 @@ class Topology:
 @lru_cache(maxsize=256)
 def topology(shape: TreeShape, batch: int, device: torch.device) -> Topology:
     """Return the topology of `batch` trees of one shape; equal shapes share it, so its views are computed once."""
-    return Topology(torch.tensor(shape.parents, device=device).repeat(batch, 1))
+    return Topology(sent(torch.tensor(shape.parents), device).repeat(batch, 1))
 
 
 EAGLE_25 = TreeShape(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.probs import sent
 from polydraft.trees.riders import Riders
 from polydraft.trees.shape import Topology, TreeShape, topology
 
@@ -126,7 +127,7 @@ class Draft:
 
     def of(self, rows: Sequence[int]) -> "Draft":
         """Return the draft of some rows alone."""
-        own = torch.tensor(list(rows), device=self.atoms.device)
+        own = sent(torch.tensor(list(rows)), self.atoms.device)
         tree = TokenTree(self.tree.tokens[own], Topology(self.tree.parents[own]), self.tree.valid[own])
         return replace(
             self,

@@ -287,7 +287,7 @@ def take_apart(
     given, grammars = _placed(_flat(logits_processor), begins, eos)
     params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
     pad = config.pad_token_id
-    criteria: list[Call] = [one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+    criteria: list[Any] = [one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
     alone = [one for one in criteria if is_of_rows(one)]
     ends = [one.endings for one in grammars]
     return Prepared(
