@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -43,8 +44,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
 def _made(own: Callable[..., Any]) -> Any:
     """Return the function with what makes its machine code, for each combination of types once."""
-    from numba import njit
-
+    njit = import_module("numba").njit
     try:
         made = njit(own, cache=True, error_model="numpy", nogil=True)
     except RuntimeError:  # no place to keep it

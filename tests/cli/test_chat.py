@@ -16,7 +16,7 @@ from chatml import START
 from transformers import AutoTokenizer
 
 from polydraft.cli import main
-from polydraft.cli.chat import session, speaking
+from polydraft.cli.chat import command, session, speaking
 from polydraft.models import Conversation, conversation_ids
 
 
@@ -194,6 +194,24 @@ def test_errors_in_the_middle_cost_a_turn(call: Call, monkeypatch: pytest.Monkey
     assert said[3].startswith("Unexpected error, please report (POLYDRAFT_DEBUG=1 shows more): ZeroDivisionError: what")
     known = [row["prompt_known"] for row in ended.rows if row["finish"] == "length"]
     assert known == sorted(known) and known[1] > 0
+
+
+def test_what_is_written_while_it_loads_is_given_up_and_changes_no_answer(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, warm_up = [], command.warm_up
+
+    def seen(run: Any) -> None:
+        warm_up(run)
+        runs.append(run)
+
+    monkeypatch.setattr(command, "warm_up", seen)
+    arguments = (*SHORT, "--json", "--temperature", "1", "--seed", "3")
+    told = call(*arguments, piped=TWO).rows
+    (run,) = runs
+    assert run.new_tokens[0] and not run.over and run.statistics.drafted
+    monkeypatch.setattr(command, "rehearse", lambda *_: None)
+    assert [row["content"] for row in call(*arguments, piped=TWO).rows] == [row["content"] for row in told]
 
 
 def test_ctrl_c_in_a_pipe_ends_it_with_what_was_written(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
