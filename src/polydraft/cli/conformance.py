@@ -24,7 +24,7 @@ from polydraft.cli.process import stopped
 from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, check, matrix, members, tiny_target, tree_matrix
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
-from polydraft.engine import generate
+from polydraft.engine import stream
 from polydraft.errors import InvalidParameter
 from polydraft.verifiers import TreeVerifier
 
@@ -86,9 +86,9 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
 
     def texts(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
         ids = torch.tensor(prompts)
-        found = generate(model, ids, attention_mask=torch.ones_like(ids), seed=seeds[0], **options)
+        found = stream(model, ids, attention_mask=torch.ones_like(ids), seed=seeds[0], **options).exhaust()
         drafted.update(drafted=found.statistics.drafted, accepted=found.statistics.accepted)
-        return found.sequences[:, ids.shape[1] :].tolist()
+        return found.new_tokens
 
     try:
         with progress(new_console(errors=True, quiet=as_json)) as step:
@@ -101,7 +101,7 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
     if as_json:
         sys.stdout.write(json.dumps({"drafter": drafter, "passed": report.passed, **drafted, **asdict(report)}) + "\n")
     else:
-        new_console().print(styled(f"{drafter}: {report}"), soft_wrap=True)
+        new_console().print(styled(f"{drafter}: {report}", "default"), soft_wrap=True)
         new_console().print(f"{drafted['accepted']} of {drafted['drafted']} drafts were kept.")
     return 0 if report.passed else 1
 

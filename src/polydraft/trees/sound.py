@@ -57,9 +57,10 @@ def _of_these(
     Raises:
         InvalidDraft: it is not.
     """
-    if not (isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 2):
-        raise InvalidDraft(f"The proposal must be lists and rows, but is a {type(found).__name__}.")
-    listed, law = cast(tuple[Any, Any], found)
+    pair: tuple[Any, ...] = cast(tuple[Any, ...], found) if isinstance(found, tuple) else ()
+    if len(pair) != 2:
+        raise InvalidDraft(f"The proposal must be lists and rows, but is a {type(cast(object, found)).__name__}.")
+    listed, law = pair
     device, size = frontier.tokens.device, tuple(frontier.tokens.shape)
     for name, one in (("lists", listed), ("rows", law)):
         if not isinstance(one, Tensor):

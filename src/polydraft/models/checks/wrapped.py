@@ -45,7 +45,7 @@ def check_alike(model: nn.Module) -> None:
         )
 
 
-def held_by(model: nn.Module) -> tuple[str, nn.Module] | None:
+def held_by(model: nn.Module) -> tuple[str, PreTrainedModel] | None:
     """Return by which attribute a module that is no model of Hugging Face's holds one, and that one; None for none."""
     parts = () if isinstance(model, PreTrainedModel) else model.named_children()
     return next(((name, one) for name, one in parts if isinstance(one, PreTrainedModel)), None)

@@ -289,7 +289,7 @@ def take_apart(
     pad = config.pad_token_id
     criteria: list[Any] = [one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
     alone = [one for one in criteria if is_of_rows(one)]
-    ends = [one.endings for one in grammars]
+    ends: list[Any] = [one.endings for one in grammars]
     return Prepared(
         input_ids=input_ids,
         tokens=tokens,
