@@ -245,7 +245,7 @@ def test_states_of_all_tokens_are_handed_out_also_of_those_that_others_drafted(
 ) -> None:
     reading = Reading(target)
     drafter = LookupFirst(reading, 1) if lookups else reading
-    options = {"policy": 3, "max_new_tokens": 20, "temperature": 1.0, "top_k": 0, "verifier": SharedNoise(Given())}
+    options = {"policy": 3, "max_new_tokens": 60, "temperature": 1.0, "top_k": 0, "verifier": SharedNoise(Given())}
     done, failure = many(target, {"four": {"drafter": "none"}}, batch_size=size, drafter=drafter, **options)
     assert not failure and reading.drafted > 10 and not reading.missed
     assert sum(one.accepted for one in done.values()) > 0

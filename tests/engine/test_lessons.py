@@ -73,7 +73,7 @@ def steps(
     prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
     options = {"temperature": temperature, "max_new_tokens": 6, "seed": 1}
     polydraft.generate(target, prompt, drafter=drafter, verifier=notes, policy=policy, **options)
-    return notes.seen
+    return [one for one in notes.seen if one[0].tree.tokens.shape[1] > 1]  # a last token has no drafts
 
 
 def learnt(rule: TreeVerifier, draft: Draft, target: torch.Tensor, verdict: Verdict, rows: tuple[int, ...]) -> tuple:
@@ -147,14 +147,17 @@ def test_a_planner_is_told_by_the_engine_who_drafted() -> None:
     options = {"temperature": 1.0, "max_new_tokens": 30, "seed": 1, "drafter": drafter}
     for looks_up in (True, False):
         told = Told(Chain(3), looks_up)
-        run = polydraft.stream(target, prompt, policy=told, **options).exhaust()
+        run = polydraft.stream(target, prompt, policy=told, **options)
+        blocks = [[one for one in block.rows.values() if one.drafted or not one.finish] for block in run]
+        taught = [one for one in blocks if one]  # nothing is told of a token for which there was no room for drafts
         (opening,) = told.opened
         assert (opening.length, opening.left, opening.rows, opening.law) == (6, 30, 2, ("top_k=50",))
         assert told.usual == Chain(5)
         sources = {lesson.source for lessons, _, _ in told.told for lesson in lessons}
         assert sources == ({"", "lookup"} if looks_up else {""})
-        assert len(told.told) == run.statistics.steps
-        assert sum(one.tokens for lessons, _, _ in told.told for one in lessons) == run.statistics.new_tokens
+        assert len(told.told) == len(taught) >= run.statistics.steps - 2
+        expected = sum(len(one.tokens) for rows in taught for one in rows)
+        assert sum(one.tokens for lessons, _, _ in told.told for one in lessons) == expected
         assert all(spent.target > 0 and spent.rest > 0 for _, spent, _ in told.told)
     plain = Told(Chain(3))
     polydraft.generate(target, prompt[:1], policy=plain, drafter=NgramDrafter(), temperature=0.0, max_new_tokens=9)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polydraft.cli.printing.visible import on_one_line
+from polydraft.engine.stopping import CUT
 
 
 @contextmanager
@@ -16,6 +17,7 @@ def warnings_as_sentences(*, always: bool = True) -> Iterator[None]:
         always: whether what goes wrong in a run is said however often it comes; else as Python's filters have it.
     """
     with warnings.catch_warnings():
+        warnings.filterwarnings("default", CUT, UserWarning)
         if always:
             warnings.simplefilter("always", RuntimeWarning)
         warnings.showwarning = lambda message, *_, **__: sys.stderr.write(f"polydraft: {on_one_line(str(message))}\n")

@@ -42,7 +42,7 @@ from polydraft.models.generation.arguments import (
     check_config,
     require_count,
 )
-from polydraft.models.generation.criteria import is_of_rows
+from polydraft.models.generation.criteria import Criterion, is_of_rows
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
 from polydraft.models.sources.encoded import is_encoder_decoder
@@ -83,8 +83,8 @@ class Prepared:
     padding: tuple[Int[Tensor, " _"], ...]
     params: SamplingParams
     processors: Sequence[Sequence[RowProcessor]]
-    criteria: Sequence[Sequence[Call]]
-    together: Sequence[Call]
+    criteria: Sequence[Sequence[Criterion]]
+    together: Sequence[Criterion]
     eos: frozenset[int]
     pad: int
     max_length: int
@@ -287,7 +287,9 @@ def take_apart(
     given, grammars = _placed(_flat(logits_processor), begins, eos)
     params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
     pad = config.pad_token_id
-    criteria: list[Any] = [one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+    criteria: list[Criterion] = [
+        one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
+    ]
     alone = [one for one in criteria if is_of_rows(one)]
     ends: list[Any] = [one.endings for one in grammars]
     return Prepared(
