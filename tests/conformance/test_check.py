@@ -112,7 +112,7 @@ WRONG: dict[str, Many] = {
     "temperature 1.1, ours": ours(temperature=1.1),
     "temperature 1.1, Hugging Face's": hugging_face(temperature=1.1),
     "top_p": hugging_face(top_p=0.95),
-    "duplicates skipped": ours(verifier=TopDown(SkipsDuplicates()), policy=Widths((4,)), far=True, max_new_tokens=1),
+    "duplicates skipped": ours(verifier=TopDown(SkipsDuplicates()), policy=Widths((4,)), far=True, max_new_tokens=2),
     "one seed for all": lambda prompts, seeds: ours()(prompts, [7]),
     "the draft model's text": lambda prompts, seeds: models()[1].generate(
         torch.tensor(prompts), do_sample=True, top_k=0, max_new_tokens=3
@@ -135,7 +135,7 @@ def test_wrong_generation_is_caught(name: str) -> None:
 
 def test_the_honest_twin_of_the_wrong_rule_passes() -> None:
     assert RecursiveRejection().scheme == IID()
-    honest = ours(verifier=TopDown(RecursiveRejection()), policy=Widths((4,)), far=True, max_new_tokens=1)
+    honest = ours(verifier=TopDown(RecursiveRejection()), policy=Widths((4,)), far=True, max_new_tokens=2)
     assert checked(honest, samples=2000, new_tokens=1).passed
 
 

@@ -149,7 +149,7 @@ BAD = {
     "empty class": ("--verifier many.py:", "it has Needs, Nothing, Fails."),
     "a slip": ("--verifier many.py:Neds", "There is no class 'Neds' in many.py (did you mean Needs?)."),
     "another class": ("--verifier many.py:Rule", "There is no class 'Rule' in many.py; it has Needs, Nothing, Fails."),
-    "a value": ("--verifier many.py:thing", "There is no class 'thing' in many.py;"),
+    "a value": ("--verifier many.py:zzzzzz", "There is no class 'zzzzzz' in many.py;"),
     "arguments": ("--verifier many.py:Needs", "without arguments (missing a required argument: 'rate'): give each"),
     "an error in it": ("--verifier many.py:Fails", "many.py, line 7: ZeroDivisionError: division by zero."),
     "no rule": (

@@ -261,7 +261,8 @@ class Watched(ByShape):
     seen: list[tuple[int, str]] = field(default_factory=list)
 
     def verify(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict:
-        self.seen.append((draft.tree.topology.width, self.rule_for(draft).name))
+        if draft.most_children:  # nothing is drafted for a last token
+            self.seen.append((draft.tree.topology.width, self.rule_for(draft).name))
         return super().verify(draft, target_probs, noise)
 
 

@@ -169,7 +169,10 @@ def test_what_cannot_be_one_prompts_own_is_refused_by_name() -> None:
     chains = {"verifier": SpeculativeSampling(), "policy": Widths((2,))}
     with pytest.raises(UnpairedScheme, match="verifies one draft per node, but the tree has 2"):
         list(many(PROMPTS, {"both": chains}, **common(1.0)))
-    with pytest.raises(InvalidParameter, match="drafter must be a drafter, a draft model, its folder"):
+    with pytest.raises(
+        InvalidParameter,
+        match=r"drafter must be a drafter, whose class derives from polydraft\.Drafter and has a name, a draft model",
+    ):
         many(PROMPTS, {"both": {"drafter": 3}}, **common(0.0))
     with pytest.raises(InvalidParameter, match="The drafter route-first needs a draft model"):
         many(PROMPTS, {"both": {"drafter": "route-first"}}, **common(0.0))

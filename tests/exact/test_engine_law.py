@@ -204,13 +204,17 @@ class Neighbourly(Around):
         return draft, after
 
 
+@dataclass
 class Unlucky(Around):
-    """Raises for what it drew, behind growth."""
+    """Raises for a token that it drew, behind growth: the first draft, or the last one there is."""
+
+    node: int = 1
 
     def draft(self, *inputs: Any) -> tuple[Draft, Any]:
         draft, after = super().draft(*inputs)
         self.behind(inputs[-1])
-        if int(draft.tree.tokens[0, 1]) == 1:
+        there = draft.tree.tokens[0][draft.tree.valid[0]]
+        if int(there[self.node]) == 1:
             raise RuntimeError("unlucky")
         return draft, after
 
@@ -218,6 +222,7 @@ class Unlucky(Around):
         """Draw nothing."""
 
 
+@dataclass
 class Losing(Unlucky):
     """The same, having drawn more than the tree, which no drafter may do."""
 
@@ -375,10 +380,11 @@ def test_one_step_with_a_processor_that_has_dead_ends(
 
 
 @each_tree
+@pytest.mark.parametrize("node", [1, -1])
 def test_one_step_of_a_drafter_that_raises_behind_growth_for_what_it_drew(
-    rule: PathVerifier, policy: TreePolicy
+    node: int, rule: PathVerifier, policy: TreePolicy
 ) -> None:
-    failures = checked(SMALL, Unlucky(ModelDrafter(SMALL_DRAFT)), rule, policy, [PROMPT], 3, steps=1)
+    failures = checked(SMALL, Unlucky(ModelDrafter(SMALL_DRAFT), node=node), rule, policy, [PROMPT], 3, steps=1)
     assert failures == {"RuntimeError: unlucky"}
 
 

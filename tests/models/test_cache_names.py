@@ -122,5 +122,5 @@ def test_the_right_word_alone_is_not_believed() -> None:
 
 
 def test_outputs_without_names_are_refused_with_the_setting() -> None:
-    with pytest.raises(UnsupportedModel, match=r"^Bare returns a tuple without names; set config\.return_dict=True\."):
+    with pytest.raises(UnsupportedModel, match=r"^Bare returns a tuple without names, so its logits are not known\."):
         HuggingFaceModel(of_class(Bare))

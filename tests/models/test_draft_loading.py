@@ -1,6 +1,7 @@
 """Draft models for a target that is there already: loaded like it, and compared with it as far as can be told."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, check_same_source, load_draft, loading
+from polydraft.models.weights import WATCHING
 
 VOCAB = len(tiny_tokenizer())
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -92,6 +94,11 @@ def test_a_pair_that_was_loaded_together_is_not_compared_again(tmp_path: Path, m
 def test_loading_tries_models_already(tmp_path: Path) -> None:
     pair = polydraft.load(saved(tmp_path / "a"))
     passes: list[int] = []
-    pair.target.register_forward_hook(lambda *_: passes.append(1))
+
+    def count(*_: Any) -> None:
+        passes.append(1)
+
+    setattr(count, WATCHING, True)  # else the model would be tried anew
+    pair.target.register_forward_hook(count)
     HuggingFaceModel(pair.target)
     assert not passes

@@ -24,6 +24,7 @@ from polydraft.models.checks import evaluating
 from polydraft.models.checks.windows import settings_of, sizes_of
 from polydraft.models.layers import observed_layers
 from polydraft.models.packing import pack_linear_layers
+from polydraft.models.weights import WATCHING
 
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
 NOTES = "polydraft_"
@@ -159,6 +160,7 @@ def test_after_an_interruption_in_a_pass_too(error: type[BaseException]) -> None
             raise error("enough")
 
     HuggingFaceModel(target)
+    setattr(interrupt, WATCHING, True)  # else the model would be tried anew
     target.model.norm.register_forward_pre_hook(interrupt)
     before = state_of(target)
     with pytest.raises(error, match="enough"):

@@ -24,6 +24,8 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 256}
 
+pytestmark = pytest.mark.filterwarnings("ignore:A text was cut short")
+
 
 def nested(full: dict[str, Any], sliding: dict[str, Any]) -> dict[str, Any]:
     return {**MIXED, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}

@@ -296,7 +296,7 @@ def test_a_long_prompt_that_is_told_is_read_in_chunks(goes_on: bool, monkeypatch
         output = usual(*given, input_ids=input_ids, **more)
         widths.append(input_ids.shape[1])
         if not goes_on:
-            output.past_key_values = None
+            return type(output)(logits=output.logits)
         return output
 
     writing = Writing(served, said.append)

@@ -13,6 +13,7 @@ from polydraft.engine.stopping import shortened
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Reader, Step, Text
+from polydraft.schemes import Product
 from polydraft.trees import (
     Draft,
     Fixed,
@@ -222,7 +223,10 @@ def verdicts(
     if bare != tuple(range(len(roots))):
         roots = roots[sent(torch.tensor(bare), roots.device)]
     noise.of(bare).again()
-    return [*found, (bare, verified(verifier, Piece(bare, Draft.nothing(roots)), probs, noise))]
+    return [
+        *found,
+        (bare, verified(verifier, Piece(bare, Draft.nothing(roots, apart=verifier.scheme == Product())), probs, noise)),
+    ]
 
 
 def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:

@@ -73,9 +73,9 @@ class TargetLaw:
         for depth in range(int(depths.max()) + 1):
             reached |= self._reached(result, tree, row, depth, reached)
             nodes = (reached & (depths == depth)).nonzero().squeeze(-1)
-            waiting = [*self._groups(nodes)]
+            waiting = [(group, False) for group in self._groups(nodes)]
             while waiting:
-                group = waiting.pop(0)
+                group, again = waiting.pop(0)
                 known = after.get(parents[int(group[0])], self.processors)
                 own = fork_all(known) if self.keeps_state else known
                 drafts = path_tokens(tree, row, group, depth)
@@ -90,8 +90,8 @@ class TargetLaw:
                 ):  # whatever a processor raises, it concerns the text only where this comes to the draft
                     if depth == 0:
                         raise
-                    if len(group) > 1:
-                        waiting += group.split(1)
+                    if not again:  # each by itself, since one of them may be meant, or nothing lasting
+                        waiting += [(one, True) for one in group.split(1)]
                     else:
                         result[group] = torch.nan
                     continue

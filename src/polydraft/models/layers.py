@@ -87,7 +87,7 @@ def layers_of(model: Any, modules: Sequence[nn.Module] | None = None) -> nn.Modu
 
 def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
     def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        found[layer] = _first(output)
+        found.update({layer: _first(output)})
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
         # torch leaves the named ones out of another thread's pass while the thread that made this hook removes it

@@ -30,7 +30,7 @@ from polydraft.trees.dynamic.policy import is_dynamic
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.policies import TreePolicy, stopping
 from polydraft.trees.shape import TreeShape, topology
-from polydraft.trees.sound import alike, any_law, both, proposed
+from polydraft.trees.sound import alike, any_law, both, usable_rows
 from polydraft.trees.tree import Draft, TokenTree
 
 ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
@@ -94,7 +94,7 @@ def _grown(
             busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
         )
         try:
-            listed, law, fine = proposed(propose, frontier, probs, trusted=trusted)
+            listed, law, fine = usable_rows(propose(frontier), frontier, probs, trusted=trusted)
             drafts = _draw(scheme, any_law(law, fine), level, _uniforms(scheme, listed, law, level, depth, noise))
             drawn = level.children(drafts)
             reached = level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0)

@@ -11,21 +11,25 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidDraft
-from polydraft.trees.frontier import Frontier, Propose
+from polydraft.trees.frontier import Frontier
 
 TOLERANCE = 1e-4
 """How far the sum of a draft row may be from one."""
 
 
-def proposed(
-    propose: Propose, frontier: Frontier, above: Sequence[Float[Tensor, "b _ *J K"]], *, trusted: bool
+def usable_rows(
+    found: tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]],
+    frontier: Frontier,
+    above: Sequence[Float[Tensor, "b _ *J K"]],
+    *,
+    trusted: bool,
 ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"], Bool[Tensor, "b f"] | None]:
-    """Ask for the draft rows of the nodes of a depth, and look at what comes.
+    """Look at the draft rows that were proposed for the nodes of a depth.
 
     A node whose row is no law of distinct tokens gets no tokens and a row of zeros.
 
     Args:
-        propose: gives the rows.
+        found: their lists and rows; whatever it is, if it is not trusted.
         frontier: the nodes.
         above: the rows of the depths above.
         trusted: whether the rows are known to be laws of distinct tokens, or zeros; else they are copied, since
@@ -38,10 +42,10 @@ def proposed(
         InvalidDraft: what came are no lists and rows of these nodes.
     """
     if trusted:
-        listed, law = propose(frontier)
+        listed, law = found
         fine = law.flatten(2).amax(dim=-1) > 0
         return listed, law, None if law.device.type == "cpu" and bool(fine.all()) else fine
-    listed, law = _of_these(propose(frontier), frontier, above)
+    listed, law = _of_these(found, frontier, above)
     listed, law = listed.clone(), law.clone()
     fine = laws(law).all(dim=-1) & distinct(listed)
     if law.device.type == "cpu" and bool(fine.all()):

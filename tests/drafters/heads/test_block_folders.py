@@ -360,7 +360,7 @@ def test_a_head_that_cannot_draft_is_refused_before_generation(tmp_path: Path) -
     large = {name: value * (1e200 if name == "fc.weight" else 1) for name, value in tensors.items()}
     config = {**SIZES, **FLAT, "output_multiplier": 1e308}
     folder = folder_of(tmp_path / "head", config, large)
-    with pytest.raises(CheckpointError, match="cannot draft for this target: the model's logits are not usable"):
+    with pytest.raises(CheckpointError, match="cannot draft for this target: its logits are not usable"):
         polydraft.generate(
             tiny_model(vocab=VOCAB, num_hidden_layers=3), torch.tensor([[1, 2]]), drafter=str(folder), max_new_tokens=4
         )

@@ -132,6 +132,9 @@ def check_head(head: Drafter, target: HuggingFaceModel) -> None:
         raise
     except Exception as error:  # it would fail at the first step of every text
         raise CheckpointError(f"The head cannot draft for this target: {lowered(error)}") from error
-    failure = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
+    drafts = [one.draft for one in in_pieces(draft)]
+    failure = next((one.failure for one in drafts if one.failure is not None), None)
     if failure is not None:
         raise CheckpointError(f"The head cannot draft for this target: {lowered(failure)}")
+    if not all(one.sound is None or bool(one.sound.all()) for one in drafts):
+        raise CheckpointError("The head cannot draft for this target: its logits are not usable.")

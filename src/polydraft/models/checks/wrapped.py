@@ -53,7 +53,8 @@ def held_by(model: nn.Module) -> tuple[str, PreTrainedModel] | None:
 
 def _inside(model: nn.Module) -> nn.Module | None:
     """Return what a wrapper is around; None of anything else."""
-    kind, held = type(model), dict(model.named_children())
+    kind = type(model)
+    held = {name: part for name, part in model.named_modules(remove_duplicate=False) if name and "." not in name}
     if any(base.__module__.startswith(SHARDING) for base in kind.__mro__) and "module" in held:
         raise UnsupportedModel(
             f"{kind.__name__} keeps its weights in pieces; within {kind.__name__}.summon_full_params(model) pass what "

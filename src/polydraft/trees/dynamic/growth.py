@@ -20,7 +20,7 @@ from polydraft.trees.dynamic.policy import (
     check_policy,
 )
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
-from polydraft.trees.sound import any_law, both, proposed
+from polydraft.trees.sound import any_law, both, usable_rows
 from polydraft.trees.tree import Draft
 
 
@@ -112,7 +112,7 @@ def _expanded(
         return None
     level, frontier = _opened(levels[-1], is_open, proposals, policy.widest(drawn.depth) if drawn else 1)
     above = [one.given for one in proposals]
-    listed, given, sound = proposed(propose, frontier.frontier, above, trusted=trusted)
+    listed, given, sound = usable_rows(propose(frontier.frontier), frontier.frontier, above, trusted=trusted)
     law = any_law(given, sound)
     rows = law.mean(dim=-2) if law.dim() == 4 else law
     guess = overlap(frontier.frontier) if overlap and isinstance(policy, EstimatingPolicy) else None

@@ -19,7 +19,7 @@ from polydraft.trees.tree import TokenTree, Verdict
 class LearningPolicy(TreePolicy, Protocol):
     """A policy that is told what became of its trees; values in, values out.
 
-    One that learns something of each row has `of` besides, which returns the policy for some rows alone.
+    One that learns something of each row has `select` besides, which returns the policy for some rows alone.
     """
 
     def after(self, tree: TokenTree, verdict: Verdict) -> "LearningPolicy":
@@ -47,8 +47,8 @@ def policy_joined(policy: TreePolicy, row: int) -> TreePolicy:
 
 def policy_of(policy: TreePolicy, rows: Sequence[int]) -> TreePolicy:
     """Return the policy for some rows alone, for -1, which is nobody's, some other: itself, unless it learns by row."""
-    of = getattr(policy, "of", None) if isinstance(policy, LearningPolicy) else None
-    return policy if of is None else of(rows)
+    select = getattr(policy, "select", None) if isinstance(policy, LearningPolicy) else None
+    return policy if select is None else select(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class AdaptiveThreshold:
         threshold[row], rate[row] = self.threshold, 0.0
         return replace(self, learnt=Learnt(threshold, rate))
 
-    def of(self, rows: Sequence[int]) -> "AdaptiveThreshold":
+    def select(self, rows: Sequence[int]) -> "AdaptiveThreshold":
         """Return the policy for some rows alone, with what each has learnt; for -1, which is nobody's, some other."""
         if self.learnt is None:
             return self
