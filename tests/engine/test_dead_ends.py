@@ -145,3 +145,23 @@ def test_a_batch_loses_no_text_to_drafts(kind: str) -> None:
             target, own, **(given | {"attention_mask": mask}), drafter=draft, temperature=1.0, seed=one.seed
         )
         assert alone.sequences[0, 3:].tolist() == list(one.tokens)
+
+
+class Floor(Nothing):
+    """Gives all tokens behind one the same very low score, which leaves a law all the same."""
+
+    def behind(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill((input_ids[:, -1:] == DEAD), torch.finfo(scores.dtype).min)
+
+
+@pytest.mark.parametrize("drafted", range(3))
+def test_a_floor_under_all_scores_is_a_law(drafted: int) -> None:
+    target = tiny_target(vocabulary=4)
+    for least in (0.0, 30.0):
+        plain = outcome(call(target, least, Floor, drafter="none", temperature=0))
+        assert outcome(call(target, least, Floor, temperature=0, **drafters(target)[drafted])) == plain
+        assert not plain[1]
+    assert DEAD in plain[0]
+    plain = outcome(call(target, 0.0, Floor, drafter="none", temperature=0))
+    given = {"drafter": "ngram", "prediction": [0] * NEW}
+    assert outcome(call(target, 0.0, Floor, temperature=0, **given)) == plain

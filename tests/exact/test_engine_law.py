@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
 from polydraft.drafters import Drafter, LookupFirst, Session
+from polydraft.drafters.rows import draft_rows
 from polydraft.engine.planner import Opening
 from polydraft.engine.stopping import Together
 from polydraft.engine.wrappers.guarded import NO_LAW
@@ -22,7 +23,7 @@ from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Found, Riders, TreePolicy, TreeShape
+from polydraft.trees import Draft, Found, Frontier, Riders, TreePolicy, TreeShape, grow
 from polydraft.trees.dynamic import BestFirst, Confident
 from polydraft.trees.policies import FixedShape
 from polydraft.verifiers import (
@@ -396,3 +397,104 @@ def test_the_sum_notices_drafts_that_are_dropped_for_what_they_are() -> None:
     with pytest.warns(RuntimeWarning, match="unlucky; what it had drawn by then is lost"):
         law, _ = law_of(TARGET, Losing(ModelDrafter(DRAFT)), BlockVerification(), Chain(2), [PROMPT], 3, steps=1)
     assert distance(law, TARGET.texts(PROMPT, 3)) > 0.05
+
+
+class Meddling(Around):
+    """Changes what it was given, or what it returns, where it drew a certain token."""
+
+    way = ""
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+        draft, after = super().draft(state, text, scheme, policy, noise)
+        tree = draft.tree
+        if len(tree.tokens[0]) > 1 and int(tree.tokens[0, 1]) == 1:
+            WAYS[self.way](draft, text)
+        return draft, after
+
+
+def pruned(draft: Draft, text: Text) -> None:
+    draft.tree.valid[0, 1:] = False
+
+
+def another(draft: Draft, text: Text) -> None:
+    draft.tree.tokens[0, 1], draft.atoms[0, 1] = 0, 0
+
+
+def other_rows(draft: Draft, text: Text) -> None:
+    draft.probs[0, 0] = draft.probs[0, 0].flip(-1)
+
+
+def other_text(draft: Draft, text: Text) -> None:
+    text.tokens.fill_(0)
+
+
+def no_flag(draft: Draft, text: Text) -> None:
+    object.__setattr__(draft, "sound", True)
+
+
+WAYS = {"pruned": pruned, "another": another, "rows": other_rows, "text": other_text, "flag": no_flag}
+
+
+@each_tree
+@pytest.mark.parametrize("way", WAYS)
+def test_one_step_of_a_drafter_that_changes_what_was_drawn(way: str, rule: PathVerifier, policy: TreePolicy) -> None:
+    drafter = Meddling(Foreign(SMALL_DRAFT))
+    drafter.way = way
+    failures = checked(SMALL, drafter, rule, policy, [PROMPT], 3, steps=1)
+    assert bool(failures) == (way != "text")
+
+
+class Foreign(ModelDrafter):
+    """One that nobody trusts, and that spoils what it is asked about."""
+
+    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+        def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            found = draft_rows(state.reader.grow(text, frontier), state.params, None, scheme)
+            frontier.tokens.fill_(0)
+            frontier.ancestors.fill_(True)
+            return found
+
+        draft = grow(text.last(), policy, scheme, propose, noise)
+        return draft, replace(state, reader=state.reader.grown(text, draft))
+
+
+@each_tree
+def test_one_step_of_a_drafter_that_spoils_what_it_is_asked_about(rule: PathVerifier, policy: TreePolicy) -> None:
+    for drafter in (Foreign(SMALL_DRAFT), ModelDrafter(SMALL_DRAFT)):  # the second finds shared shapes as they were
+        checked(SMALL, drafter, rule, policy, [PROMPT], 3, steps=1)
+
+
+class OfTheBatch(Drafter):
+    """Draws from other rows beside others than alone, and raises beside others where it drew a certain token."""
+
+    name = "of the batch"
+
+    def check(self, scheme: Scheme) -> None: ...
+
+    def start(self, text: Text, session: Session) -> int:
+        return len(text.counts)
+
+    def draft(self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, int]:
+        row = torch.tensor([0.8, 0.2] if state > 1 else [0.3, 0.7], dtype=torch.float64)
+
+        def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            size = frontier.tokens.shape
+            if state > 1 and frontier.depth and bool((frontier.tokens[0] == 1).any()):
+                raise ArithmeticError("not this token")
+            return torch.arange(2).expand(*size, 2), row.expand(*size, 2)
+
+        return grow(text.last(), policy, scheme, propose, noise), state
+
+    def commit(self, state: int, step: Step) -> int:
+        return state
+
+    def join(self, state: int, row: int, other: int) -> int:
+        return state + (row == state)
+
+    def of_row(self, state: int, row: int) -> int:
+        return 1
+
+
+def test_rows_that_depend_on_the_batch_are_drawn_once() -> None:
+    for rule in (TopDown(RecursiveRejection()), BlockVerification()):
+        assert checked(SMALL, OfTheBatch(), rule, Chain(2), [[1, 0], [0, 0]], 2, steps=1)

@@ -17,7 +17,7 @@ from polydraft.trees import TokenTree, Verdict
 
 Processors = tuple[RowProcessor, ...]
 RULED_OUT = torch.finfo(torch.float32).min / 2
-"""Scores below this are those of tokens that a processor rules out; at any temperature they have no chance."""
+"""Scores below this are those of tokens that a processor rules out, beside others that it does not."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ class TargetLaw:
             return here
         parents, tokens = tree.parents[row].clamp_min(0), tree.tokens[row]
         ended = torch.isin(tokens[parents], torch.tensor(sorted(self.eos), device=tokens.device)) & (parents > 0)
-        return here & reached[parents] & ~ended & (result[parents, tokens] > RULED_OUT)
+        above = result[parents]
+        ruled_out = (above.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) <= RULED_OUT) & (above.amax(-1) > RULED_OUT)
+        return here & reached[parents] & ~ended & ~ruled_out & ~above.isnan().any(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,10 @@ class Text:
         place = (self.lengths - back).clamp_min(0).unsqueeze(-1)
         return self.tokens.gather(-1, place).squeeze(-1)
 
+    def copied(self) -> "Text":
+        """Return the text in memory of its own, for somebody who may write to it."""
+        return Text(self.tokens.clone(), self.lengths.clone())
+
     def of(self, rows: Sequence[int]) -> "Text":
         """Return the text of some rows; of -1 a text of one token, which is any."""
         own = torch.tensor(list(rows), device=self.tokens.device)

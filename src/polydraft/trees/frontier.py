@@ -1,7 +1,7 @@
 """The nodes about to get children, and the call that gives them their draft rows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -25,6 +25,10 @@ class Frontier:
     tokens: Int[Tensor, "b f"]
     depth: int
     ancestors: Bool[Tensor, "b f n"]
+
+    def lent(self) -> "Frontier":
+        """Return a copy for somebody who may write to it."""
+        return replace(self, tokens=self.tokens.clone(), ancestors=self.ancestors.clone())
 
 
 Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]

@@ -70,7 +70,7 @@ def grow(
         draft = grow_dynamic(root, policy, scheme, propose, noise, overlap, trusted=trusted)
     else:
         draft = _grown(root, policy, scheme, propose, noise, trusted)
-    noise.note((draft, scheme))
+    noise.note((draft if trusted else draft.copied(), scheme))
     return draft
 
 
@@ -93,6 +93,7 @@ def _grown(
         frontier = Frontier(
             busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
         )
+        frontier = frontier if trusted else frontier.lent()
         try:
             listed, law, fine = usable_rows(propose(frontier), frontier, probs, trusted=trusted)
             drafts = _draw(scheme, any_law(law, fine), level, _uniforms(scheme, listed, law, level, depth, noise))

@@ -49,6 +49,10 @@ class TokenTree:
         """The valid children of each node in drafting order, -1 elsewhere."""
         return self.topology.children.where(self.topology.of_children(self.valid, 0), -1)
 
+    def copied(self) -> "TokenTree":
+        """Return trees in memory of their own; topologies are shared by all trees of a shape."""
+        return TokenTree(self.tokens.clone(), Topology(self.parents.clone()), self.valid.clone())
+
     @classmethod
     def root_only(cls, root: Int[Tensor, "b"]) -> "TokenTree":
         """Return trees without drafts: one decoding step without speculation."""
@@ -124,6 +128,13 @@ class Draft:
         empty = torch.full_like(tree.tokens, -1)
         probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
         return cls(tree, empty, empty.unsqueeze(-1), probs.unsqueeze(-2) if apart else probs, most_children=0)
+
+    def copied(self) -> "Draft":
+        """Return a draft in memory of its own."""
+        tree = self.tree.copied()
+        return replace(
+            self, tree=tree, atoms=self.atoms.clone(), shortlist=self.shortlist.clone(), probs=self.probs.clone()
+        )
 
     def of(self, rows: Sequence[int]) -> "Draft":
         """Return the draft of some rows alone."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
 from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, Piece, Pieces, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
+from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
 from polydraft.trees.sound import distinct, laws
 
 
@@ -86,13 +86,15 @@ def _as_drawn(draft: Draft, drawn: Draft, scheme: Scheme) -> Draft:
     Raises:
         InvalidDraft: it has fewer drafts than were drawn: to drop them may be a choice.
     """
-    if draft.tree.tokens.equal(drawn.tree.tokens) and draft.tree.parents.equal(drawn.tree.parents):
-        told = (draft.tree.valid, draft.atoms, draft.shortlist, draft.probs)
-        true = (drawn.tree.valid, drawn.atoms, drawn.shortlist, drawn.probs)
+    if draft.tree.parents.equal(drawn.tree.parents):
+        told = (draft.tree.tokens, draft.tree.valid, draft.atoms, draft.shortlist, draft.probs)
+        true = (drawn.tree.tokens, drawn.tree.valid, drawn.atoms, drawn.shortlist, drawn.probs)
         if all(one.equal(other) for one, other in zip(told, true, strict=True)):
             return draft
-        failure = draft.failure or InvalidDraft("The draft's rows are not those that its tokens were drawn from.")
-        tree = replace(draft.tree, valid=drawn.tree.valid)
+        if scheme.deterministic:  # fixed drafts may be changed and dropped
+            return draft
+        failure = draft.failure or InvalidDraft("The draft is not the one that was drawn: tokens or rows are others.")
+        tree = drawn.tree
         rows = {name: getattr(drawn, name) for name in ("atoms", "shortlist", "probs", "sound")}
         return replace(draft, tree=tree, **rows, failure=failure)
     if not scheme.deterministic and bool((_size(draft) < _size(drawn)).any()):
@@ -150,6 +152,8 @@ def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
     """Check types, sizes and places in memory, which costs no look at numbers."""
     _check_kind("tree", draft.tree, TokenTree)
     _check_kind("tree.topology", draft.tree.topology, Topology)
+    if draft.resume is not None:
+        _check_kind("resume", draft.resume, Resume)
     batch, nodes, places = len(text.lengths), _last_size(draft.tree.tokens), _last_size(draft.shortlist)
     several = tuple(draft.probs.shape[2:-1][:1]) if isinstance(scheme, Product) else ()
     expected: tuple[tuple[str, object, tuple[int, ...], torch.dtype | None], ...] = (
@@ -160,7 +164,8 @@ def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
         ("shortlist", draft.shortlist, (batch, nodes, places), torch.int64),
         ("probs", draft.probs, (batch, nodes, *several, places), None),
     )
-    for name, found, shape, kind in expected:
+    sound = () if draft.sound is None else (("sound", draft.sound, (batch,), torch.bool),)
+    for name, found, shape, kind in (*expected, *sound):
         _check_tensor(name, found, shape, kind, text.tokens.device)
 
 

@@ -12,6 +12,9 @@ from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, policy_of
 
+NEAR = 1e-3
+"""How far the probabilities of a row in a batch may be from those of the row alone, by rounding."""
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -105,6 +108,11 @@ class Proposal:
     after: Any = None
     failed: bool = False
 
+    def with_drawn(self, drawn: Draft | Pieces | None, group: Group) -> "Proposal":
+        """Return what was drawn for these rows in a group instead, after which they have failed."""
+        places = [group.rows.index(row) for row in self.group.rows]
+        return replace(self, draft=drawn.of(places) if isinstance(drawn, Draft) else None, failed=True)
+
     def unsound(self) -> list[int]:
         """Return the state's rows of which a draft row was no law; a device is asked, so that the step must be over."""
         pieces = () if self.draft is None else in_pieces(self.draft)
@@ -138,6 +146,32 @@ class Drafted:
 def groups_of(state: Any, count: int) -> tuple[Group, ...]:
     """Return the groups of a state of so many rows that is not `Failed`: one of all rows, unless some failed."""
     return state.groups if isinstance(state, Split) else (Group(tuple(range(count)), state),)
+
+
+def goes_on(drawn: Draft | Pieces | None, group: Group, alone: Proposal) -> bool:
+    """Tell whether what is drafted for a row alone begins with what was drawn for it in a group, from the same laws.
+
+    If it does not, there are two draws of one row, and to choose between them might be a choice by what was drawn.
+    """
+    if not isinstance(drawn, Draft) or isinstance(alone.draft, Pieces):
+        return True
+    if alone.draft is None:
+        return False
+    own = drawn.of([group.rows.index(alone.group.rows[0])])
+    one, other = own.tree, alone.draft.tree
+    count = int(one.valid.sum())
+    if count == 1:
+        return True
+    if count > int(other.valid.sum()) or not (one.valid[0, :count].all() and other.valid[0, :count].all()):
+        return False
+    same = (one.tokens, other.tokens), (one.parents, other.parents), (own.atoms, alone.draft.atoms)
+    if not all(a[0, :count].equal(b[0, :count]) for a, b in same):
+        return False
+    inner = one.parents[0, 1:count].unique()
+    width = min(own.probs.shape[-1], alone.draft.probs.shape[-1])
+    rows = (own.probs[0, inner][..., :width], alone.draft.probs[0, inner][..., :width])
+    lists = (own.shortlist[0, inner][..., :width], alone.draft.shortlist[0, inner][..., :width])
+    return rows[0].shape == rows[1].shape and lists[0].equal(lists[1]) and bool((rows[0] - rows[1]).abs().max() < NEAR)
 
 
 def together(proposals: Sequence[Proposal], roots: Int[Tensor, "b"]) -> Draft | Pieces:

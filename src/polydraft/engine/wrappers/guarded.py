@@ -9,7 +9,17 @@ from typing import Any
 
 from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
-from polydraft.engine.wrappers.groups import Asked, Drafted, Failed, Group, Proposal, Split, groups_of, together
+from polydraft.engine.wrappers.groups import (
+    Asked,
+    Drafted,
+    Failed,
+    Group,
+    Proposal,
+    Split,
+    goes_on,
+    groups_of,
+    together,
+)
 from polydraft.errors import InvalidDraft, InvalidProbabilities
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
@@ -42,9 +52,10 @@ class Guarded(Drafter):
     neighbours, so that its draft has the law that it reports, whatever the error followed from: the tokens drawn for
     its neighbours, or its own. To draw anew, from other numbers or another state, would not be exact after an error
     that followed from drawn tokens: what is not drawn anew is no draw from its row, given that it stayed. An error that
-    comes again where a row is alone is as in a text by itself: what `grow` had drawn is verified. Only a drafter that
-    draws without `grow`, or grows several trees, and then raises, takes back what it drew; the record of its random
-    numbers shows that, and the warning says that this step's tokens may not follow the target's law.
+    comes again where a row is alone is as in a text by itself: what `grow` had drawn is verified. So it is where a row
+    alone does not go on from what was drawn for it beside others, since the drafter's rows depend on the batch. Only a
+    drafter that draws without `grow`, or grows several trees, and then raises, takes back what it drew; the record of
+    its random numbers shows that, and the warning says that this step's tokens may not follow the target's law.
 
     `failure` may be given: then nothing is drafted from the beginning.
 
@@ -76,8 +87,11 @@ class Guarded(Drafter):
         self.drafter.check(scheme)
 
     def models(self) -> tuple[LanguageModel, ...] | None:
-        """Return the drafter's."""
-        return self.drafter.models()
+        """Return the drafter's; None where it cannot say."""
+        try:
+            return self.drafter.models()
+        except Exception:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+            return None
 
     def outside(self, row: int) -> bytes:
         """Pass the question on; a drafter that cannot answer does not draft, here and later."""
@@ -97,14 +111,19 @@ class Guarded(Drafter):
     def start(self, text: Text, session: Session) -> Any:
         """Start the drafter, or note its failure."""
         self._vocab_size = session.vocab_size
-        return Failed(self._refused) if self._refused else self._tried(partial(self.drafter.start, text, session))
+        return (
+            Failed(self._refused)
+            if self._refused
+            else self._tried(partial(self.drafter.start, self._lent(text), session))
+        )
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         """Let the drafter read, but for rows in which it has failed."""
 
         def read(own: Group) -> Any:
-            said = features if features is None or own.text(text) is text else features.of(own.rows)
-            return self.drafter.read(own.state, own.text(text), said)
+            mine = own.text(text)
+            said = features if features is None or mine is text else features.of(own.rows)
+            return self.drafter.read(own.state, self._lent(mine), said)
 
         return self._each(state, len(text.counts), read)
 
@@ -183,15 +202,18 @@ class Guarded(Drafter):
         count = len(text.counts)
 
         def finish(own: Group, place: int) -> Any:
-            return self.drafter.finish(own.state, own.text(text), place)
+            return self.drafter.finish(own.state, self._lent(own.text(text)), place)
 
         return self._at(state, row, finish, count)
 
     def ended(self, state: Any) -> bool:
         """Tell whether the drafter has failed in all rows, or says itself that nothing will come."""
-        if isinstance(state, Split):
-            return all(self.drafter.ended(one.state) for one in state.groups)
-        return isinstance(state, Failed) or self.drafter.ended(state)
+        try:
+            if isinstance(state, Split):
+                return all(self.drafter.ended(one.state) for one in state.groups)
+            return isinstance(state, Failed) or self.drafter.ended(state)
+        except Exception:  # noqa: BLE001  as above
+            return False
 
     def continues(self, state: Any) -> bool:
         """Ask the drafter, unless it had failed."""
@@ -222,11 +244,14 @@ class Guarded(Drafter):
         if failure is None:
             return [Proposal(group, draft, after)]
         errors.append(failure)
-        singles = self._apart(group)
+        singles, lost = self._apart(group), self._lost
+        drawn = self._drawn(own, failure) if draft is None else draft
         if not singles:
-            return [Proposal(group, self._drawn(own, failure) if draft is None else draft, failed=True)]
+            return [Proposal(group, drawn, failed=True)]
+        self._lost = lost  # what each row draws by itself counts
         own.noise.again()
-        return [found for one in singles for found in self._proposed(one, asked, errors)]
+        alone = [found for one in singles for found in self._proposed(one, asked, errors)]
+        return [one if goes_on(drawn, group, one) else one.with_drawn(drawn, group) for one in alone]
 
     def _drafted(self, state: Any, asked: Asked) -> tuple[Draft | Pieces, Any]:
         """Draft, and check what comes.
@@ -235,13 +260,17 @@ class Guarded(Drafter):
             InvalidDraft: nothing can be verified.
         """
         text, scheme, policy = asked.text, asked.scheme, asked.policy
-        answer: object = self.drafter.draft(state, text, scheme, policy, asked.noise)
+        answer: object = self.drafter.draft(state, self._lent(text), scheme, policy, asked.noise)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
         draft, after = answer
         if self._sound:
             return draft, after
         return checked(draft, text, scheme, policy, self._vocab_size, self.riders, asked.drawn()), after
+
+    def _lent(self, text: Text) -> Text:
+        """Return a text for the drafter, a copy if it may write to it: the engine's own stays as it is."""
+        return text if self._sound else text.copied()
 
     def _drawn(self, asked: Asked, failure: Exception) -> Draft | Pieces | None:
         """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
@@ -256,7 +285,9 @@ class Guarded(Drafter):
     def _committed(self, one: Proposal, asked: Asked, step: Step, errors: list[Exception]) -> list[Group]:
         """Return a group after a step; after an error its rows one by one, each taking its part of the step again."""
         try:
-            return [replace(one.group, state=self.drafter.commit(one.after, one.step(step)))]
+            own = one.step(step)
+            own = own if self._sound else replace(own, text=self._lent(own.text), tree=own.tree.copied())
+            return [replace(one.group, state=self.drafter.commit(one.after, own))]
         except MENDABLE:
             raise
         except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text

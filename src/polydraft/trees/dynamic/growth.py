@@ -120,7 +120,7 @@ def _expanded(
     view = Opened(len(proposals), frontier.there, frontier.path, rows, count, drawn, places, guess)
     busy = frontier.there if sound is None else frontier.there & sound
     doubt = None if sound is None else sound | ~frontier.there
-    counts = policy.counts(view).where(busy, 0)
+    counts = policy.counts(view).clamp_max(policy.shape.max_children).where(busy, 0)
     most = _largest(counts, policy.shape.max_children)
     if most == 0:
         return _Expanded(level, Proposal(frontier.frontier, listed, law, given), None, doubt)
