@@ -302,7 +302,7 @@ TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("parts", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(parts: bool, row: int, grows: bool) -> None:
     """Summed over all drafts and verdicts of both texts; the first's own tokens or its neighbour's break the batch."""
     law, failures = law_of(TOY, Dicey(row, grows, parts), BlockVerification(), Chain(2), TEXTS, 2, steps=1)

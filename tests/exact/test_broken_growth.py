@@ -225,7 +225,8 @@ def grown_wrong(policy: TreePolicy, scheme: Scheme, kind: str, depth: int) -> Gr
     found = [*every_one(wrong_world(kind, depth, scheme), scheme, policy)]
     wrong = sum(draft.failure is not None or draft.sound is not None for draft, _ in found)
     told = kind not in ("narrower rows", "wider rows") and depth < policy.shape.depth
-    assert wrong or not told or (is_dynamic(policy) and depth == 2), "else nothing was wrong"
+    seldom = scheme.deterministic or (is_dynamic(policy) and depth == 2)  # may never come to the token
+    assert wrong or not told or seldom, "else nothing was wrong"
     for draft, _ in found:
         assert bool(draft.probs.isfinite().all()) and bool(distinct(draft.shortlist).all())
     return by_shape(found)
