@@ -297,7 +297,7 @@ def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2
 
 
 def agree(model: PreTrainedModel, one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> bool:
-    """Tell whether two ways to compute the same logits differ by rounding only."""
+    """Tell whether two ways to compute the same logits, or keys, differ by rounding only."""
     return not _difference(one.float(), other.float()) > _agreeing(model) * _spread(other.float())
 
 
