@@ -179,7 +179,7 @@ def test_what_it_refuses() -> None:
     for wrong in (3, [3], [model(1), "model"], ModelDrafter(model(1))):
         with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed"):
             EnsembleDrafter(wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but a int"):
+    with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but what was given is 3;"):
         ModelDrafter(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidParameter, match="at least one draft model"):
         EnsembleDrafter(())
