@@ -181,6 +181,9 @@ def test_what_it_refuses() -> None:
             EnsembleDrafter(wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but what was given is 3;"):
         ModelDrafter(3)  # pyright: ignore[reportArgumentType]
+    for second in (tiny_model("llama", VOCAB), model(2)):
+        with pytest.raises(InvalidParameter, match=r"as one list: EnsembleDrafter\(\[first, second\]\)"):
+            EnsembleDrafter(model(1), second)  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(InvalidParameter, match="at least one draft model"):
         EnsembleDrafter(())
     with pytest.raises(InvalidParameter, match="at least the number of models, 2, but is 1"):
