@@ -191,6 +191,16 @@ def test_an_error_in_a_rule_while_it_decides_names_its_line(command: Command, tm
     assert code == 2 and "raises.py, line 5: IndexError: tuple index out of range" in err
 
 
+def test_an_error_in_a_drafter_names_its_line(tmp_path: Path) -> None:
+    lines = [*DRAFTER.splitlines(), "class Wrong(AfterTwo):", "    def draft(self, *a): return a[9]"]
+    (tmp_path / "wrong.py").write_text("\n".join(lines))
+    pair, line = polydraft.load_pair(), own_drafter("wrong.py:Wrong")
+    options: dict[str, Any] = {"drafter": line.kind(), "temperature": 0, "max_new_tokens": 4}
+    with pytest.warns(RuntimeWarning, match=rf"wrong.py, line {len(lines)}: IndexError: tuple index out of range\);"):
+        found = polydraft.generate(pair.target, torch.tensor([[5, 6, 7]]), **options)
+    assert found.statistics.fallback.endswith(f"wrong.py, line {len(lines)}: IndexError: tuple index out of range")
+
+
 def test_a_rule_whose_law_is_short_is_noticed_everywhere(command: Command, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(FILES["short.py"])
     (tmp_path / "lossy.py").write_text(FILES["lossy.py"])

@@ -179,8 +179,11 @@ def test_what_it_refuses() -> None:
     for wrong in (3, [3], [model(1), "model"], ModelDrafter(model(1))):
         with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed"):
             EnsembleDrafter(wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but a int"):
+    with pytest.raises(InvalidParameter, match="A Hugging Face causal model is needed, but what was given is 3;"):
         ModelDrafter(3)  # pyright: ignore[reportArgumentType]
+    for second in (tiny_model("llama", VOCAB), model(2)):
+        with pytest.raises(InvalidParameter, match=r"as one list: EnsembleDrafter\(\[first, second\]\)"):
+            EnsembleDrafter(model(1), second)  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(InvalidParameter, match="at least one draft model"):
         EnsembleDrafter(())
     with pytest.raises(InvalidParameter, match="at least the number of models, 2, but is 1"):

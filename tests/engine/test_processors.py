@@ -646,6 +646,24 @@ def test_a_processor_that_returns_no_scores_is_named(answer: Callable[[Tensor], 
         polydraft.generate(target(), PROMPTS[:1], drafter="none", max_new_tokens=3, logits_processor=[Odd()])
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda scores: None, r"The logits processor Odd must return scores of shape \(1, 60\), but returned NoneType"),
+        (lambda scores: {}["mine"], "The logits processor Odd failed: 'mine'"),
+        (lambda scores: next(iter(())), "The logits processor Odd failed: no reason is given .StopIteration"),
+    ],
+)
+def test_with_several_rows_a_processors_own_error_is_the_reason(answer: Callable[[Tensor], object], said: str) -> None:
+    class Odd(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
+            return answer(scores)
+
+    with pytest.raises(InvalidParameter, match=said) as refusal:
+        polydraft.generate(target(), PROMPTS, max_new_tokens=3, logits_processor=[Odd()])
+    assert "keeps state" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_a_processor_may_answer_in_another_precision(dtype: torch.dtype) -> None:
     class Converting(Declared):

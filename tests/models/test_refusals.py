@@ -12,6 +12,7 @@ from transformers import (
     BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
     PreTrainedConfig,
@@ -71,6 +72,17 @@ def test_models_that_see_later_tokens_are_refused(
     model = bert(kind, config).to(dtype)
     with pytest.raises(UnsupportedModel, match=f"{kind.__name__} lets tokens see later ones.*is_decoder=True"):
         HuggingFaceModel(model)
+
+
+def test_a_model_that_returns_its_last_logits_only_is_refused_for_that() -> None:
+    class LastOnly(LlamaForCausalLM):
+        def forward(self, *args: object, **options: object) -> object:
+            found = super().forward(*args, **{**options, "logits_to_keep": 0})  # type: ignore[arg-type]
+            found.logits = found.logits[:, -1:]
+            return found
+
+    with pytest.raises(UnsupportedModel, match="LastOnly was given 4 tokens and returned logits of 1, but"):
+        HuggingFaceModel(LastOnly(tiny_model().config))
 
 
 def test_bidirectional_attention_is_refused() -> None:
@@ -151,7 +163,7 @@ def things() -> dict[str, tuple[object, type[Exception], str]]:
         "a tokenizer": (tiny_tokenizer(), InvalidParameter, "a tokenizer was given"),
         "a pipeline": (SimpleNamespace(model=model), InvalidParameter, "pass the model that it holds, .*`model`"),
         "one of ours": (HuggingFaceModel(model), InvalidParameter, "a HuggingFaceModel was given; .*`model`"),
-        "a number": (7, InvalidParameter, "a int was given"),
+        "a number": (7, InvalidParameter, "what was given is 7;"),
         "a layer": (torch.nn.Linear(2, 2), UnsupportedModel, "Linear is no Hugging Face model"),
         "a wrapper": (torch.nn.Sequential(model), UnsupportedModel, "Sequential is a wrapper around LlamaForCausalLM"),
     }

@@ -62,6 +62,8 @@ class EnsembleDrafter(Drafter):
     def __init__(
         self, members: Sequence[Drafting | tuple[Drafting, SamplingParams | None]], shortlist_size: int = 64
     ) -> None:
+        if isinstance(shortlist_size, nn.Module | LanguageModel):
+            raise InvalidParameter("An ensemble takes its models as one list: EnsembleDrafter([first, second]).")
         object.__setattr__(self, "members", _members(members))
         object.__setattr__(self, "shortlist_size", shortlist_size)
         if not is_whole(shortlist_size) or shortlist_size < len(self.models()):

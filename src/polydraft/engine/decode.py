@@ -14,7 +14,7 @@ from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.output import scores_of
-from polydraft.engine.calls.past import Past
+from polydraft.engine.calls.past import Past, check_keys
 from polydraft.engine.lessons import lessons_of
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verdicts
 from polydraft.engine.stopping import Ending, in_step
@@ -150,12 +150,14 @@ def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
 
 
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
-    """Start on prompts and read them; errors are those of `decode`.
+    """Start on prompts and read them; errors are those of `decode`, and of `check_keys` if there is a past.
 
     A model whose tokens depend on others of their pass reads a prompt as Hugging Face's `generate` does, in one pass:
     that of the first step.
     """
     rows = opened(method, prompts, capacity, past)
+    if past:
+        check_keys(rows.reader, rows.text)
     return read_on(rows) if getattr(method.target, "crowded", None) is None else rows
 
 

@@ -4,7 +4,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints import is_known
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
 from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks import cache_in
+from polydraft.models.checks import agree, cache_in
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import is_derived
 from polydraft.models.fused import FusedModel, draft_model
@@ -96,6 +96,7 @@ __all__ = [
     "StreamDecoder",
     "TokenBias",
     "TreeCache",
+    "agree",
     "as_hugging_faces",
     "asked_within",
     "bytes_of",

@@ -208,6 +208,10 @@ class TreeCache(TransformersCache):
         if other.positions is not None:
             self._positions(other.positions)[row, :length] = other.positions[0, :length]
 
+    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
+        """Return copies of the keys and values in a slot of the first row, in the order of entries."""
+        return tuple(entry[0, :, slot].clone() for entry in self.entries)
+
     def known(self) -> tuple[int, ...]:
         """Return how many tokens of each row came with its source, so that they need not be read."""
         return tuple(getattr(source, "known", 0) for source in self.sources)
@@ -299,6 +303,11 @@ class _View(TreeCache):
         """Copy slots of another cache into the part."""
         self._look()
         super().join(row, other, length)
+
+    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
+        """Return copies of the part's keys and values in a slot."""
+        self._look()
+        return super().in_slot(slot)
 
     def extended(self) -> TreeCache:
         """Return a copy of the part with an empty row behind the last."""

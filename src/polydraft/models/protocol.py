@@ -57,6 +57,10 @@ class Cache(Protocol):
         """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
         ...
 
+    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
+        """Return copies of what a slot of the first row holds in every layer; () of a cache that does not tell."""
+        return ()
+
     def known(self) -> tuple[int, ...]:
         """Return how many tokens of each row came with its source, so that they need not be read; () for none."""
         return ()

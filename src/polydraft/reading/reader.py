@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel, Layer
+from polydraft.models import Cache, LanguageModel, Layer, agree, module_of
 from polydraft.probs import sent
 from polydraft.reading.scored import Features, Scored
 from polydraft.reading.text import Text
@@ -171,6 +171,20 @@ class Reader:
     def kept(self, row: int, length: int) -> int:
         """Return how many of a row's first `length` tokens need not be read again, if it is rewound to them."""
         return min(length, self.read[row])
+
+    def agrees(self, text: Text) -> bool:
+        """Read the last known token of the only row once more, and tell whether it has the keys and values that it had.
+
+        Those of this pass take their place. Without a module to ask for its precision, nothing is read.
+        """
+        model: Any = module_of(self.model)
+        if model is None or not self.read[0]:
+            return True
+        slot = self._slots(self.read)[0] - 1
+        before = self.cache.in_slot(slot)
+        self.rewind(0, self.read[0] - 1).catch_up(text, 1)
+        pairs = zip(before, self.cache.in_slot(slot), strict=True)
+        return all(agree(model, now.flatten(), then.flatten()) for then, now in pairs)
 
     def rewind(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""

@@ -149,6 +149,10 @@ def test_what_cannot_be_together_is_refused_by_name() -> None:
         for members in ((), (model(),), [NgramDrafter()], (LookaheadDrafter(),)):
             with pytest.raises(InvalidParameter, match="text drafter"):
                 kind(members)
+        for members in (TARGET, [TARGET], (TARGET,)):  # not what they hold, over many lines
+            with pytest.raises(InvalidParameter, match=r"of type (LlamaForCausalLM|list)") as refusal:
+                kind(members)  # type: ignore[arg-type]
+            assert "\n" not in str(refusal.value)
     with pytest.raises(InvalidParameter, match="rate and sure must be positive"):
         RoutedDrafter(TEXT, rate=0)
     with pytest.raises(InvalidParameter, match="hope must be between 0 and 1"):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
 from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
@@ -448,10 +448,12 @@ def check_members(members: object, who: str) -> None:
         InvalidParameter: there is none, or one is no text drafter or brings riders.
     """
     if not isinstance(members, tuple) or not members:
-        raise InvalidParameter(f"{who} needs a tuple of text drafters, at least one, but got {members!r}.")
-    for one in members:
+        raise InvalidParameter(
+            f"{who} needs a tuple of text drafters, such as (NgramDrafter(),), but its members are {shown(members)}."
+        )
+    for one in cast(tuple[object, ...], members):
         if not isinstance(one, TextDrafter) or one.riders:
-            raise InvalidParameter(f"{who} is of text drafters without riders, and {one!r} is none.")
+            raise InvalidParameter(f"{who} is of text drafters without riders, and a member {shown(one)} is none.")
 
 
 def check_other(other: object, who: str) -> None:

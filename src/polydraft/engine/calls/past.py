@@ -7,8 +7,10 @@ import torch
 
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import LanguageModel, chosen_precision, function_of, module_of, same_model
+from polydraft.models import LanguageModel, chosen_precision, does_remember, function_of, module_of, same_model
 from polydraft.reading import Reader, Text
+
+OTHERWISE = "other layers, hooks or settings"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,29 @@ def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool
         raise InvalidParameter("past is of another model than this one; leave it out, so that the prompt is read.")
     now: Any = state_of(target)
     if past.function != now:
-        what = "other weights" if now is None or past.function[0] != now[0] else "other layers, hooks or settings"
-        raise InvalidParameter(f"past is of {what} than the model has now; leave it out, so that the prompt is read.")
+        raise _changed("other weights" if now is None or past.function[0] != now[0] else OTHERWISE)
+
+
+@torch.inference_mode()
+def check_keys(reader: Reader, text: Text) -> None:
+    """Check that a model still makes of a text what a copy of a past holds; states cannot be taken back, to look.
+
+    A model may have become another function where no field of its modules shows it: by an object that they hold, or by
+    what a hook closes over.
+
+    Args:
+        reader: knows of the only row what the past knew; the keys of its last token are written anew.
+        text: the new prompt.
+
+    Raises:
+        InvalidParameter: the last known token has other keys or values by now.
+    """
+    if not does_remember(reader.model) and not reader.agrees(text):
+        raise _changed(OTHERWISE)
+
+
+def _changed(what: str) -> InvalidParameter:
+    return InvalidParameter(f"past is of {what} than the model has now; leave it out, so that the prompt is read.")
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from polydraft.catalogue import blamed
 from polydraft.drafters import Drafter, Session, is_sound
 from polydraft.engine.wrappers.door import checked
 from polydraft.engine.wrappers.groups import (
@@ -395,7 +396,8 @@ class Guarded(Drafter):
 
     def _fail(self, error: Exception, *, every: bool = True) -> Failed:
         """Note a failure, of every row or of some, and warn about the first."""
-        first, self.failure = not self.failure, f"{type(error).__name__}: {error}{LOST if self._lost else ''}"
+        said = blamed(error) or f"{type(error).__name__}: {error}"
+        first, self.failure = not self.failure, f"{said}{LOST if self._lost else ''}"
         if first:
             rest = "the rest is" if every else "rows in which it fails are"
             warnings.warn(

@@ -11,10 +11,11 @@ from polydraft.models.checks.supported import (
     reads_prompts_both_ways,
     sees,
 )
-from polydraft.models.checks.trial import check_trial
+from polydraft.models.checks.trial import agree, check_trial
 from polydraft.models.checks.wrapped import unwrapped
 
 __all__ = [
+    "agree",
     "cache_in",
     "cache_name",
     "check_architecture",

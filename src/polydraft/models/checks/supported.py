@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.windows import empty_window
@@ -141,4 +141,4 @@ def _described(thing: object) -> str:
         return f"a {kind} was given; pass its target as the model, and drafter=pair.draft."
     if inner:
         return f"a {kind} was given; pass the model that it holds, its attribute `{inner[0]}`."
-    return f"a {kind} was given; polydraft.load and polydraft.load_pair return models."
+    return f"what was given is {shown(thing)}; polydraft.load and polydraft.load_pair return models."

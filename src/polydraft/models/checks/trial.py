@@ -274,6 +274,9 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
     """Return the logits of whole texts, at positions from 0 as Hugging Face's `generate` gives them.
 
     A model that reads prompts in both directions is asked for a prompt of one token and then writes the others.
+
+    Raises:
+        UnsupportedModel: the model returns logits of other tokens than it reads.
     """
     places, told = torch.arange(paths.shape[1], device=paths.device).expand_as(paths), for_logits(model)
     if reads_prompts_both_ways(model):
@@ -283,7 +286,13 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
         return torch.cat([one.logits for one in found], dim=1).float()
     given = {"position_ids": places} if _takes(model, "position_ids") else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
-    return model(**text, use_cache=False, **given, **told).logits.float()
+    logits = model(**text, use_cache=False, **given, **told).logits.float()
+    if logits.shape[1] != paths.shape[1]:
+        raise UnsupportedModel(
+            f"{type(model).__name__} was given {paths.shape[1]} tokens and returned logits of {logits.shape[1]}, but "
+            "drafts are verified by those of every token; return one row for each unless logits_to_keep says otherwise."
+        )
+    return logits
 
 
 def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2 n V"]:
@@ -297,7 +306,7 @@ def _as_tree(door: LanguageModel, tokens: Int[Tensor, " t"]) -> Float[Tensor, "2
 
 
 def agree(model: PreTrainedModel, one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> bool:
-    """Tell whether two ways to compute the same logits differ by rounding only."""
+    """Tell whether two ways to compute the same logits, or keys, differ by rounding only."""
     return not _difference(one.float(), other.float()) > _agreeing(model) * _spread(other.float())
 
 

@@ -32,7 +32,7 @@ from transformers.generation.logits_process import (
 from polydraft.errors import InvalidParameter
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.generation.grammars import fork_of_library, of_row_of_library
-from polydraft.models.generation.trial import Behaviour, behaviour
+from polydraft.models.generation.trial import Behaviour, behaviour, failure
 from polydraft.models.grammar import GrammarLogitsProcessor
 
 Call = Callable[..., Tensor]
@@ -173,6 +173,7 @@ def row_processors(
     kinds = [kind_of(_of_row(one, 0, rows), prompts[:1], vocab_size, rows) for one in processors]
     for one, kind in zip(processors, kinds, strict=True):
         if kind is Serial and rows > 1:
+            _check_trial(_of_row(one, 0, rows), prompts[:1], vocab_size)
             raise InvalidParameter(
                 f"{name_of(one)} keeps state between calls and cannot be copied, so that it serves one row, but there "
                 f"are {rows}; generate row by row with a new one each, or give its class a method fork()."
@@ -208,6 +209,25 @@ def kind_of(
             "rows is decoded by itself; generate row by row."
         )
     return {Behaviour.stateless: Stateless, Behaviour.serial: Serial}.get(found, Forked)
+
+
+def _check_trial(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> None:
+    """Check that a processor's own copies answer, so that it is state which makes it serve one row.
+
+    Raises:
+        InvalidParameter: one fails, or answers something else than scores.
+    """
+    name = name_of(processor)
+
+    def asked(one: Call) -> Call:
+        twin = forked(one)
+        return twin if twin is one else partial(answered, twin, name=name)
+
+    error = failure(processor, asked, prompt, vocab_size)
+    if isinstance(error, InvalidParameter):
+        raise error
+    if error is not None:
+        raise InvalidParameter(f"The logits processor {name} failed: {first_sentence(error)}.") from error
 
 
 def name_of(processor: object) -> str:

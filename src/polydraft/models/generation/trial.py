@@ -68,6 +68,29 @@ def behaviour(
         return Behaviour.serial if shared.put_back() or traces(processor) != before else found
 
 
+def failure(
+    processor: Call, forked: Callable[[Call], Call], prompt: Int[Tensor, "1 t"], vocab_size: int
+) -> Exception | None:
+    """Return the error with which a copy of a processor fails in the trial; None if it does not, or is no copy.
+
+    Arguments are those of `behaviour`.
+    """
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        shared = Shared(processor)
+        try:
+            twin = forked(processor)
+        except Exception:  # noqa: BLE001  what cannot be copied is not tried
+            return None
+        try:
+            if twin is not processor:
+                _led(twin, prompt, vocab_size, 0)
+        except Exception as error:  # noqa: BLE001  any error is its reason
+            return error
+        finally:
+            shared.put_back()
+    return None
+
+
 def _tried(processor: Call, forked: Callable[[Call], Call], prompt: Int[Tensor, "1 t"], vocab_size: int) -> Behaviour:
     try:
         if forked(processor) is processor and may_keep_state(processor):
