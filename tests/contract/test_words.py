@@ -186,7 +186,7 @@ COMMANDS = {
     "type": (["models", "lama"], "that transformers registers (did you mean llama?); a type is"),
     "head": (["train", "head", "eagel"], "not 'eagel' (did you mean eagle?)."),
     "loss": (["train", "head", "medusa", "--loss", "dpace"], "not 'dpace' (did you mean d-pace?)."),
-    "term": (["train", "head", "dspark", "--term", "markv"], "not 'markv' (did you mean markov?)."),
+    "term": (["train", "head", "dspark", "--term", "vanila"], "not 'vanila' (did you mean vanilla?)."),
     "added rule": (
         ["limits", "--verifier", "optiml"],
         "--verifier adds FILE.py:CLASS, not 'optiml' (did you mean optimal?)",
