@@ -17,7 +17,8 @@ PolydraftError
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
 `is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
-too. `shown` writes a value into an error's sentence, and `near` finds the word that a wrong one was meant to be.
+too. `shown` writes a value into an error's sentence, `near` finds the word that a wrong one was meant to be, and `hint`
+asks for it.
 """
 
 from collections.abc import Iterable
@@ -132,6 +133,12 @@ def near(text: str, words: Iterable[str]) -> str:
     plain = {_letters(word): word for word in reversed([*words])}
     found = get_close_matches(_letters(text), plain, n=1, cutoff=ALIKE) if len(text) <= LONGEST_WORD else []
     return plain[found[0]] if found else ""
+
+
+def hint(text: object, words: Iterable[str]) -> str:
+    """Return the question whether another word was meant, in brackets; empty if none is like it."""
+    meant = near(text, words) if isinstance(text, str) else ""
+    return f" (did you mean {meant}?)" if meant else ""
 
 
 def _letters(text: str) -> str:

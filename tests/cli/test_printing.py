@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.panel import Panel
@@ -169,6 +170,18 @@ def test_ctrl_c_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     assert capfd.readouterr().err == "polydraft: Interrupted: one\\nthing is kept.\n"
     assert exit_code_of(fails(KeyboardInterrupt())) == 130
     assert capfd.readouterr().err == INTERRUPTED
+
+
+def test_ctrl_c_that_the_parser_made_a_code_of_is_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["polydraft"])
+    parser = typer.Typer()
+    parser.command()(fails(KeyboardInterrupt()))  # as while a model loads, where no command catches it
+    assert exit_code_of(lambda: parser([], standalone_mode=False)) == 130
+    assert capfd.readouterr().err == INTERRUPTED
+    assert exit_code_of(lambda: stopped("it is kept")) == 130
+    assert capfd.readouterr().err == "polydraft: Interrupted: it is kept.\n"
 
 
 def test_a_prompt_from_the_keyboard_is_asked_for(

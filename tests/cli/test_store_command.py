@@ -188,7 +188,7 @@ def test_drafters_without_their_store_are_refused_before_models_are_loaded(tmp_p
             CliRunner().invoke(app, given, catch_exceptions=False, standalone_mode=False)
     for word, says in {
         "ngram:x": r"from 1 to 999999, not 'x': write ngram:3, or ngram alone",
-        "recycling:x": "'recycling:x' is no word that is known here .did you mean recycling",
+        "recycling:x": "'recycling:x' is not known .did you mean recycling",
     }.items():
         with pytest.raises(Exception, match=says):
             CliRunner().invoke(app, ["generate", "x", "--drafter", word], catch_exceptions=False, standalone_mode=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from doubles import tiny_model
 
 import polydraft
@@ -169,13 +170,27 @@ def test_a_slip_of_a_rule_is_answered_everywhere(slip: str, word: str, command: 
         lambda: verifier_by_name(slip, "ngram"),
         lambda: verifier_word(slip),
     ):
-        with pytest.raises(InvalidParameter, match=rf"{slip}.* \(did you mean {word}\?\)\.$"):
+        with pytest.raises((InvalidParameter, typer.BadParameter), match=rf"{slip}.* \(did you mean {word}\?\)\.$"):
             call()
     assert command("bench", "--arm", f"verifier={slip}")[1].endswith(f"(did you mean {word}?).\n")
 
 
 COMMANDS = {
-    "drafter": (["generate", "x", "--drafter", "n-gram"], "did you mean ngram?"),
+    "drafter": (["generate", "x", "--drafter", "n-gram"], "'--drafter': 'n-gram' is not known (did you mean ngram?)"),
+    "verifier": (
+        ["generate", "x", "--verifier", "optiml"],
+        "'--verifier': 'optiml' is not known (did you mean optimal?)",
+    ),
+    "dtype": (["generate", "x", "--dtype", "flaot16"], "no dtype 'flaot16' (did you mean float16?); use auto,"),
+    "fetched": (["fetch", "smolm2"], "no 'smolm2' to fetch (did you mean smollm2?); there is smollm2"),
+    "type": (["models", "lama"], "that transformers registers (did you mean llama?); a type is"),
+    "head": (["train", "head", "eagel"], "not 'eagel' (did you mean eagle?)."),
+    "loss": (["train", "head", "medusa", "--loss", "dpace"], "not 'dpace' (did you mean d-pace?)."),
+    "term": (["train", "head", "dspark", "--term", "vanila"], "not 'vanila' (did you mean vanilla?)."),
+    "added rule": (
+        ["limits", "--verifier", "optiml"],
+        "--verifier adds FILE.py:CLASS, not 'optiml' (did you mean optimal?)",
+    ),
     "model": (["generate", "x", "--drafter", "self:int8"], "write --draft self:int8."),
     "scheme": (["generate", "x", "--verifier", "naive", "--scheme", "without-replacment"], "without-replacement?"),
     "tree": (["generate", "x", "--tree", "chian:4"], "did you mean one such as chain:5?"),

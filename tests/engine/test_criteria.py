@@ -192,6 +192,17 @@ def test_a_criterion_is_shown_every_place_once_with_all_rows(rows: int, eos: boo
     assert not eos or rows == 1 or len({*output.finish}) == 2
 
 
+def test_without_an_end_of_text_a_row_that_is_over_is_padded() -> None:
+    """Hugging Face goes on with it there until all rows are over."""
+    output = ours(stopping_criteria=[Numbered()])
+    theirs = by_hugging_face(stopping_criteria=[Numbered()])
+    assert output.sequences.shape == theirs.shape
+    for row, (mine, hers) in enumerate(zip(output.sequences, theirs, strict=True)):
+        over = len(mine) - 2 + row
+        assert torch.equal(mine[:over], hers[:over]) and (mine[over:] == PAD).all()
+    assert (theirs[0, -2:] != PAD).any()
+
+
 def test_a_sampled_text_is_what_criteria_were_shown() -> None:
     for seed in range(8):
         seen = Seeing()

@@ -102,6 +102,61 @@ def test_what_is_wrong_is_refused_by_its_name(app: TestClient, fields: dict[str,
     assert told["message"].endswith(".") and "\n" not in told["message"] and len(told["message"]) < 400
 
 
+SHAPES: list[tuple[str, Any, str]] = [  # a field of one or several shapes, its value, and the sentence
+    ("stop", ["a"] * 17, "stop must have at most 16 entries, but has 17."),
+    ("stop", [1], "stop.0 must be a text, not 1."),
+    ("stop", {"a": 1}, "stop must be a text or a list, not an object."),
+    ("prompt", {}, "prompt must be a text or a list, not an object."),
+    ("prompt", [-1], "prompt.0 must be at least 0, not -1."),
+    ("prompt", [[1], [-1]], "prompt.1.0 must be at least 0, not -1."),
+    ("prompt", [10**30], "prompt.0 must be at most 2147483647, not so large a number."),
+    ("prompt", [1.5], "prompt.0 must be a whole number, a text or a list, not 1.5."),
+    ("prompt", [True], "prompt.0 must be a whole number, a text or a list, not true."),
+    ("prompt", [None], "prompt.0 must be a whole number, a text or a list, not null."),
+    ("prompt", [[1.5]], "prompt.0.0 must be a whole number, not 1.5."),
+    ("prompt", [[[1]]], "prompt.0.0 must be a whole number, not a list."),
+    ("prompt", [[1], "a"], 'prompt.1 must be a list, not "a".'),
+    ("prompt", [1, "a"], 'prompt.1 must be a whole number, not "a".'),
+    ("prompt", ["a", 1], "prompt.1 must be a text, not 1."),
+    ("prompt", ["a"] * 129, "prompt must have at most 128 entries, but has 129."),
+    ("prompt", [1, "b" * 50], "prompt.1 must be a whole number, not a text of 50 characters."),
+    ("speculative", True, "speculative must be an object, not true."),
+    ("response_format", "json", 'response_format must be an object, not "json".'),
+    ("guided_json", [1], "guided_json must be an object or a text, not a list."),
+    ("prediction", {"type": "content", "content": 1}, "prediction.content must be a text or a list, not 1."),
+    (
+        "prediction",
+        {"type": "content", "content": [{"type": "image", "url": "a"}]},
+        "prediction.content.0.type must be 'text', not \"image\".",
+    ),
+    ("temperature", -1, "temperature must be at least 0, not -1."),
+    ("top_p", 0, "top_p must be above 0, not 0."),
+    ("n", 1.5, "n must be a whole number, not 1.5."),
+    ("echo", "yes", 'echo must be true or false, not "yes".'),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "sentence"), SHAPES, ids=lambda one: json.dumps(one)[:40])
+def test_what_is_wrong_is_told_of_the_shape_that_was_meant(
+    app: TestClient, field: str, value: Any, sentence: str
+) -> None:
+    told = app.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, field: value}).json()["error"]
+    assert told["message"] == sentence and told["param"].split(".")[0] == field, told
+
+
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_neither_a_text_nor_true(app: TestClient, name: str) -> None:
+    for value, shown in (("1", '"1"'), (True, "true")):
+        told = app.post("/v1/completions", json={"prompt": "a", name: value}).json()["error"]
+        kind = "a whole number" if name == "max_tokens" else "a number"
+        assert (told["param"], told["message"]) == (name, f"{name} must be {kind}, not {shown}.")
+    told = app.post("/v1/completions", json={"prompt": "a", "logit_bias": {"1": "1"}}).json()["error"]
+    assert told["message"] == 'logit_bias.1 must be a number, not "1".'
+
+
 STRANGE = ("list", "function", "functions", "int", "str", "bool", "body", "tagged-union[a]", "a.b", "a[0]", "0", "ü点")
 UNSEEN = ("", " a", "a\nb", "a\u2028b", "\u202eb")
 OUTSIDE: list[tuple[str, dict[str, Any], str]] = [  # where it is, the body around it, and its place
@@ -120,6 +175,12 @@ OUTSIDE: list[tuple[str, dict[str, Any], str]] = [  # where it is, the body arou
     ),
     ("/tokenize", {"messages": [{"role": "user"}]}, "messages.0."),
     ("/detokenize", {"tokens": [1]}, ""),
+    (
+        "/v1/completions",
+        {"prompt": "a", "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]}},
+        "prediction.content.0.",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "messages.0.content.0."),
 ]
 
 

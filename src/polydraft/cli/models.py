@@ -12,7 +12,7 @@ from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.conformance import Families, FamilyReport, check_family, known_families
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, hint
 from polydraft.models.families import installed_version, registered_types
 
 MEANING = {
@@ -35,8 +35,9 @@ def run_models(kinds: Sequence[str], *, check: bool, page: bool, as_json: bool) 
     known = {one.kind for one in known_families().types} if not check else {*registered_types()}
     strange = [kind for kind in kinds if kind not in known]
     if strange:
+        meant = hint(strange[0], sorted(known))
         raise InvalidParameter(
-            f"{strange[0]!r} is no type of causal model that transformers registers; a type is `model_type` in "
+            f"{strange[0]!r} is no type of causal model that transformers registers{meant}; a type is `model_type` in "
             "config.json, such as llama, and `polydraft models` lists them."
         )
     try:

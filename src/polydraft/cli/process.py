@@ -50,6 +50,8 @@ def exit_code_of(command: Callable[[], object]) -> int:
             check_encoding(sys.argv[1:])
             with warnings_as_sentences(always=False), _stores_written(), told_first(lambda: say(COMPILING)):
                 code = int(str(command() or 0))
+                if code == INTERRUPTED:  # typer makes this of a Ctrl-C that no command caught
+                    code = _interrupted()
     except KeyboardInterrupt:
         code = _interrupted()
     except BrokenPipeError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from polydraft.errors import FetchError, InvalidParameter, shown
+from polydraft.errors import FetchError, InvalidParameter, hint, shown
 from polydraft.fetched import PLACE, is_there, place
 from polydraft.fetching.catalogue import FETCHABLE, Fetchable
 from polydraft.fetching.downloading import by_address, by_pip, hash_of, is_as_known
@@ -61,7 +61,8 @@ def _named(what: str | Fetchable) -> Fetchable:
     if isinstance(what, Fetchable):
         return what
     if not isinstance(what, str) or what not in FETCHABLE:
-        raise InvalidParameter(f"There is no {shown(what)} to fetch; there is {' and '.join(FETCHABLE)}.")
+        there = f"there is {' and '.join(FETCHABLE)}"
+        raise InvalidParameter(f"There is no {shown(what)} to fetch{hint(what, FETCHABLE)}; {there}.")
     return FETCHABLE[what]
 
 

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
+from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch, hint
 from polydraft.fetched import SHIPPED
 from polydraft.models.checkpoints import (
     Source,
@@ -232,7 +232,8 @@ def _dtype(name: object, device: torch.device) -> torch.dtype | str:
         return "auto" if device.type == "cuda" else torch.float32
     dtype = getattr(torch, name, None) if isinstance(name, str) else name
     if not isinstance(dtype, torch.dtype) or dtype not in PRECISIONS:
-        raise CheckpointError(f"There is no dtype {name!r}; use auto, float32, bfloat16, float16 or float64.")
+        meant = hint(name, ("auto", "float32", "bfloat16", "float16", "float64"))
+        raise CheckpointError(f"There is no dtype {name!r}{meant}; use auto, float32, bfloat16, float16 or float64.")
     return dtype
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.errors import CheckpointError, InvalidParameter, hint
 from polydraft.fetched import MODELS, SHIPPED
 
 LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
@@ -78,7 +78,8 @@ def precision(name: str) -> str:
         InvalidParameter: it is none of `DTYPES`.
     """
     if name not in DTYPES:
-        raise InvalidParameter(f"There is no dtype {name!r}; use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}.")
+        there = f"use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+        raise InvalidParameter(f"There is no dtype {name!r}{hint(name, DTYPES)}; {there}.")
     return name
 
 

@@ -51,7 +51,11 @@ def own_rules(words: Sequence[str] | None) -> Sequence[str] | None:
     """
     for word in words or ():
         if not names_file(word):
-            raise InvalidParameter(f"Lossless rules are all measured; --verifier adds FILE.py:CLASS, not {word!r}.")
+            meant = "" if word in rule_words() else meant_rule(word)
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise InvalidParameter(
+                f"Lossless rules are all measured; --verifier adds FILE.py:CLASS, not {word!r}{hint}."
+            )
         own_rule(word)
     return words
 
@@ -102,13 +106,12 @@ def one_of(word: str, words: Sequence[str], meant: str | None = None) -> str:
 
     Raises:
         BadParameter: it is not.
-        InvalidParameter: it is not, but is like one of them.
     """
     if word in words:
         return word
     meant = near(word, words) if meant is None else meant
     if meant:
-        raise InvalidParameter(f"{word!r} is no word that is known here (did you mean {meant}?).")
+        raise typer.BadParameter(f"{word!r} is not known (did you mean {meant}?).")
     raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, words))}.")
 
 

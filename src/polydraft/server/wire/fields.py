@@ -33,12 +33,11 @@ LARGE = 2**31 - 1
 ANY_SEED = -1
 """The seed of a request that wants none, as vLLM has it."""
 Count = Annotated[int, Field(strict=True, ge=0, le=LARGE)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A whole number is one too; a text is none, and true is none."""
 Text = Annotated[str, Field(strict=True)]
 TOKEN = "A token of the model"
 Token = Annotated[int, Field(strict=True, ge=0, le=LARGE, title=TOKEN)]
-Parts = Annotated[list[dict[str, JsonValue]], Field(max_length=1000, fail_fast=True)]
-"""Long lists stop at their first error: a million of them would cost seconds and gigabytes."""
 
 
 class Fields(BaseModel):
@@ -65,6 +64,22 @@ class Fields(BaseModel):
         known = {*cls.model_fields, *(one.alias for one in cls.model_fields.values())}
         strange = [name for name in own if name not in known]
         return {name: value for name, value in own.items() if name in known or name == strange[0]} if strange else own
+
+
+class PartFields(Fields):
+    """A part of a content: a text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Parts = Annotated[list[PartFields], Field(max_length=1000, fail_fast=True)]
+"""Long lists stop at their first error: a million of them would cost seconds and gigabytes."""
+
+
+def joined_parts(parts: list[PartFields]) -> str:
+    """Return the text of a content that is given in parts."""
+    return "".join(part.text for part in parts)
 
 
 class Body(Fields):
@@ -116,13 +131,6 @@ class PredictionFields(Fields):
         """The content as one text."""
         return self.content if isinstance(self.content, str) else joined_parts(self.content)
 
-    @field_validator("content")
-    @classmethod
-    def _check(cls, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-        if not isinstance(content, str):
-            joined_parts(content)
-        return content
-
 
 class SchemaFields(Fields):
     """A JSON schema with a name."""
@@ -130,7 +138,7 @@ class SchemaFields(Fields):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     name: Text = "answer"
     description: Text | None = None
-    strict: bool | None = None
+    strict: Annotated[bool, Field(strict=True)] | None = None
     schema_: dict[str, JsonValue] = Field(alias="schema")
 
 
@@ -169,7 +177,7 @@ class StructuredFields(Fields):
     json_: dict[str, JsonValue] | Text | None = Field(None, alias="json")
     regex: Text | None = None
     grammar: Text | None = None
-    json_object: bool | None = None
+    json_object: Annotated[bool, Field(strict=True)] | None = None
     disable_any_whitespace: Annotated[bool, Field(strict=True)] = False
 
 
@@ -328,15 +336,3 @@ class Common(Body):
             "grammar": self.grammar,
             "speculation": self.speculative.as_speculation() if self.speculative else Speculation(),
         }
-
-
-def joined_parts(parts: list[dict[str, Any]]) -> str:
-    """Return the text of a content that is given in parts.
-
-    Raises:
-        ValueError: a part is no text.
-    """
-    for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError("content may have parts of the type text alone here")
-    return "".join(str(part["text"]) for part in parts)

@@ -84,7 +84,7 @@ class ToolCallFields(Fields):
     id: Text | None = None
     type: Text = "function"
     function: CallFields
-    index: int | None = None
+    index: Annotated[int, Field(strict=True)] | None = None
 
 
 class MessageFields(Fields):
@@ -105,13 +105,6 @@ class MessageFields(Fields):
         if given != []:
             raise ValueError("annotations must be empty here: no template shows them; leave them out")
         return given
-
-    @field_validator("content")
-    @classmethod
-    def _check(cls, content: Any) -> Any:
-        if isinstance(content, list):
-            joined_parts(content)
-        return content
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates take it."""

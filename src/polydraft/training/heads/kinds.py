@@ -23,7 +23,7 @@ from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy, Rotation
 from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
@@ -83,9 +83,11 @@ class HeadSize:
             if value is not None and value < 1:
                 raise InvalidParameter(f"A head's {name} must be at least 1, but is {value}.")
         if self.loss not in LOSSES:
-            raise InvalidParameter(f"A head learns by the loss {', '.join(LOSSES)}, not {self.loss!r}.")
+            meant = hint(self.loss, LOSSES)
+            raise InvalidParameter(f"A head learns by the loss {', '.join(LOSSES)}, not {self.loss!r}{meant}.")
         if self.term is not None and self.term not in TERMS:
-            raise InvalidParameter(f"A DSpark head's term is {', '.join(TERMS)}, not {self.term!r}.")
+            meant = hint(self.term, TERMS)
+            raise InvalidParameter(f"A DSpark head's term is {', '.join(TERMS)}, not {self.term!r}{meant}.")
 
 
 @dataclass(frozen=True, eq=False)

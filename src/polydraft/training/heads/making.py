@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.drafters import Drafter
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.kinds import LAST_ONLY, MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
@@ -55,7 +55,8 @@ class HeadPlan:
 
     def __post_init__(self) -> None:
         if self.kind not in MAKERS:
-            raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {self.kind!r}.")
+            meant = hint(self.kind, MAKERS)
+            raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {self.kind!r}{meant}.")
         maker = MAKERS[self.kind]
         if self.form not in maker.forms:
             raise InvalidParameter(f"The form of {self.kind} heads is {' or '.join(maker.forms)}, not {self.form!r}.")
