@@ -53,8 +53,7 @@ def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool
 
     Raises:
         InvalidParameter: there are several rows, or they are not text `alone`; this is no past, or one of another model
-            or the
-            model has changed since.
+            or the model has changed since.
     """
     if past is None and not keeps:
         return
