@@ -47,7 +47,7 @@ class FusedModel(HuggingFaceModel):
 
     def __init__(self, model: object) -> None:
         super().__init__(model)
-        self.joined = _joined(HuggingFaceModel(model))
+        self.joined = _joined(self)
 
     def scored(
         self,
@@ -170,14 +170,13 @@ def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
         InvalidParameter: this is no model; the text says what to pass.
         UnsupportedModel: it cannot score trees at all.
     """
-    plain = HuggingFaceModel(model)
     try:
-        fused = FusedModel(model)
+        made: HuggingFaceModel = FusedModel(model)
     except UnsupportedModel:
-        fused = None
-    if compile and (fused is None or fused.device.type != "cpu"):
-        return CompiledModel(plain.model, LEVELS)
-    return fused or plain
+        made = HuggingFaceModel(model)
+    if compile and (type(made) is HuggingFaceModel or made.device.type != "cpu"):
+        return CompiledModel(made.model, LEVELS)
+    return made
 
 
 def _norm(norm: Any) -> Product:
@@ -199,15 +198,15 @@ def _product(*layers: nn.Linear) -> Product:
     return partial(functional.linear, weight=weight, bias=bias)
 
 
-def _joined(plain: HuggingFaceModel) -> Joined:
+def _joined(wrapped: HuggingFaceModel) -> Joined:
     """Return the layers kept with a model, made anew and tried if it is not the function that they were made of."""
-    model = plain.model
+    model = wrapped.model
     kept = model.__dict__.get(PLACE)
     if kept is None or kept.origin != function_of(model):
-        _check_anatomy(plain)
-        with torch.autocast(plain.device.type, enabled=False):
+        _check_anatomy(wrapped)
+        with torch.autocast(wrapped.device.type, enabled=False):
             kept = Joined(model)
-            _check_trial(plain, kept)
+            _check_trial(wrapped.plain(), kept)
         model.__dict__[PLACE] = kept
     return kept
 

@@ -94,12 +94,16 @@ class HuggingFaceModel:
         if self.encodes:
             self.layers = self.kept.layers
         check_packed(self.model)
-        tried = check_trial(self.model, self if type(self) is HuggingFaceModel else HuggingFaceModel(model))
+        tried = check_trial(self.model, self)
         self.counts, self.uncounted, self.crowded = tried.counts, tried.uncounted, tried.crowded
         if tried.windows is None:
             self.cut_to_windows()
         else:
             self.windows = tried.windows
+
+    def plain(self) -> "HuggingFaceModel":
+        """Return the model run by its own passes, which are the ones that trials look at."""
+        return self if type(self) is HuggingFaceModel else HuggingFaceModel(self.model)
 
     @property
     def branches(self) -> bool:
