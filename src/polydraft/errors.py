@@ -25,6 +25,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 
+CUT = "A text was cut short by the model's context"
+"""How the warning begins that a text is shorter than was asked for."""
+
 
 class PolydraftError(Exception):
     """Base of every error that polydraft raises on purpose; its text is one sentence for the user."""
@@ -149,3 +152,9 @@ def lowered(error: Exception) -> str:
     """Return what an error says, in a line, to stand behind a colon."""
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text[0].lower()}{text[1:].rstrip('.')}."
+
+
+def shortened(value: object) -> str:
+    """Return a value as text of at most 80 letters, for messages."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -20,9 +20,16 @@ SHIPPED = {
     "smollm2-head": DATA / "smollm2" / "head",
 }
 """Folders of the embedded pair, of the head for its target, and of the head for what `fetch smollm2` brings."""
+DERIVED = "self:"
+"""How the names of draft models begin that are made of the target."""
 MADE = ("self:int8", "self:skip=12-19")
 """Examples of draft models that are made of the target."""
 PROMPTS = ("spec-bench",)
+
+
+def is_derived(name: object) -> bool:
+    """Tell whether a name means a draft model made of the target."""
+    return isinstance(name, str) and name.startswith(DERIVED)
 
 
 def cache_folder() -> Path:

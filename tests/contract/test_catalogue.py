@@ -25,7 +25,7 @@ from polydraft.conformance import matrix, tree_matrix
 from polydraft.drafters import NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import IID, TopK
-from polydraft.trees import Chain
+from polydraft.trees import Chain, is_dynamic
 from polydraft.verifiers import TopDown
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_a_line_refuses_what_it_does_not_name_even_if_its_rule_would_not() -> No
         def __post_init__(self) -> None:
             return
 
-    careless = replace(LINE, make=Careless, schemes=(IID(),))
+    careless = replace(LINE, source=Careless, schemes=(IID(),))
     with pytest.raises(UnpairedScheme, match="The verifier first-only works with drafts that are iid, not top-k"):
         careless.of(TopK())
 
@@ -197,6 +197,18 @@ def test_a_new_kind_of_tree_is_known_by_its_word(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("text", [text for line in tables.POLICIES for text in line.examples])
 def test_examples_of_trees_can_be_read(text: str) -> None:
     assert parse_policy(text).shape.size > 1
+
+
+def test_what_a_line_says_in_words_is_what_its_member_says() -> None:
+    for line in tables.SCHEMES:
+        assert line.name == line.scheme.name
+    for line in tables.RULES:
+        usual = line.usual
+        assert (line.name, line.lossless, line.class_name) == (usual.name, usual.lossless, type(usual).__name__)
+    for line in tables.POLICIES:
+        assert line.grows == is_dynamic(parse_policy(line.examples[0]))
+    for line in tables.DRAFTERS:
+        assert line.kind is not None and line.class_name == line.kind.__name__
 
 
 @pytest.mark.parametrize("table", ["RULES", "SCHEMES", "POLICIES", "DRAFTERS"])

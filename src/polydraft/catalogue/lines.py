@@ -1,24 +1,69 @@
-"""What a line of each table says."""
+"""What a line of each table says.
 
-from collections.abc import Callable
+A line is text: what it names, "polydraft.schemes.iid:IID", is imported when something of it is asked, so that words are
+known without torch.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnpairedScheme, shown
-from polydraft.schemes import Scheme
-from polydraft.trees import TreePolicy
-from polydraft.verifiers import NodeVerifier, TreeVerifier
 
-Rule = NodeVerifier | TreeVerifier
+if TYPE_CHECKING:
+    from polydraft.drafters import Drafter
+    from polydraft.schemes import Scheme
+    from polydraft.trees import TreePolicy
+    from polydraft.verifiers import NodeVerifier, TreeVerifier
+
+    Rule = NodeVerifier | TreeVerifier
+    Drawn = tuple["SchemeLine | Scheme", ...]
+
+
+def load(named: Any) -> Any:
+    """Return what a text names, "module:name"; anything else as it is."""
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.partition(":")
+    return getattr(import_module(module), name)
+
+
+def schemes_of(drawn: "Drawn") -> "tuple[Scheme, ...]":
+    """Return schemes that are given by their lines or as they are."""
+    return tuple(one.scheme if isinstance(one, SchemeLine) else one for one in drawn)
+
+
+def _name_of(source: Any) -> str:
+    return source.rpartition(":")[2] if isinstance(source, str) else source.__name__
 
 
 @dataclass(frozen=True)
 class SchemeLine:
-    """A way of drafting and the word for it."""
+    """A way of drafting and the word for it.
+
+    Args:
+        word: its name on the command line and wherever schemes are named by text.
+        source: its class.
+        arguments: what the class is called with.
+        own_name: its name in tables; empty for the word with blanks.
+    """
 
     word: str
-    scheme: Scheme
+    source: "str | Callable[..., Scheme]"
+    arguments: tuple[Any, ...] = ()
+    own_name: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables, which is the scheme's own."""
+        return self.own_name or self.word.replace("-", " ")
+
+    @cached_property
+    def scheme(self) -> "Scheme":
+        """The scheme itself."""
+        return load(self.source)(*self.arguments)
 
 
 @dataclass(frozen=True)
@@ -35,10 +80,10 @@ class Measured:
     """
 
     label: str = ""
-    nodes: tuple[Scheme, ...] | None = None
+    nodes: "Drawn | None" = None
     short: str = ""
-    trees: tuple[Scheme, ...] | None = None
-    bottom_up: tuple[Scheme, ...] = ()
+    trees: "Drawn | None" = None
+    bottom_up: "Drawn" = ()
     chains: str = ""
 
 
@@ -46,44 +91,75 @@ class Measured:
 class RuleLine:
     """A verification rule.
 
-    What a rule can do is not said here but asked of the rule: whether it is lossless, whether it decides at nodes or
-    on whole trees, whether it can be lifted bottom up, and how many drafts it takes (`most_drafts`).
+    What a rule can do is not said here but asked of the rule: whether it decides at nodes or on whole trees, whether it
+    can be lifted bottom up, and how many drafts it takes (`most_drafts`).
 
     Args:
         word: its name on the command line and wherever rules are named by text.
-        make: the rule's class, called with a scheme, or without for its usual one; or a function that does the same.
+        source: the rule's class, called with a scheme, or without for its usual one; or a function that does the same.
         schemes: all that it can be made for; empty for a rule that has one scheme of its own.
         on_trees: the schemes that `polydraft conformance` proves on whole trees, besides the usual one.
-        variants: the rule with other parameters, which are proved too.
+        others: other parameters with which it is proved too.
         measured: how it is measured on real text.
         digest: of the file that it comes from, if that is a user's own; else empty.
+        own_name: the rule's own name, which tables show; empty for the word with blanks.
+        lossless: what the rule says of itself.
     """
 
     word: str
-    make: Callable[..., Rule]
-    schemes: tuple[Scheme, ...] = ()
-    on_trees: tuple[Scheme, ...] = ()
-    variants: tuple[Rule, ...] = ()
+    source: "str | Callable[..., Rule]"
+    schemes: "Drawn" = ()
+    on_trees: "Drawn" = ()
+    others: tuple[Mapping[str, Any], ...] = ()
     measured: Measured = Measured()
     digest: str = ""
+    own_name: str = ""
+    lossless: bool = True
 
     @property
-    def usual(self) -> Rule:
+    def name(self) -> str:
+        """The rule's own name, which tables show."""
+        return self.own_name or self.word.replace("-", " ")
+
+    @property
+    def class_name(self) -> str:
+        """The name of the rule's class."""
+        return _name_of(self.source)
+
+    @property
+    def make(self) -> "Callable[..., Rule]":
+        """The rule's class, or what is called in its place."""
+        return load(self.source)
+
+    @property
+    def usual(self) -> "Rule":
         """The rule with its usual scheme."""
         return self.make()
 
     @property
-    def known(self) -> tuple[Scheme, ...]:
+    def variants(self) -> "tuple[Rule, ...]":
+        """The rule with other parameters, which are proved too."""
+        return tuple(self.make(**others) for others in self.others)
+
+    @property
+    def known(self) -> "tuple[Scheme, ...]":
         """All schemes that the rule can be made for, the usual one first."""
         usual = self.usual.scheme
-        return usual, *(scheme for scheme in self.schemes if scheme != usual)
+        return usual, *(scheme for scheme in schemes_of(self.schemes) if scheme != usual)
+
+    @property
+    def proved_on_trees(self) -> "tuple[Scheme, ...]":
+        """The schemes that are proved on whole trees, the usual one first."""
+        return self.usual.scheme, *schemes_of(self.on_trees)
 
     @property
     def decides_at_nodes(self) -> bool:
         """Whether it is a node rule, which trees are verified by once it is lifted."""
+        from polydraft.verifiers import NodeVerifier
+
         return isinstance(self.usual, NodeVerifier)
 
-    def of(self, scheme: Scheme) -> Rule:
+    def of(self, scheme: "Scheme") -> "Rule":
         """Return the rule for one of its schemes.
 
         Raises:
@@ -102,17 +178,25 @@ class PolicyLine:
 
     Args:
         word: what its text begins with, before a colon; empty for trees that are numbers alone.
-        read: makes the policy from the text behind the colon; whatever it cannot read is a `ValueError` or `TypeError`.
+        source: makes the policy from the text behind the colon; whatever it cannot read is a `ValueError` or
+            `TypeError`.
         examples: texts that it can be written as.
         form: how its policy is written, with the names of the policy's numbers; empty for as the first example.
+        grows: whether its trees follow the draft; else their shape is fixed.
     """
 
     word: str
-    read: Callable[[str], TreePolicy]
+    source: "str | Callable[[str], TreePolicy]"
     examples: tuple[str, ...]
     form: str = ""
+    grows: bool = False
 
-    def written(self, policy: TreePolicy) -> list[str]:
+    @property
+    def read(self) -> "Callable[[str], TreePolicy]":
+        """What makes the policy from the text behind the colon."""
+        return load(self.source)
+
+    def written(self, policy: "TreePolicy") -> list[str]:
         """Return texts that would mean a policy if it were of this line; widths of one child each as a length first."""
         form, numbers = self.form or self.examples[0], getattr(policy, "__dict__", {})
         ways = [{name: way(value) for name, value in numbers.items()} for way in (_length, _listed)]
@@ -136,9 +220,10 @@ class DrafterLine:
 
     Args:
         word: its name on the command line and wherever drafters are named by text.
-        make: its class, called with nothing, or with the drafter of the draft model if it takes one.
+        source: its class, called with nothing, or with the drafter of the draft model if it takes one; or a function
+            that does the same.
         models: how many draft models it takes.
-        scheme: the only scheme that it drafts under; None for a drafter that follows the verifier's.
+        bound: the only scheme that it drafts under; None for a drafter that follows the verifier's.
         proposes: whether it drafts at all.
         wraps: whether it has another drafter inside; a drafter that does not is whatever a draft, be it a model or a
             head, drafts by itself.
@@ -147,18 +232,30 @@ class DrafterLine:
             none.
         numbers_for_example: such numbers, for help and errors.
         digest: of the file that it comes from, if that is a user's own; else empty.
+        gives: the name of the class of what it makes; empty for the source's.
     """
 
     word: str
-    make: Callable[..., Drafter]
+    source: "str | Callable[..., Drafter]"
     models: int = 0
-    scheme: Scheme | None = None
+    bound: "SchemeLine | Scheme | None" = None
     proposes: bool = True
     wraps: bool = False
     store: Literal["no", "may", "must"] = "no"
     numbers: tuple[str, ...] = ()
     numbers_for_example: str = ""
     digest: str = ""
+    gives: str = ""
+
+    @property
+    def make(self) -> "Callable[..., Drafter]":
+        """Its class, or what is called in its place."""
+        return load(self.source)
+
+    @property
+    def scheme(self) -> "Scheme | None":
+        """The only scheme that it drafts under; None for a drafter that follows the verifier's."""
+        return None if self.bound is None else schemes_of((self.bound,))[0]
 
     @property
     def spelling(self) -> str:
@@ -179,14 +276,14 @@ class DrafterLine:
 
     @property
     def class_name(self) -> str:
-        """The name of the class of what it makes; its word if that is not known."""
-        return self.word if self.kind is None else self.kind.__name__
+        """The name of the class of what it makes."""
+        return self.gives or _name_of(self.source)
 
     def is_named(self, text: str) -> bool:
         """Tell whether a text is its word, maybe with more behind a colon where it takes more."""
         return text == self.word or (self.takes_more and text.startswith(f"{self.word}:"))
 
-    def named(self, text: str) -> Drafter:
+    def named(self, text: str) -> "Drafter":
         """Return the drafter that a text names, which begins with its word and may have more behind a colon.
 
         Raises:
@@ -229,16 +326,18 @@ class DrafterLine:
             raise InvalidParameter(f"The drafter {self.word!r} {told}: write {self.word}:FOLDER{besides}.")
         return folder
 
-    def of(self, drafter: Drafter) -> Drafter:
+    def of(self, drafter: "Drafter") -> "Drafter":
         """Return the drafter that has the drafter of a draft model inside, or is it."""
         return self.make(drafter) if self.wraps and not self.makes(drafter) else drafter
 
     @property
     def kind(self) -> type | None:
         """The class of what it makes: `make` itself, or what it says that it returns."""
-        made = self.make if isinstance(self.make, type) else get_type_hints(self.make).get("return")
+        make = self.make
+        made = make if isinstance(make, type) else get_type_hints(make).get("return")
         return made if isinstance(made, type) else None
 
-    def makes(self, drafter: Drafter) -> bool:
+    def makes(self, drafter: "Drafter") -> bool:
         """Tell whether a drafter is of this line."""
-        return isinstance(self.make, type) and isinstance(drafter, self.make)
+        make = self.make
+        return isinstance(make, type) and isinstance(drafter, make)

@@ -13,13 +13,14 @@ from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue.lines import DrafterLine, Measured, RuleLine
-from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, PolydraftError, UnpairedScheme, lowered, near
-from polydraft.verifiers import NodeVerifier, ScalableVerifier, TreeVerifier
+
+if TYPE_CHECKING:
+    from polydraft.drafters import Drafter
 
 PAGE = "docs/own_rule_and_drafter.md"
 FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<kind>.*))?")
@@ -39,6 +40,8 @@ def own_rule(text: str) -> RuleLine:
     Raises:
         InvalidParameter: there is no such file or class, it ends in an error, or it is no rule.
     """
+    from polydraft.verifiers import NodeVerifier, ScalableVerifier, TreeVerifier
+
     kind, digest = _class_in(text)
     rule = _built(kind, text)
     if not isinstance(rule, NodeVerifier | TreeVerifier):
@@ -46,10 +49,11 @@ def own_rule(text: str) -> RuleLine:
         absent = [one for one in ("scheme", "name", "lossless", *verb) if getattr(rule, one, None) is None]
         raise InvalidParameter(f"{text} is no verification rule: it lacks {', '.join(absent)} ({PAGE}).")
     others = [line for line in tables.RULES if line.word != text]
-    known = {name for line in others for name in (line.usual.name, line.measured.label, line.measured.short)}
+    known = {name for line in others for name in (line.name, line.measured.label, line.measured.short)}
     lifted = isinstance(rule, ScalableVerifier) and rule.scheme.independent
     measured = Measured(text if rule.name in known else "", bottom_up=(rule.scheme,) if lifted else ())
-    line = RuleLine(text, kind, measured=measured, digest=digest)
+    told = {"own_name": rule.name, "lossless": rule.lossless}
+    line = RuleLine(text, kind, measured=measured, digest=digest, **told)
     tables.RULES = (*others, line)
     return line
 
@@ -60,6 +64,8 @@ def own_drafter(text: str) -> DrafterLine:
     Raises:
         InvalidParameter: there is no such file or class, it ends in an error, or it is no drafter.
     """
+    from polydraft.drafters import Drafter
+
     kind, digest = _class_in(text)
     if Drafter not in inspect.getmro(kind):
         raise InvalidParameter(f"{text} is no drafter: derive it from polydraft.Drafter ({PAGE}).")
@@ -68,7 +74,7 @@ def own_drafter(text: str) -> DrafterLine:
     absent += [verb for verb in VERBS if getattr(kind, verb) is getattr(Drafter, verb)]
     if absent:
         raise InvalidParameter(f"{text} is no whole drafter: it lacks {', '.join(absent)} ({PAGE}).")
-    line = DrafterLine(text, kind, scheme=_bound(drafter), digest=digest)
+    line = DrafterLine(text, kind, bound=_bound(drafter), digest=digest)
     tables.DRAFTERS = (*(one for one in tables.DRAFTERS if one.word != text), line)
     return line
 
@@ -92,7 +98,7 @@ def _of_package(lines: tuple[DrafterLine, ...]) -> list[DrafterLine]:
     return [line for line in lines if not line.digest]
 
 
-def _bound(drafter: Drafter) -> Any:
+def _bound(drafter: "Drafter") -> Any:
     """Return the scheme that a drafter drafts under, if it is the only one."""
     able = list[Any]()
     for line in tables.SCHEMES:

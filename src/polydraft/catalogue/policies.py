@@ -4,11 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from polydraft.trees import (
+    EAGLE_25,
+    MEDUSA_63,
     AdaptiveThreshold,
     BestFirst,
     Chain,
     Confident,
     Eagle2,
+    EntropyBound,
+    ExpectedAcceptance,
+    Fixed,
+    PathProbability,
+    TokenProbability,
     TreePolicy,
     TrunkThenBranch,
     Widths,
@@ -34,7 +41,7 @@ def trunk(numbers: str) -> TreePolicy:
     return TrunkThenBranch(int(length), _counts(branches))
 
 
-def published(policy: TreePolicy) -> Read:
+def _published(policy: TreePolicy) -> Read:
     """Return the reader of a published tree, which has no numbers."""
 
     def read(numbers: str) -> TreePolicy:
@@ -45,7 +52,7 @@ def published(policy: TreePolicy) -> Read:
     return read
 
 
-def budget(policy: type[BestFirst]) -> Read:
+def _budget(policy: type[BestFirst]) -> Read:
     """Return the reader of trees of so many drafts, with their depth and children: 16 or 16x4:3."""
 
     def read(numbers: str) -> TreePolicy:
@@ -64,7 +71,7 @@ def eagle_2(numbers: str) -> TreePolicy:
     return Eagle2(width, depth, **_named("drafts", drafts))
 
 
-def confident(confidence: Confidence) -> Read:
+def _confident(confidence: Confidence) -> Read:
     """Return the reader of trees that end below doubtful drafts: 8:0.4 or 3,2,1:0.4."""
 
     def read(numbers: str) -> TreePolicy:
@@ -99,3 +106,9 @@ def _named(name: str, parts: list[str]) -> dict[str, Any]:
 
 def _threshold(parts: list[str], otherwise: float) -> float:
     return float(*parts) if parts else otherwise
+
+
+eagle, medusa = _published(Fixed(EAGLE_25)), _published(Fixed(MEDUSA_63))
+best_first, expected = _budget(BestFirst), _budget(ExpectedAcceptance)
+confident, confident_path = _confident(TokenProbability()), _confident(PathProbability())
+confident_entropy = _confident(EntropyBound())

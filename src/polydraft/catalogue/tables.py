@@ -2,224 +2,206 @@
 
 Command line, `conformance`, `polydraft limits`, the tests of exactness and of the contracts take their members from
 here. A new rule is a file in `verifiers/nodes` or `verifiers/trees` and a line here; most need a word and a class only.
-Read a table as `tables.RULES` when you need it, and keep no copy.
+Read a table as `tables.RULES` when you need it, and keep no copy. Nothing is imported here: what a line names is loaded
+when it is asked for.
 """
 
 from polydraft.catalogue.lines import DrafterLine, Measured, PolicyLine, RuleLine, SchemeLine
-from polydraft.catalogue.policies import (
-    adaptive,
-    budget,
-    chain,
-    confident,
-    disco,
-    eagle_2,
-    published,
-    trunk,
-    widths,
-)
-from polydraft.drafters import (
-    EnsembleDrafter,
-    JacobiDrafter,
-    LookaheadDrafter,
-    LookupFirst,
-    ModelDrafter,
-    NgramDrafter,
-    NoDraft,
-    OuroborosDrafter,
-    RecyclingDrafter,
-    RetrievalDrafter,
-    SuffixDrafter,
-    merge,
-    merge_beside,
-    route,
-    route_first,
-)
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Coupled,
-    Given,
-    Product,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-)
-from polydraft.trees import (
-    EAGLE_25,
-    MEDUSA_63,
-    BestFirst,
-    EntropyBound,
-    ExpectedAcceptance,
-    Fixed,
-    PathProbability,
-    TokenProbability,
-)
-from polydraft.verifiers import (
-    BlockVerification,
-    ByShape,
-    ImportanceWeighted,
-    KSeq,
-    Lenient,
-    NaiveMatch,
-    Optimal,
-    Race,
-    RecursiveRejection,
-    RecursiveRejectionWithoutReplacement,
-    SharedNoise,
-    SpecHubRule,
-    SpeculativeSampling,
-    TopBeta,
-    TopThenSampleRule,
-    TraversalVerification,
-    TypicalAcceptance,
-)
+
+_IID = SchemeLine("iid", "polydraft.schemes.iid:IID")
+_WITHOUT = SchemeLine("without-replacement", "polydraft.schemes.without_replacement:WithoutReplacement")
+_POISSON = SchemeLine("conditional-poisson", "polydraft.schemes.conditional_poisson:ConditionalPoisson")
+_TOP_THEN_SAMPLE = SchemeLine("top-then-sample", "polydraft.schemes.top_then:TopThenSample")
+_SPEC_HUB = SchemeLine("spec-hub", "polydraft.schemes.spec_hub:SpecHub", own_name="spechub")
+_TOP_THEN_IID = SchemeLine("top-then-iid", "polydraft.schemes.top_then:TopThenIID", (1,), "top 1 then iid")
+_PRODUCT = SchemeLine("product", "polydraft.schemes.product:Product")
+_TOP_K = SchemeLine("top-k", "polydraft.schemes.top:TopK", own_name="top-k")
+_COUPLED = SchemeLine("coupled", "polydraft.schemes.coupled:Coupled")
+_GIVEN = SchemeLine("given", "polydraft.schemes.given:Given")
 
 SCHEMES: tuple[SchemeLine, ...] = (
-    SchemeLine("iid", IID()),
-    SchemeLine("without-replacement", WithoutReplacement()),
-    SchemeLine("conditional-poisson", ConditionalPoisson()),
-    SchemeLine("top-then-sample", TopThenSample()),
-    SchemeLine("spec-hub", SpecHub()),
-    SchemeLine("top-then-iid", TopThenIID(1)),
-    SchemeLine("product", Product()),
-    SchemeLine("top-k", TopK()),
-    SchemeLine("coupled", Coupled()),
-    SchemeLine("given", Given()),
+    _IID,
+    _WITHOUT,
+    _POISSON,
+    _TOP_THEN_SAMPLE,
+    _SPEC_HUB,
+    _TOP_THEN_IID,
+    _PRODUCT,
+    _TOP_K,
+    _COUPLED,
+    _GIVEN,
 )
 
-_EVERY = tuple(line.scheme for line in SCHEMES)
-_DRAWN = (IID(), WithoutReplacement(), ConditionalPoisson(), TopThenSample(), SpecHub(), Product())
-_INDEPENDENT = (IID(), TopThenSample(), SpecHub(), TopThenIID(1), Product(), TopK(), Given())
-_LISTED = (
-    IID(),
-    WithoutReplacement(),
-    ConditionalPoisson(),
-    TopThenSample(),
-    SpecHub(),
-    TopThenIID(1),
-    TopK(),
-    Given(),
-)
+_DRAWN = (_IID, _WITHOUT, _POISSON, _TOP_THEN_SAMPLE, _SPEC_HUB, _PRODUCT)
+_INDEPENDENT = (_IID, _TOP_THEN_SAMPLE, _SPEC_HUB, _TOP_THEN_IID, _PRODUCT, _TOP_K, _GIVEN)
+_LISTED = (_IID, _WITHOUT, _POISSON, _TOP_THEN_SAMPLE, _SPEC_HUB, _TOP_THEN_IID, _TOP_K, _GIVEN)
+
+_NODES, _TREES = "polydraft.verifiers.nodes", "polydraft.verifiers.trees"
+_TEXT, _SEVERAL = "polydraft.drafters.text", "polydraft.drafters.routing"
+_READERS = "polydraft.catalogue.policies"
 
 RULES: tuple[RuleLine, ...] = (
     RuleLine(
         "naive",
-        NaiveMatch,
-        _EVERY,
-        measured=Measured(nodes=(IID(), WithoutReplacement(), TopK()), short="naive", chains="top-down naive"),
+        f"{_NODES}.naive:NaiveMatch",
+        SCHEMES,
+        measured=Measured(nodes=(_IID, _WITHOUT, _TOP_K), short="naive", chains="top-down naive"),
+        own_name="naive match",
     ),
-    RuleLine("speculative", SpeculativeSampling, measured=Measured(nodes=(), trees=(), chains="token by token")),
-    RuleLine("block", BlockVerification, _DRAWN, measured=Measured(trees=(), chains="block verification")),
-    RuleLine("recursive", RecursiveRejection, (IID(), Product()), measured=Measured(short="recursive")),
+    RuleLine(
+        "speculative",
+        f"{_NODES}.speculative:SpeculativeSampling",
+        measured=Measured(nodes=(), trees=(), chains="token by token"),
+        own_name="speculative sampling",
+    ),
+    RuleLine(
+        "block",
+        f"{_TREES}.block:BlockVerification",
+        _DRAWN,
+        measured=Measured(trees=(), chains="block verification"),
+        own_name="block verification",
+    ),
+    RuleLine(
+        "recursive",
+        f"{_NODES}.recursive_iid:RecursiveRejection",
+        (_IID, _PRODUCT),
+        measured=Measured(short="recursive"),
+        own_name="recursive rejection",
+    ),
     RuleLine(
         "recursive-wo",
-        RecursiveRejectionWithoutReplacement,
+        f"{_NODES}.recursive_without_replacement:RecursiveRejectionWithoutReplacement",
         measured=Measured("recursive rejection", short="recursive"),
+        own_name="recursive rejection without replacement",
     ),
     RuleLine(
         "traversal",
-        TraversalVerification,
-        (IID(), WithoutReplacement()),
-        on_trees=(IID(),),
-        measured=Measured("traversal", trees=(IID(), WithoutReplacement())),
+        f"{_TREES}.traversal:TraversalVerification",
+        (_IID, _WITHOUT),
+        on_trees=(_IID,),
+        measured=Measured("traversal", trees=(_IID, _WITHOUT)),
+        own_name="traversal verification",
     ),
-    RuleLine("top-then-sample", TopThenSampleRule, measured=Measured(short="own rule", bottom_up=(TopThenSample(),))),
-    RuleLine("k-seq", KSeq, measured=Measured(trees=())),
-    RuleLine("spec-hub", SpecHubRule, measured=Measured(trees=())),
+    RuleLine(
+        "top-then-sample",
+        f"{_NODES}.top_then_sample:TopThenSampleRule",
+        measured=Measured(short="own rule", bottom_up=(_TOP_THEN_SAMPLE,)),
+    ),
+    RuleLine("k-seq", f"{_NODES}.k_seq:KSeq", measured=Measured(trees=()), own_name="k-seq"),
+    RuleLine("spec-hub", f"{_NODES}.spec_hub:SpecHubRule", measured=Measured(trees=()), own_name="spechub"),
     RuleLine(
         "importance-weighted",
-        ImportanceWeighted,
-        (IID(), Product()),
-        variants=(ImportanceWeighted(free=None, alphabet=None),),
+        f"{_NODES}.importance_weighted:ImportanceWeighted",
+        (_IID, _PRODUCT),
+        others=({"free": None, "alphabet": None},),
         measured=Measured(trees=()),
     ),
     RuleLine(
         "race",
-        Race,
+        f"{_NODES}.race:Race",
         _INDEPENDENT,
-        on_trees=(TopThenSample(),),
-        measured=Measured(nodes=(IID(), TopThenIID(1)), trees=()),
+        on_trees=(_TOP_THEN_SAMPLE,),
+        measured=Measured(nodes=(_IID, _TOP_THEN_IID), trees=()),
     ),
     RuleLine(
         "optimal",
-        Optimal,
+        f"{_NODES}.optimal:Optimal",
         _LISTED,
-        on_trees=(IID(),),
+        on_trees=(_IID,),
         measured=Measured(
             "optimal rule",
-            nodes=(IID(), WithoutReplacement(), ConditionalPoisson(), TopThenSample(), TopThenIID(1)),
+            nodes=(_IID, _WITHOUT, _POISSON, _TOP_THEN_SAMPLE, _TOP_THEN_IID),
             short="optimal",
-            trees=(IID(), WithoutReplacement()),
-            bottom_up=(IID(), WithoutReplacement(), TopThenSample()),
+            trees=(_IID, _WITHOUT),
+            bottom_up=(_IID, _WITHOUT, _TOP_THEN_SAMPLE),
         ),
     ),
-    RuleLine("by-shape", ByShape, measured=Measured(trees=())),
-    RuleLine("shared-noise", SharedNoise, _EVERY, on_trees=(Given(),)),
-    RuleLine("typical", TypicalAcceptance, _EVERY),
-    RuleLine("lenient", Lenient),
-    RuleLine("top-beta", TopBeta, _EVERY),
+    RuleLine(
+        "by-shape",
+        f"{_TREES}.by_shape:ByShape",
+        measured=Measured(trees=()),
+        own_name="block verification on chains, top then sample on trees",
+    ),
+    RuleLine("shared-noise", f"{_TREES}.shared_noise:SharedNoise", SCHEMES, on_trees=(_GIVEN,)),
+    RuleLine("typical", f"{_NODES}.lossy:TypicalAcceptance", SCHEMES, own_name="typical acceptance", lossless=False),
+    RuleLine("lenient", f"{_NODES}.lossy:Lenient", lossless=False),
+    RuleLine("top-beta", f"{_NODES}.lossy:TopBeta", SCHEMES, own_name="top-beta", lossless=False),
 )
 
 POLICIES: tuple[PolicyLine, ...] = (
-    PolicyLine("", widths, ("4,2,2,1",), "{widths}"),
-    PolicyLine("chain", chain, ("chain:5",), "chain:{length}"),
-    PolicyLine("trunk", trunk, ("trunk:2+3,2",), "trunk:{trunk}+{widths}"),
-    PolicyLine("eagle", published(Fixed(EAGLE_25)), ("eagle",)),
-    PolicyLine("medusa", published(Fixed(MEDUSA_63)), ("medusa",)),
+    PolicyLine("", f"{_READERS}:widths", ("4,2,2,1",), "{widths}"),
+    PolicyLine("chain", f"{_READERS}:chain", ("chain:5",), "chain:{length}"),
+    PolicyLine("trunk", f"{_READERS}:trunk", ("trunk:2+3,2",), "trunk:{trunk}+{widths}"),
+    PolicyLine("eagle", f"{_READERS}:eagle", ("eagle",)),
+    PolicyLine("medusa", f"{_READERS}:medusa", ("medusa",)),
     PolicyLine(
         "best-first",
-        budget(BestFirst),
+        f"{_READERS}:best_first",
         ("best-first:16", "best-first:16x4:3"),
         "best-first:{drafts}x{depth}:{children}",
+        grows=True,
     ),
     PolicyLine(
         "expected",
-        budget(ExpectedAcceptance),
+        f"{_READERS}:expected",
         ("expected:8", "expected:12x5:2"),
         "expected:{drafts}x{depth}:{children}",
+        grows=True,
     ),
-    PolicyLine("eagle-2", eagle_2, ("eagle-2", "eagle-2:10x6:25"), "eagle-2:{width}x{depth}:{drafts}"),
+    PolicyLine(
+        "eagle-2", f"{_READERS}:eagle_2", ("eagle-2", "eagle-2:10x6:25"), "eagle-2:{width}x{depth}:{drafts}", grows=True
+    ),
     PolicyLine(
         "confident",
-        confident(TokenProbability()),
+        f"{_READERS}:confident",
         ("confident:8:0.4", "confident:3,2,1:0.4"),
         "confident:{widths}:{threshold}",
+        grows=True,
     ),
     PolicyLine(
-        "confident-path", confident(PathProbability()), ("confident-path:8:0.1",), "confident-path:{widths}:{threshold}"
+        "confident-path",
+        f"{_READERS}:confident_path",
+        ("confident-path:8:0.1",),
+        "confident-path:{widths}:{threshold}",
+        grows=True,
     ),
     PolicyLine(
         "confident-entropy",
-        confident(EntropyBound()),
+        f"{_READERS}:confident_entropy",
         ("confident-entropy:8:0.4",),
         "confident-entropy:{widths}:{threshold}",
+        grows=True,
     ),
-    PolicyLine("disco", disco, ("disco:8", "disco:8:0.5"), "disco:{widths}:{threshold}"),
-    PolicyLine("adaptive", adaptive, ("adaptive:8", "adaptive:8:0.6"), "adaptive:{length}:{threshold}"),
+    PolicyLine("disco", f"{_READERS}:disco", ("disco:8", "disco:8:0.5"), "disco:{widths}:{threshold}", grows=True),
+    PolicyLine(
+        "adaptive",
+        f"{_READERS}:adaptive",
+        ("adaptive:8", "adaptive:8:0.6"),
+        "adaptive:{length}:{threshold}",
+        grows=True,
+    ),
 )
 
 DRAFTERS: tuple[DrafterLine, ...] = (
-    DrafterLine("model", ModelDrafter, models=1),
-    DrafterLine("ngram", NgramDrafter, scheme=Given(), numbers=("matches",), numbers_for_example="3"),
-    DrafterLine("suffix", SuffixDrafter, scheme=Given(), store="may"),
-    DrafterLine("rest", RetrievalDrafter, scheme=Given(), store="must"),
-    DrafterLine("lookup-first", LookupFirst, models=1, wraps=True),
-    DrafterLine("recycling", RecyclingDrafter, scheme=Given()),
-    DrafterLine("route", route, scheme=Given()),
-    DrafterLine("route-first", route_first, models=1, wraps=True),
-    DrafterLine("merge", merge, scheme=Given()),
-    DrafterLine("merge-beside", merge_beside, models=1, wraps=True),
-    DrafterLine("jacobi", JacobiDrafter, scheme=Given()),
+    DrafterLine("model", "polydraft.drafters.model:ModelDrafter", models=1),
+    DrafterLine("ngram", f"{_TEXT}.ngram:NgramDrafter", bound=_GIVEN, numbers=("matches",), numbers_for_example="3"),
+    DrafterLine("suffix", f"{_TEXT}.suffix:SuffixDrafter", bound=_GIVEN, store="may"),
+    DrafterLine("rest", f"{_TEXT}.retrieval:RetrievalDrafter", bound=_GIVEN, store="must"),
+    DrafterLine("lookup-first", f"{_SEVERAL}.lookup_first:LookupFirst", models=1, wraps=True),
+    DrafterLine("recycling", f"{_TEXT}.recycling:RecyclingDrafter", bound=_GIVEN),
+    DrafterLine("route", f"{_SEVERAL}.usual:route", bound=_GIVEN, gives="RoutedDrafter"),
+    DrafterLine("route-first", f"{_SEVERAL}.usual:route_first", models=1, wraps=True, gives="RoutedDrafter"),
+    DrafterLine("merge", f"{_SEVERAL}.usual:merge", bound=_GIVEN, gives="MergedDrafter"),
+    DrafterLine("merge-beside", f"{_SEVERAL}.usual:merge_beside", models=1, wraps=True, gives="MergedDrafter"),
+    DrafterLine("jacobi", f"{_TEXT}.jacobi:JacobiDrafter", bound=_GIVEN),
     DrafterLine(
         "lookahead",
-        LookaheadDrafter,
-        scheme=Given(),
+        f"{_TEXT}.lookahead:LookaheadDrafter",
+        bound=_GIVEN,
         numbers=("level", "window", "guesses"),
         numbers_for_example="5,7,7",
     ),
-    DrafterLine("ouroboros", OuroborosDrafter, models=1, scheme=Given(), wraps=True),
-    DrafterLine("ensemble", EnsembleDrafter, models=2, scheme=Product()),
-    DrafterLine("none", NoDraft, proposes=False),
+    DrafterLine("ouroboros", f"{_TEXT}.ouroboros:OuroborosDrafter", models=1, bound=_GIVEN, wraps=True),
+    DrafterLine("ensemble", "polydraft.drafters.ensemble:EnsembleDrafter", models=2, bound=_PRODUCT),
+    DrafterLine("none", "polydraft.drafters.none:NoDraft", proposes=False),
 )

@@ -3,15 +3,17 @@
 import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue.lines import DrafterLine, RuleLine
-from polydraft.drafters import Drafter
-from polydraft.errors import InvalidParameter, near
-from polydraft.schemes import Scheme
-from polydraft.trees import TreePolicy, is_dynamic
-from polydraft.trees.policies import shortened
-from polydraft.verifiers import BottomUp, NodeVerifier, ScalableVerifier, TopDown, TreeVerifier
+from polydraft.errors import InvalidParameter, near, shortened
+
+if TYPE_CHECKING:
+    from polydraft.drafters import Drafter
+    from polydraft.schemes import Scheme
+    from polydraft.trees import TreePolicy
+    from polydraft.verifiers import NodeVerifier, TreeVerifier
 
 MANY = sys.maxsize
 """So many draft models that no drafter needs more."""
@@ -23,7 +25,7 @@ UPWARD = ", bottom up"
 
 def rule_words(*, lossless: bool | None = None) -> list[str]:
     """Return the words of all rules, or of those that are lossless, or of those that are not."""
-    return [line.word for line in tables.RULES if lossless in (None, line.usual.lossless)]
+    return [line.word for line in tables.RULES if lossless in (None, line.lossless)]
 
 
 def scheme_words() -> list[str]:
@@ -67,8 +69,7 @@ def _drafters(most_models: int, proposing: bool) -> list[DrafterLine]:
 
 def example_trees(*, growing: bool) -> list[str]:
     """Return an example of every kind of tree that follows the draft, or of every kind whose shape is fixed."""
-    texts = (line.examples[0] for line in tables.POLICIES)
-    return [text for text in texts if is_dynamic(parse_policy(text)) == growing]
+    return [line.examples[0] for line in tables.POLICIES if line.grows == growing]
 
 
 def drafter_line(word: str) -> DrafterLine:
@@ -88,26 +89,26 @@ def choice(words: Sequence[str], meant: str) -> str:
     return f" (did you mean {meant}?)." if meant else f"; choose from {', '.join(words)}."
 
 
-def word_of(drafter: Drafter) -> str:
+def word_of(drafter: "Drafter") -> str:
     """Return the word of a drafter; empty for one that is not in the catalogue."""
     return next((line.word for line in tables.DRAFTERS if line.makes(drafter)), "")
 
 
-def scheme_by_name(name: str) -> Scheme:
+def scheme_by_name(name: str) -> "Scheme":
     """Return the scheme with a word, or with the name that tables show.
 
     Raises:
         InvalidParameter: the scheme is unknown.
     """
     for line in tables.SCHEMES:
-        if name in (line.word, line.scheme.name):
+        if name in (line.word, line.name):
             return line.scheme
     raise InvalidParameter(f"There is no scheme {name!r}{choice(scheme_words(), near(name, scheme_words()))}")
 
 
 def verifier_by_name(
     name: str, drafter: str, scheme: str | None = None, *, bottom_up: bool = False
-) -> TreeVerifier | None:
+) -> "TreeVerifier | None":
     """Return the tree verifier with a word, or with the name that tables show; None for "auto".
 
     Args:
@@ -140,7 +141,7 @@ def rule_line(name: str) -> RuleLine:
         InvalidParameter: there is none.
     """
     for line in tables.RULES:
-        if name in (line.word, line.usual.name):
+        if name in (line.word, line.name):
             return line
     words = [AUTO, *rule_words()]
     raise InvalidParameter(f"There is no verifier {name!r}{choice(words, meant_rule(name))}")
@@ -148,21 +149,19 @@ def rule_line(name: str) -> RuleLine:
 
 def meant_rule(name: str) -> str:
     """Return the word of the rule that a text is likely meant to name, by its word, name or class; empty for none."""
-    named = {
-        one: line.word
-        for line in reversed(tables.RULES)
-        for one in (type(line.usual).__name__, line.usual.name, line.word)
-    }
+    named = {one: line.word for line in reversed(tables.RULES) for one in (line.class_name, line.name, line.word)}
     return {**named, AUTO: AUTO}.get(near(name, [AUTO, *reversed(named)]), "")
 
 
-def _scheme_for(line: RuleLine, drafter: str) -> Scheme:
+def _scheme_for(line: RuleLine, drafter: str) -> "Scheme":
     """Return the scheme that a drafter is bound to, if the rule knows it; else the rule's usual one."""
     bound = next((one.scheme for one in tables.DRAFTERS if one.is_named(drafter)), None)
     return bound if bound in line.known else line.known[0]
 
 
-def _lifted(rule: NodeVerifier | TreeVerifier, name: str, bottom_up: bool) -> TreeVerifier:
+def _lifted(rule: "NodeVerifier | TreeVerifier", name: str, bottom_up: bool) -> "TreeVerifier":
+    from polydraft.verifiers import BottomUp, NodeVerifier, ScalableVerifier, TopDown
+
     if not isinstance(rule, NodeVerifier):
         if bottom_up:
             raise InvalidParameter(f"The verifier {name} verifies whole trees already; leave --bottom-up out.")
@@ -174,7 +173,7 @@ def _lifted(rule: NodeVerifier | TreeVerifier, name: str, bottom_up: bool) -> Tr
     return BottomUp(rule)
 
 
-def parse_policy(text: str) -> TreePolicy:
+def parse_policy(text: str) -> "TreePolicy":
     """Read a policy from text.
 
     Ways: "4,2,2,1" (children per depth), "chain:5", "trunk:2+3,2" (a chain, then children per depth), "eagle" and
@@ -212,20 +211,22 @@ def parse_policy(text: str) -> TreePolicy:
     )
 
 
-def tree_text(policy: TreePolicy) -> str:
+def tree_text(policy: "TreePolicy") -> str:
     """Return the text that means a policy, as `parse_policy` reads it; empty if none does."""
     return next((text for line in tables.POLICIES for text in line.written(policy) if _means(text, policy)), "")
 
 
-def _means(text: str, policy: TreePolicy) -> bool:
+def _means(text: str, policy: "TreePolicy") -> bool:
     try:
         return parse_policy(text) == policy
     except InvalidParameter:
         return False
 
 
-def tree_in_words(policy: TreePolicy) -> str:
+def tree_in_words(policy: "TreePolicy") -> str:
     """Return a tree for people: the text that means it, if there is one, and of a fixed one its shape."""
+    from polydraft.trees import is_dynamic
+
     text = tree_text(policy)
     if is_dynamic(policy):
         return text or repr(policy)

@@ -23,7 +23,6 @@ from polydraft.cli.printing import (
     turn_to_nowhere,
     warnings_as_sentences,
 )
-from polydraft.drafters import flush_stores
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.machine_code import COMPILING, told_first
 from polydraft_command import INTERRUPTED, leave, say
@@ -85,7 +84,10 @@ def _stores_written() -> Iterator[None]:
     try:
         yield
     finally:
-        flush_stores()
+        if "polydraft.drafters" in sys.modules:  # else there are none, and importing them takes seconds
+            from polydraft.drafters import flush_stores
+
+            flush_stores()
 
 
 @contextmanager

@@ -11,13 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.engine.block import Emission
-from polydraft.errors import InvalidParameter
+from polydraft.errors import CUT, InvalidParameter
 from polydraft.models import BUILT_IN, first_sentence
 from polydraft.trees import TokenTree, Verdict
 
 Scores = tuple[Float[Tensor, "b V"], ...]
-CUT = "A text was cut short by the model's context"
-"""How the warning begins that a text is shorter than was asked for."""
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_
 from polydraft.models.checkpoints.reasons import first_sentence
 from polydraft.models.checks import agree, cache_in
 from polydraft.models.compiled import LEVELS, CompiledModel
-from polydraft.models.derived import is_derived
 from polydraft.models.fused import FusedModel, draft_model
 from polydraft.models.generation import (
     BUILT_IN,
@@ -123,7 +122,6 @@ __all__ = [
     "fork_all",
     "function_of",
     "inputs_beside",
-    "is_derived",
     "is_known",
     "is_prepared",
     "linear_of",

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch, hint
-from polydraft.fetched import SHIPPED
+from polydraft.fetched import SHIPPED, is_derived
 from polydraft.models.checkpoints import (
     Source,
     check_tokenizer_files,
@@ -36,7 +36,7 @@ from polydraft.models.checkpoints import (
     reason,
 )
 from polydraft.models.checks import check_architecture
-from polydraft.models.derived import check_word, derived, is_derived
+from polydraft.models.derived import check_word, derived
 from polydraft.models.gguf import alone, check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.packing import pack_linear_layers

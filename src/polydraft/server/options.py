@@ -53,7 +53,7 @@ def _drafter(word: str) -> Any:
 
 
 def _rule(word: str) -> Any:
-    return next(line.make for line in tables.RULES if line.word == word)
+    return catalogue.rule_line(word).make
 
 
 def _meaning(made: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Protocol, cast, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, is_whole
+from polydraft.errors import InvalidParameter, is_whole, shortened
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 
@@ -277,9 +277,3 @@ def checked_widths(widths: object) -> tuple[int, ...]:
         found = shortened(cast(object, widths))
         raise InvalidParameter(f"Widths of a tree must be integers of at least 1, such as (4, 2, 1), but are {found}.")
     return tuple(cast(Sequence[int], listed))
-
-
-def shortened(value: object) -> str:
-    """Return a value as text of at most 80 letters, for messages."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

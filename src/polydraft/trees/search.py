@@ -8,8 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.errors import InvalidParameter, is_number, is_whole
-from polydraft.trees.policies import shortened
+from polydraft.errors import InvalidParameter, is_number, is_whole, shortened
 from polydraft.trees.shape import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6

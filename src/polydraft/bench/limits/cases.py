@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.catalogue import RuleLine, every_scheme, parse_policy, tables
+from polydraft.catalogue import RuleLine, SchemeLine, every_scheme, parse_policy, schemes_of, tables
 from polydraft.schemes import Scheme
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
@@ -101,7 +101,7 @@ def node_cases() -> tuple[NodeCase, ...]:
 
 def tree_cases() -> tuple[TreeCase, ...]:
     """Return the lossless rules of the catalogue whose laws on trees are known: those for chains, then by scheme."""
-    cases = [case for line in tables.RULES if line.usual.lossless for case in (*_on_chains(line), *_on_trees(line))]
+    cases = [case for line in tables.RULES if line.lossless for case in (*_on_chains(line), *_on_trees(line))]
     return tuple(sorted(cases, key=lambda case: (not case.chain, _place(case.verifier.scheme))))
 
 
@@ -126,9 +126,9 @@ def _on_trees(line: RuleLine) -> Iterator[TreeCase]:
             yield TreeCase(f"bottom-up {short}", BottomUp(rule))
 
 
-def _made(line: RuleLine, schemes: tuple[Scheme, ...] | None) -> list[NodeVerifier | TreeVerifier]:
+def _made(line: RuleLine, schemes: tuple[SchemeLine | Scheme, ...] | None) -> list[NodeVerifier | TreeVerifier]:
     """Return a line's rule for these schemes; None is the usual one."""
-    return [line.of(scheme) for scheme in (line.known[:1] if schemes is None else schemes)]
+    return [line.of(scheme) for scheme in (line.known[:1] if schemes is None else schemes_of(schemes))]
 
 
 def _place(scheme: Scheme) -> int:

@@ -93,7 +93,7 @@ def _of_trees(scheme: Scheme, width: int) -> Iterator[tuple[str, PathVerifier]]:
 def _made(scheme: Scheme) -> Iterator[tuple[RuleLine, NodeVerifier | PathVerifier]]:
     """Yield the lossless rules of a scheme whose law given the drafts is known."""
     for line in tables.RULES:
-        if line.usual.lossless and scheme in line.known:
+        if line.lossless and scheme in line.known:
             rule = line.of(scheme)
             if isinstance(rule, NodeVerifier | PathVerifier):
                 yield line, rule

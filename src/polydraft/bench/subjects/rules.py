@@ -91,7 +91,7 @@ def tree_rules_for(
     """
 
     def known(line: RuleLine) -> Sequence[Scheme]:
-        return line.known if line.decides_at_nodes or schemes else (line.known[0], *line.on_trees)
+        return line.known if line.decides_at_nodes or schemes else line.proved_on_trees
 
     lifted = [_lifted(rule, bottom_up) for rule in _made(drafter, words, schemes, known)]
     return [rule for rule in lifted if rule is not None]
@@ -108,7 +108,7 @@ def _lifted(rule: Rule, bottom_up: bool) -> TreeVerifier | None:
 def _made(
     drafter: Drafter, words: Sequence[str], schemes: Sequence[Scheme], known: Callable[[RuleLine], Sequence[Scheme]]
 ) -> list[Rule]:
-    lines = [line for line in tables.RULES if (line.word in words if words else line.usual.lossless)]
+    lines = [line for line in tables.RULES if (line.word in words if words else line.lossless)]
     wanted = [scheme for scheme in every_scheme() if (not schemes or scheme in schemes) and _draws(drafter, scheme)]
     return [line.of(scheme) for scheme in wanted for line in lines if scheme in known(line)]
 

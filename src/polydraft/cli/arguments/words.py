@@ -19,8 +19,7 @@ from polydraft.catalogue import (
     tables,
 )
 from polydraft.errors import InvalidParameter, near
-from polydraft.fetched import MODELS, SHIPPED
-from polydraft.models import is_derived
+from polydraft.fetched import MODELS, SHIPPED, is_derived
 
 
 def verifier_word(word: str) -> str:
@@ -63,7 +62,7 @@ def own_rules(words: Sequence[str] | None) -> Sequence[str] | None:
 def _rule(word: str, words: Sequence[str]) -> str:
     if names_file(word):
         return own_rule(word).word
-    shown = {line.usual.name: line.word for line in tables.RULES if line.word in words}
+    shown = {line.name: line.word for line in tables.RULES if line.word in words}
     meant = meant_rule(word)
     return one_of(shown.get(word, word), words, meant if meant in words else "")
 
@@ -74,7 +73,7 @@ def scheme_word(word: str | None) -> str | None:
     Raises:
         BadParameter: it is none.
     """
-    shown = {line.scheme.name: line.word for line in tables.SCHEMES}
+    shown = {line.name: line.word for line in tables.SCHEMES}
     return None if word is None else one_of(shown.get(word, word), scheme_words())
 
 

@@ -18,8 +18,9 @@ from polydraft.cli.benchmark.subjects import (
 )
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
+from polydraft.fetched import is_derived
 from polydraft.models import HuggingFaceModel, LanguageModel, draft_model, load_draft
-from polydraft.models.derived import check_word, is_derived
+from polydraft.models.derived import check_word
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from polydraft.cli.printing import on_one_line, warnings_as_sentences
 from polydraft.cli.process import FAILED, stopped
 from polydraft.drafters import Drafter
 from polydraft.engine import stream
-from polydraft.engine.stopping import CUT
+from polydraft.errors import CUT
 
 TARGET = "smollm2"
 REHEARSED = (0, 1) * 4

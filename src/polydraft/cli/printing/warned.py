@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polydraft.cli.printing.visible import on_one_line
-from polydraft.engine.stopping import CUT
+from polydraft.errors import CUT
 
 
 @contextmanager

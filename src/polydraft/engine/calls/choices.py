@@ -26,8 +26,8 @@ from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.planner import PLANNERS, PlanningPolicy
 from polydraft.errors import CheckpointError, InvalidParameter, near, shown
-from polydraft.fetched import MODELS, SHIPPED
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_derived, is_known
+from polydraft.fetched import MODELS, SHIPPED, is_derived
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_known
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier

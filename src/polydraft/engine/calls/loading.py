@@ -10,7 +10,8 @@ from torch import nn
 from polydraft.catalogue import MANY, meant_drafter
 from polydraft.drafters import Drafter, Session, is_head, load_head
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
-from polydraft.models import HuggingFaceModel, Pair, is_derived, is_known, load_draft, shipped_head
+from polydraft.fetched import is_derived
+from polydraft.models import HuggingFaceModel, Pair, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text

@@ -2,6 +2,6 @@
 
 from polydraft.models.derived.int8 import Int8Linear, in_int8, int8_product
 from polydraft.models.derived.layers import without_layers
-from polydraft.models.derived.words import check_word, derived, is_derived
+from polydraft.models.derived.words import check_word, derived
 
-__all__ = ["Int8Linear", "check_word", "derived", "in_int8", "int8_product", "is_derived", "without_layers"]
+__all__ = ["Int8Linear", "check_word", "derived", "in_int8", "int8_product", "without_layers"]

@@ -5,18 +5,13 @@ import re
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
+from polydraft.fetched import DERIVED
 from polydraft.models.derived.int8 import in_int8
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 
-BEGINNING = "self:"
 INT8 = "int8"
 SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
-
-
-def is_derived(name: object) -> bool:
-    """Tell whether a name means a draft model made of the target."""
-    return isinstance(name, str) and name.startswith(BEGINNING)
 
 
 def check_word(name: str) -> tuple[bool, frozenset[int]]:
@@ -25,7 +20,7 @@ def check_word(name: str) -> tuple[bool, frozenset[int]]:
     Raises:
         InvalidParameter: the name says something else.
     """
-    parts, layers = name.removeprefix(BEGINNING).split(","), set[int]()
+    parts, layers = name.removeprefix(DERIVED).split(","), set[int]()
     for part in parts:
         found = SKIP.fullmatch(part)
         named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
