@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 FLOORS = [
-    ["errors", "extras", "probs", "fetched", "machine_code"],
+    ["errors", "extras", "fetched", "machine_code"],
+    ["options"],
+    ["probs"],
     ["schemes"],
     ["theory", "trees"],
     ["verifiers", "models"],
@@ -26,10 +28,11 @@ FLOORS = [
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LEVELS |= {"polydraft": 9, "server": 10, "cli": 11}
+LEVELS |= {"polydraft": len(FLOORS), "server": len(FLOORS) + 1, "cli": len(FLOORS) + 2}
 NARROW = {
     "extras": {"errors"},
-    "probs": {"errors"},
+    "options": {"errors", "fetched"},
+    "probs": {"errors", "options"},
     "models": {"probs", "errors", "extras", "fetched"},
     "reading": {"models", "trees", "probs", "errors"},
     "drafters": {"reading", "models", "trees", "schemes", "probs", "machine_code", "errors"},

@@ -16,7 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
-from polydraft.errors import InvalidParameter, InvalidProbabilities, is_number, is_whole, shown
+from polydraft.errors import InvalidProbabilities
+from polydraft.options.checked import check_keywords
+from polydraft.options.sampling_options import Sampling
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,7 @@ class SamplingParams:
     typical_p: float = 1.0
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, "a finite number >= 0", lambda value: 0 <= value < float("inf"))
-        if not is_whole(self.top_k) or self.top_k < 0:
-            raise InvalidParameter(f"top_k must be an integer >= 0, but is {shown(self.top_k)}.")
-        _require("top_p", self.top_p, "in (0, 1]", lambda value: 0 < value <= 1)
-        _require("min_p", self.min_p, "in [0, 1]", lambda value: 0 <= value <= 1)
-        _require("typical_p", self.typical_p, "in (0, 1]", lambda value: 0 < value <= 1)
-
-
-def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
-    if not is_number(value) or not holds(value):
-        raise InvalidParameter(f"{name} must be {rule}, but is {shown(value)}.")
+        check_keywords(Sampling, vars(self))
 
 
 def sent(table: Tensor, device: torch.device) -> Tensor:

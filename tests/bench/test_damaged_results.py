@@ -20,13 +20,14 @@ from polydraft.bench import (
     measure,
     summarise,
 )
-from polydraft.bench.files import check_regular, odd_kind
+from polydraft.bench.files import check_regular
 from polydraft.bench.limits import Results, node_cases
 from polydraft.bench.limits.cases import TOO_DEAR, UNDEFINED
 from polydraft.bench.limits.measuring import acceptance_at_nodes
 from polydraft.bench.speed import read_speed_results, verdicts, write_report
 from polydraft.bench.speed.summary import summarise_speed
 from polydraft.errors import PolydraftError, ResultsError
+from polydraft.options.places import odd_kind
 from polydraft.verifiers import RecursiveRejectionWithoutReplacement
 
 CONDITIONS: dict[str, Any] = {

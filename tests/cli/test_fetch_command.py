@@ -74,7 +74,8 @@ def test_bad_calls_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_fetched_is_one_sentence() -> None:
-    from polydraft.cli.generate import GenerateRequest, run_generate
+    from polydraft.cli.generate import run_generate
+    from polydraft.options.commands.generate_options import GenerateOptions
 
     with pytest.raises(CheckpointError, match="`polydraft fetch smollm2` brings it"):
-        run_generate(GenerateRequest("x", target="smollm2"), as_json=False, quiet=True, compared=False)
+        run_generate(GenerateOptions(prompt="x", target="smollm2", quiet=True))

@@ -24,7 +24,7 @@ from polydraft.catalogue import (
     verifier_by_name,
 )
 from polydraft.cli import main
-from polydraft.cli.arguments.words import drafter_word, rule_word, scheme_word, verifier_word
+from polydraft.cli.words import drafter_word, rule_word, scheme_word, verifier_word
 from polydraft.drafters import LookupFirst, MergedDrafter, ModelDrafter, NgramDrafter, RoutedDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, PolydraftError, near
 from polydraft.models import HuggingFaceModel

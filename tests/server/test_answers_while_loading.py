@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -104,7 +105,7 @@ def serving(settings: Settings, monkeypatch: pytest.MonkeyPatch, during: Any) ->
         return server
 
     monkeypatch.setattr(running_room, "_serving", with_client)
-    code = run_serve(settings, "127.0.0.1", 0, 10)
+    code = run_serve(replace(settings, port=0, max_connections=10))
     thread[0].join(30)
     assert not thread[0].is_alive()
     return code

@@ -22,7 +22,7 @@ from serving import COMMAND, healthy, running, served, worker_of
 
 from polydraft.cli import main
 from polydraft.cli.serve import running as running_room
-from polydraft.cli.serve.running import bound, run_serve, settings_class
+from polydraft.cli.serve.running import bound, run_serve
 from polydraft.errors import InvalidParameter, MissingExtra
 from polydraft.extras import SERVE
 from polydraft.server import Settings
@@ -57,7 +57,7 @@ def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_extra_is_said(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without(package, monkeypatch)
     with pytest.raises(MissingExtra, match=f' {package}, which is not installed: pip install "{package}>'):
-        settings_class()
+        run_serve(Settings())
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,11 @@ def test_too_many_connections_and_strange_names_are_refused() -> None:
 def test_a_public_address_without_a_key_is_warned_of(
     host: str, keys: tuple[str, ...], warned: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, seen = Settings(apart=False, keys=keys), list[Any]()
+    settings = Settings(apart=False, keys=keys, host=host, port=0, max_connections=7)
+    seen = list[Any]()
     monkeypatch.setattr(running_room, "_serving", lambda uvicorn, config, desk: seen.append((config, desk)) or Idle())
     monkeypatch.setattr(logs, "write_logs", lambda: None)
-    assert run_serve(settings, host, 0, 7) == 0
+    assert run_serve(settings) == 0
     (config, desk), said = seen[0], capsys.readouterr().err
     assert said.count("--api-key") == warned and config.limit_concurrency == 8
     assert desk.settings.hosts == (() if warned or keys else ("localhost",))

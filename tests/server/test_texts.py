@@ -15,7 +15,7 @@ from polydraft.drafters.text import GivenDrafter
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import Served
 from polydraft.server.worker.writing import Writing

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.cli.train import HeadRequest, run_train_head
+from polydraft.cli.train.head import run_train_head
 from polydraft.drafters import BlockDrafter, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
+from polydraft.options.commands.train_options import TrainHeadOptions
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
 from polydraft.training.heads.kinds import usual_reads
@@ -134,8 +135,8 @@ def test_the_command_says_which_prompts_are_too_long_before_the_target_writes(
         "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b", "c = 1; " * 50))
     )
     monkeypatch.setattr("polydraft.cli.train.head.make_head", lambda *_: pytest.fail("not yet"))
-    rows, plan = (str(tmp_path / "rows.jsonl"),), HeadPlan("medusa", writing=Writing(length=64))
-    request = HeadRequest(None, rows, None, None, tmp_path / "work", tmp_path / "out", plan)
+    rows, folders = (str(tmp_path / "rows.jsonl"),), {"work": tmp_path / "work", "out": tmp_path / "out"}
+    request = TrainHeadOptions(kind="medusa", prompts=rows, length=64, **folders)
     with pytest.raises(pytest.fail.Exception):
         run_train_head(request)
     assert "1 of 3 prompts left out: each is empty, or longer than 48 tokens, three quarters of --length 64.\n" in (

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, tables, tree_rules
-from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
 from polydraft.cli.process import stopped
@@ -26,6 +26,7 @@ from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter
+from polydraft.options.commands.bench_options import ConformanceOptions
 from polydraft.verifiers import TreeVerifier
 
 WIDE = 110
@@ -35,25 +36,24 @@ SMALL, PROMPTS = 5, ((0, 1, 2, 1, 2, 1), (3, 4, 3, 0, 3, 4))
 Rule = TypeVar("Rule", NodeRule, TreeVerifier)
 
 
-def run_conformance(
-    wanted: str | None, *, drafter: str | None = None, quick: bool, all_pairs: bool, as_json: bool
-) -> int:
+def run_conformance(options: ConformanceOptions) -> int:
     """Check the rules, or texts with a drafter, and print.
 
     Returns:
         the exit code: 0, 1 if a lossless rule or a text deviates, 130 after Ctrl-C.
 
     Raises:
-        InvalidParameter: no rule has `wanted` in its name.
+        InvalidParameter: no rule has the text of --rule in its name.
     """
-    if drafter is not None:
+    all_pairs, as_json = options.all_pairs, options.as_json
+    if options.drafter is not None:
         refuse_clashes((all_pairs, "--all-pairs is for rules, and --drafter tests texts: leave one out."))
-        return check_drafter(drafter, wanted, quick=quick, as_json=as_json)
-    at_nodes, on_trees = chosen(wanted)
+        return check_drafter(options.drafter, options.rule, quick=options.quick, as_json=as_json)
+    at_nodes, on_trees = chosen(options.rule)
     refuse_clashes(
         (all_pairs and not at_nodes, "--all-pairs is for node rules, and none is among those chosen: leave it out.")
     )
-    rows, k = (cases(random=4), 2) if quick else (cases(), 3)
+    rows, k = (cases(random=4), 2) if options.quick else (cases(), 3)
     try:
         with progress(new_console(errors=True, quiet=as_json)) as step:
             found = matrix(at_nodes, k=k, all_pairs=all_pairs, rows=rows, on_progress=partial(step, "node rules"))

@@ -18,11 +18,12 @@ from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
+from polydraft.cli.printing.tables import describe_setup, describe_times, unless_faster
 from polydraft.cli.process import stopped
-from polydraft.cli.tables import describe_setup, describe_times, unless_faster
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
 from polydraft.models import Pair, StreamDecoder, load_pair
+from polydraft.options.commands.bench_options import DemoOptions
 from polydraft.trees import Fixed, TreeShape, draw_svg, draw_text
 
 TEMPERATURES = (0.0, 0.8)
@@ -37,8 +38,9 @@ def demo_prompts() -> list[str]:
     return [json.loads(line)["text"] for line in lines if line]
 
 
-def run_demo(max_new_tokens: int, repeats: int, svg: Path | None, *, as_json: bool) -> int:
+def run_demo(options: DemoOptions) -> int:
     """Run the demo and print it; return the exit code: 0, 1 if greedy text differs from plain decoding, 130."""
+    max_new_tokens, repeats, as_json = options.max_new_tokens, options.repeats, options.as_json
     console = new_console(quiet=as_json)
     with new_console(errors=True, quiet=as_json).status("Loading the embedded pair ..."):
         pair = load_pair()
@@ -46,7 +48,7 @@ def run_demo(max_new_tokens: int, repeats: int, svg: Path | None, *, as_json: bo
     title = Styled.assemble(("polydraft", "bold"), f" on its embedded pair, {describe_machine()}\n")
     console.print(title, soft_wrap=True)
     try:
-        show_text_and_tree(console, pair, prompts[1], max_new_tokens, svg)
+        show_text_and_tree(console, pair, prompts[1], max_new_tokens, options.svg)
         results = {heat: measure(pair, prompts, heat, max_new_tokens, repeats, as_json) for heat in TEMPERATURES}
     except KeyboardInterrupt:
         return stopped()

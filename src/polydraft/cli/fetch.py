@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.fetched import is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
+from polydraft.options.commands.store_options import FetchOptions
 
 STEPS = {
     "waiting": "Another fetch is in progress: waiting for it",
@@ -23,8 +24,9 @@ STEPS = {
 NEXT = {"smollm2": "Try: polydraft chat, or --target smollm2 anywhere.", "spec-bench": "Try: --prompts spec-bench."}
 
 
-def run_fetch(word: str | None, source: Path | None, *, as_json: bool) -> int:
+def run_fetch(options: FetchOptions) -> int:
     """Fetch what the word means, or list what there is; return the exit code: 0, or 130 after Ctrl-C."""
+    word, source, as_json = options.what, options.source, options.as_json
     refuse_clashes((word is None and source, "--from needs the word of what is fetched: give one beside it."))
     if word is None:
         return _listed(as_json)

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,20 @@ from torch import Tensor
 from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt, as_asked
 from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
-from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
+from polydraft.cli.printing.tables import describe_setup, print_run
 from polydraft.cli.process import INTERRUPTED, stopped
-from polydraft.cli.tables import describe_setup, print_run
 from polydraft.drafters import Drafter
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.planner import PLANNERS
 from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
+from polydraft.options.checked import check_keywords
+from polydraft.options.commands.generate_options import GenerateOptions
+from polydraft.options.sampling_options import Sampling
 from polydraft.probs import SamplingParams
 from polydraft.trees import TakingPolicy, TreePolicy
 
@@ -35,35 +37,6 @@ DRAFTED, OWN = "green", "bold"
 COMPARE_REPEATS = 5
 WARM_UP_STEPS = 3
 """The first two steps meet every shape; the third runs without compiling."""
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """One call of `polydraft generate`: the options as given."""
-
-    prompt: str
-    target: str | None = None
-    draft: str | None = None
-    drafter: str | None = None
-    verifier: str = "auto"
-    scheme: str | None = None
-    bottom_up: bool = False
-    tree: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    grammar: Grammar | None = None
-    seed: int | None = None
-    max_new_tokens: int = 128
-    dtype: str = "auto"
-    device: str = "auto"
-    plan: Path | None = None
-    compiled: bool = False
-    chat_template: bool | None = None
-
-    @property
-    def plan_file(self) -> Path | None:
-        """The plan's file, if it is one and not the word of a planner."""
-        return None if str(self.plan) in PLANNERS else self.plan
 
 
 def given_prompt(prompt: str | None) -> str:
@@ -87,8 +60,14 @@ def given_prompt(prompt: str | None) -> str:
     return text
 
 
-def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compared: bool) -> int:
+def plan_file(request: GenerateOptions) -> Path | None:
+    """Return the plan's file, if it is one and not the word of a planner."""
+    return None if str(request.plan) in PLANNERS else request.plan
+
+
+def run_generate(request: GenerateOptions, grammar: Grammar | None = None) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
+    as_json, quiet, compared = request.as_json, request.quiet, request.compare
     notes = new_console(errors=True, quiet=as_json or quiet)
     if not request.prompt:
         raise InvalidParameter("The prompt is empty: give at least one character.")
@@ -103,12 +82,13 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
         ),
         idle_filters(request.sampling),
     )
-    plan = load_plan(request.plan_file) if request.plan_file else None
+    file = plan_file(request)
+    plan = load_plan(file) if file else None
     with notes.status("Loading the models ..."):
         pair = load_models(request)
     ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
     options["drafter"] = drafter_of(drafter, pair, request)
-    options |= text_options(request, pair)
+    options |= text_options(request, grammar, pair)
     try:
         options |= planned_options(request, plan, pair, ids, options, notes) if plan else {}
         if request.compiled:
@@ -126,20 +106,20 @@ def run_generate(request: GenerateRequest, *, as_json: bool, quiet: bool, compar
     if interrupted:
         stopped("the text that was written is printed")
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(request, run, pair, comparison, interrupted)) + "\n")
+        sys.stdout.write(json.dumps(_as_json(request, grammar, run, pair, comparison, interrupted)) + "\n")
     elif not quiet:
         print_run(console, run, comparison)
     return INTERRUPTED if interrupted else 0
 
 
-def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
+def check_request(request: GenerateOptions, drafter: str) -> dict[str, Any]:
     """Check what can be checked before models are loaded, and return the generation options.
 
     Raises:
         InvalidParameter: a malformed tree, an unknown verifier, a sampling option outside its range.
         StoreError: the drafter's store cannot be used.
     """
-    check_sampling(request.sampling)
+    check_keywords(Sampling, request.sampling)
     refuse_clashes(*_clashes(request, drafter))
     if drafter_line(drafter).arguments_in(drafter):
         drafter_line(drafter).named(drafter)
@@ -154,29 +134,16 @@ def check_request(request: GenerateRequest, drafter: str) -> dict[str, Any]:
     return options
 
 
-def text_options(request: GenerateRequest, pair: Pair) -> dict[str, Any]:
+def text_options(request: GenerateOptions, grammar: Grammar | None, pair: Pair) -> dict[str, Any]:
     """Return the options for which the tokenizer is needed: where the text stops, and what it is to be."""
     stops = {"stop_strings": list(request.stop)} if request.stop else {}
-    grammar = {"grammar": request.grammar} if request.grammar else {}
-    return {**stops, **grammar, "tokenizer": pair.tokenizer} if stops or grammar else {}
+    guide = {"grammar": grammar} if grammar else {}
+    return {**stops, **guide, "tokenizer": pair.tokenizer} if stops or guide else {}
 
 
-def check_sampling(settings: dict[str, Any]) -> None:
-    """Check the sampling options.
-
-    Raises:
-        InvalidParameter: one is outside its range.
-    """
-    names = ("temperature", "top_k", "top_p", "min_p")
-    SamplingParams(**{name: settings[name] for name in names if name in settings})
-    penalty = settings.get("repetition_penalty", 1.0)
-    if not 0 < penalty < float("inf"):
-        raise InvalidParameter(f"repetition_penalty must be a finite number > 0, but is {penalty}.")
-
-
-def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, str]]:
+def _clashes(request: GenerateOptions, drafter: str) -> Iterator[tuple[object, str]]:
     """Yield the combinations in which an option could have no effect, each with its sentence."""
-    one, auto, file = request, str(request.plan) in PLANNERS, request.plan_file
+    one, auto, file = request, str(request.plan) in PLANNERS, plan_file(request)
     yield one.draft and not one.target, LONE_DRAFT
     yield one.tree in PLANNERS, f"--tree {one.tree} is no tree but a planner: write --plan {one.tree}."
     meant = near(str(file), PLANNERS)
@@ -195,7 +162,7 @@ def _clashes(request: GenerateRequest, drafter: str) -> Iterator[tuple[object, s
         yield given and drafter == "none", f"--drafter none drafts nothing; leave {name} out."
 
 
-def _policy(request: GenerateRequest) -> TreePolicy | None:
+def _policy(request: GenerateOptions) -> TreePolicy | None:
     """Return the trees that are asked for; None for those that suit the drafter."""
     if request.tree is not None:
         return parse_policy(request.tree)
@@ -203,7 +170,7 @@ def _policy(request: GenerateRequest) -> TreePolicy | None:
     return planner() if planner else None
 
 
-def load_models(request: GenerateRequest) -> Pair:
+def load_models(request: GenerateOptions) -> Pair:
     """Load the models of the request, or the embedded pair."""
     if request.target is None:
         return load_pair(dtype=request.dtype, device=request.device)
@@ -217,13 +184,13 @@ def named_draft(target: str | None, draft: str | None) -> str | None:
     return None if shipped_head(target) is None else "shipped head"
 
 
-def _draft_used(request: GenerateRequest) -> str | None:
+def _draft_used(request: GenerateOptions) -> str | None:
     """Return what drafted is called, if it was a model or a head."""
     line = drafter_line(drafter_name(request))
     return named_draft(request.target, request.draft) if line.models else None
 
 
-def drafter_name(request: GenerateRequest) -> str:
+def drafter_name(request: GenerateOptions) -> str:
     """Return the name of the drafter that the request means.
 
     Raises:
@@ -236,7 +203,7 @@ def drafter_name(request: GenerateRequest) -> str:
     return request.drafter or ("model" if has_model else usual)
 
 
-def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
+def drafter_of(name: str, pair: Pair, request: GenerateOptions) -> Drafter:
     """Return the drafter with a name; where none was named and a model drafts, what the engine takes by default."""
     line = drafter_line(name)
     if not line.models:
@@ -266,7 +233,7 @@ def warm_up(run: Run) -> None:
 
 
 def planned_options(
-    request: GenerateRequest, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
+    request: GenerateOptions, plan: PairPlan, pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console
 ) -> dict[str, Any]:
     """Return drafter, verifier and tree by the plan; where it does not fit, say why and measure again."""
     names = (request.target or "embedded pair's target", request.draft or "embedded pair's draft")
@@ -317,7 +284,12 @@ def _compared(pair: Pair, ids: Tensor, options: dict[str, Any], notes: Console) 
 
 
 def _as_json(
-    request: GenerateRequest, run: Run, pair: Pair, comparison: Comparison | None, interrupted: bool
+    request: GenerateOptions,
+    grammar: Grammar | None,
+    run: Run,
+    pair: Pair,
+    comparison: Comparison | None,
+    interrupted: bool,
 ) -> dict[str, object]:
     tokens = run.new_tokens[0]
     return {
@@ -333,7 +305,7 @@ def _as_json(
             "plan": str(request.plan) if request.plan else None,
             **({} if request.chat_template is None else {"chat_template": request.chat_template}),
             **request.sampling,
-            **({} if request.grammar is None else request.grammar.told),
+            **({} if grammar is None else grammar.told),
             **describe_setup(run),
         },
         "statistics": run.statistics.as_dict(),

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.conformance import Families, FamilyReport, check_family, known_families
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models.families import installed_version, registered_types
+from polydraft.options.commands.bench_options import FamilyOptions
 
 MEANING = {
     "trees": "token trees are exact",
@@ -26,12 +28,14 @@ MEANING = {
 STYLES = {"trees": "green", "chains": "cyan", "refused": "yellow", "untried": "dim", "wrong": "red", "error": "red"}
 
 
-def run_models(kinds: Sequence[str], *, check: bool, page: bool, as_json: bool) -> int:
+def run_models(options: FamilyOptions) -> int:
     """Print what types can do; return the exit code: 0, 1 if a checked one is wrong, 130 after Ctrl-C.
 
     Raises:
-        InvalidParameter: a type that transformers does not register.
+        InvalidParameter: a type that transformers does not register, or two ways to print.
     """
+    kinds, check, as_json = options.types, options.check, options.as_json
+    refuse_clashes((options.page and as_json, "--page and --json are two ways to print: leave one out."))
     known = {one.kind for one in known_families().types} if not check else {*registered_types()}
     strange = [kind for kind in kinds if kind not in known]
     if strange:
@@ -46,7 +50,7 @@ def run_models(kinds: Sequence[str], *, check: bool, page: bool, as_json: bool) 
         return stopped()
     if as_json:
         sys.stdout.write(json.dumps(found.as_dict(), indent=1) + "\n")
-    elif page:
+    elif options.page:
         sys.stdout.write(markdown(found))
     else:
         _show(found)

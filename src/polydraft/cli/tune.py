@@ -3,8 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,15 +12,16 @@ from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.cli.arguments import LONE_MODEL, idle_template, refuse_clashes
+from polydraft.cli.clashes import LONE_MODEL, idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing.tables import unless_faster
 from polydraft.cli.process import stopped
-from polydraft.cli.tables import unless_faster
 from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair, load_pair
+from polydraft.options.commands.bench_options import TuneOptions
 from polydraft.probs import SamplingParams
 from polydraft.trees import Fixed, TreeShape
 
@@ -31,75 +30,51 @@ SHOWN_COUNTS = (1, 4, 8, 16, 32, 64, 128)
 Step = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class TuneRequest:
-    """One call of `polydraft tune`: the options as given."""
-
-    target: str | None = None
-    draft: str | None = None
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    prompts: tuple[str, ...] = ()
-    limit: int = 8
-    effort: Effort = field(default_factory=Effort)
-    max_nodes: int = 32
-    max_depth: int = 8
-    checked: bool = False
-    out: Path = Path("plan.json")
-    dtype: str = "auto"
-    device: str = "auto"
-    chat_template: bool | None = None
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """What the models are called in the plan."""
-        return self.target or "embedded pair's target", self.draft or "embedded pair's draft"
-
-
-def run_tune(request: TuneRequest, *, as_json: bool) -> int:
+def run_tune(options: TuneOptions) -> int:
     """Measure, choose, write and print; return the exit code: 0, or 130 after Ctrl-C with nothing written."""
-    notes = new_console(errors=True, quiet=as_json)
-    check_request(request)
-    sources = request.prompts or (("python",) if request.target is None else ("humaneval", "gsm8k"))
-    prompts = read_prompt_sets(sources, request.limit, request.chat_template)
-    refuse_clashes(idle_template(prompts, request.chat_template))
+    notes = new_console(errors=True, quiet=options.as_json)
+    check_request(options)
+    sources = options.prompts or (("python",) if options.target is None else ("humaneval", "gsm8k"))
+    prompts = read_prompt_sets(sources, options.limit, options.chat_template)
+    refuse_clashes(idle_template(prompts, options.chat_template))
     try:
         with notes.status("Loading the models ..."):
-            pair = _load(request)
+            pair = _load(options)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS) for prompt in prompts]
-        fitting = _fitting(pair, encoded, request)
+        fitting = _fitting(pair, encoded, options)
         if len(fitting) < len(encoded):
             notes.print(
                 f"{len(encoded) - len(fitting)} of {len(encoded)} prompts do not fit into the context; left out."
             )
         with progress(notes) as step:
-            plan = _tuned(pair, fitting, request, step)
-            measured = _measured(pair, fitting, request, plan, step) if request.checked else {}
+            plan = _tuned(pair, fitting, options, step)
+            measured = _measured(pair, fitting, options, plan, step) if options.check else {}
     except KeyboardInterrupt:
         return stopped("nothing was written")
-    plan.save(request.out)
-    if as_json:
+    plan.save(options.out)
+    if options.as_json:
         checks = {f"{heat:g}": {name: one.as_dict() for name, one in runs.items()} for heat, runs in measured.items()}
-        sys.stdout.write(json.dumps({"path": str(request.out), **plan.as_dict(), "measured": checks}) + "\n")
+        sys.stdout.write(json.dumps({"path": str(options.out), **plan.as_dict(), "measured": checks}) + "\n")
     else:
-        show(new_console(), plan, request, len(fitting), measured)
+        show(new_console(), plan, options, len(fitting), measured)
     return 0
 
 
-def check_request(request: TuneRequest) -> None:
+def check_request(options: TuneOptions) -> None:
     """Check what can be checked before models are loaded.
 
     Raises:
         InvalidParameter: options that do not go together, a temperature outside its range, or a file that cannot be
             written or is something else than a plan.
     """
-    alone, heats = bool(request.target) != bool(request.draft), request.temperatures
+    alone, heats = bool(options.target) != bool(options.draft), options.temperatures
     refuse_clashes(
         (alone, LONE_MODEL),
         (len({*heats}) < len(heats), f"A temperature is given twice: {', '.join(f'{heat:g}' for heat in heats)}."),
     )
     for temperature in heats:
         SamplingParams(temperature)
-    out = request.out
+    out = options.out
     if not out.parent.is_dir():
         raise InvalidParameter(f"--out {out}: there is no folder {out.parent}.")
     if out.exists():
@@ -109,44 +84,44 @@ def check_request(request: TuneRequest) -> None:
             raise InvalidParameter(f"--out {out} exists and is no plan that can be read; give another name.") from error
 
 
-def _load(request: TuneRequest) -> Pair:
-    if request.target is None:
-        return load_pair(dtype=request.dtype, device=request.device)
-    return load_models(request.target, request.draft, dtype=request.dtype, device=request.device)
+def _load(options: TuneOptions) -> Pair:
+    if options.target is None:
+        return load_pair(dtype=options.dtype, device=options.device)
+    return load_models(options.target, options.draft, dtype=options.dtype, device=options.device)
 
 
-def _fitting(pair: Pair, prompts: Sequence[Tensor], request: TuneRequest) -> list[Tensor]:
+def _fitting(pair: Pair, prompts: Sequence[Tensor], options: TuneOptions) -> list[Tensor]:
     """Return the prompts that leave room for the new tokens."""
-    room = HuggingFaceModel(pair.target).context - request.effort.tokens
+    room = HuggingFaceModel(pair.target).context - options.max_tokens
     fitting = [ids for ids in prompts if 0 < ids.shape[1] <= room]
     if not fitting:
         raise InvalidParameter(
-            f"No prompt leaves room for {request.effort.tokens} new tokens in the model's context; give shorter ones, "
+            f"No prompt leaves room for {options.max_tokens} new tokens in the model's context; give shorter ones, "
             "or a smaller --max-tokens."
         )
     return fitting
 
 
-def _tuned(pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, step: Step) -> PairPlan:
+def _tuned(pair: Pair, prompts: Sequence[Tensor], options: TuneOptions, step: Step) -> PairPlan:
     return tune(
         pair,
         prompts,
-        temperatures=request.temperatures,
-        max_nodes=request.max_nodes,
-        max_depth=request.max_depth,
-        effort=request.effort,
-        names=request.names,
+        temperatures=options.temperatures,
+        max_nodes=options.max_nodes,
+        max_depth=options.max_depth,
+        effort=Effort(options.max_tokens, seed=options.seed),
+        names=options.names,
         on_progress=step,
     )
 
 
 def _measured(
-    pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, plan: PairPlan, step: Step
+    pair: Pair, prompts: Sequence[Tensor], options: TuneOptions, plan: PairPlan, step: Step
 ) -> dict[float, dict[str, Comparison]]:
     """Compare the chosen and the default tree with plain decoding, by temperature; other texts than were tuned on."""
     return {
         tree.temperature: {
-            name: _compared(pair, prompts, request, tree, shape, step)
+            name: _compared(pair, prompts, options, tree, shape, step)
             for name, shape in (("tree", tree.shape), ("default tree", tree.usual))
             if shape.counts
         }
@@ -155,10 +130,10 @@ def _measured(
 
 
 def _compared(
-    pair: Pair, prompts: Sequence[Tensor], request: TuneRequest, tree: TunedTree, shape: TreeShape, step: Step
+    pair: Pair, prompts: Sequence[Tensor], options: TuneOptions, tree: TunedTree, shape: TreeShape, step: Step
 ) -> Comparison:
-    options: dict[str, Any] = {"temperature": tree.temperature, "seed": request.effort.seed + 1}
-    options |= {"top_k": 0} if tree.temperature else {}
+    sampling: dict[str, Any] = {"temperature": tree.temperature, "seed": options.seed + 1}
+    sampling |= {"top_k": 0} if tree.temperature else {}
     pairs: list[object] = []
 
     def note(*runs: object) -> None:
@@ -171,15 +146,15 @@ def _compared(
         on_pair=note,
         drafter=pair.draft,
         policy=Fixed(shape),
-        max_new_tokens=request.effort.tokens,
-        **options,
+        max_new_tokens=options.max_tokens,
+        **sampling,
     )
 
 
 def show(
     console: Console,
     plan: PairPlan,
-    request: TuneRequest,
+    options: TuneOptions,
     prompts: int,
     measured: dict[float, dict[str, Comparison]],
 ) -> None:
@@ -193,7 +168,7 @@ def show(
         style = "bold" if name.startswith("speed-up") else None
         table.add_row(name, *(column.get(name, "") for column in columns), style=style)
     console.print(
-        f"Tuned on {prompts} prompt(s), up to {request.effort.tokens} tokens each: {plan.pair.target.name} with "
+        f"Tuned on {prompts} prompt(s), up to {options.max_tokens} tokens each: {plan.pair.target.name} with "
         f"{plan.pair.draft.name}, {plan.machine.device}, {plan.machine.threads} thread(s).",
         soft_wrap=True,
     )
@@ -206,8 +181,8 @@ def show(
     console.print(f"One level of drafts, by nodes: {_milliseconds(costs.draft)}.", soft_wrap=True)
     if not measured:
         console.print("Speed-ups are predicted from these measurements; --check measures them.", soft_wrap=True)
-    used = "" if request.target is None else f" --target {request.target} --draft {request.draft}"
-    written = f"Written to {request.out}. Use it: polydraft generate{used} --plan {request.out} ..."
+    used = "" if options.target is None else f" --target {options.target} --draft {options.draft}"
+    written = f"Written to {options.out}. Use it: polydraft generate{used} --plan {options.out} ..."
     console.print(written, soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 It needs the packages of the extra `serve`.
 """
 
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.app import build_app
-from polydraft.server.settings import Settings
 
 __all__ = ["Settings", "build_app"]

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.bodies import BodyRoute
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.door import ID, Door
@@ -19,7 +20,6 @@ from polydraft.server.front.logs import log, traced
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
-from polydraft.server.settings import Settings
 from polydraft.server.wire.described import described
 from polydraft.server.wire.errors import Refused, of_fields, ours
 

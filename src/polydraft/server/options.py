@@ -7,7 +7,7 @@ from typing import Any
 import polydraft.catalogue as catalogue
 import polydraft.catalogue.tables as tables
 from polydraft import __version__
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 
 _SENTENCE = re.compile(r"(?<!\.)\. ")
 """Where a sentence ends: not behind the dots of `x_1 ... x_n`."""

@@ -1,6 +1,6 @@
 """What the commands take: options that they share, and checks of places, names and combinations."""
 
-from polydraft.cli.arguments.clashes import (
+from polydraft.cli.clashes import (
     LONE_DRAFT,
     LONE_MODEL,
     both_outputs,

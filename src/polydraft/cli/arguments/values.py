@@ -1,14 +1,12 @@
-"""Values of options that typer's own types do not check: names of models, devices, precisions, stop strings."""
+"""Checks of values of options that are not made of dataclasses yet."""
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
-from polydraft.errors import CheckpointError, InvalidParameter, hint
-from polydraft.fetched import MODELS, SHIPPED
+from polydraft.errors import InvalidParameter
+from polydraft.options.option import LARGEST_COUNT
+from polydraft.options.values import filled, model_name
 
-LARGEST_COUNT, LARGEST_SEED = 2**31 - 1, 2**63 - 1
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+__all__ = ["count", "filled", "model_name"]
 
 
 def count(_: Any, param: Any, value: Any) -> Any:
@@ -17,89 +15,8 @@ def count(_: Any, param: Any, value: Any) -> Any:
     Raises:
         InvalidParameter: there cannot be so many.
     """
-    return _at_most(LARGEST_COUNT, param, value)
-
-
-def seed_number(_: Any, param: Any, value: Any) -> Any:
-    """Return a seed.
-
-    Raises:
-        InvalidParameter: it is larger than seeds are.
-    """
-    return _at_most(LARGEST_SEED, param, value)
-
-
-def _at_most(most: int, param: Any, value: Any) -> Any:
     several = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for one in several:
-        if one > most:
-            raise InvalidParameter(f"{param.opts[0]} is at most {most}, but {one} was given.")
+        if one > LARGEST_COUNT:
+            raise InvalidParameter(f"{param.opts[0]} is at most {LARGEST_COUNT}, but {one} was given.")
     return value
-
-
-def model_name(name: str | None) -> str | None:
-    """Return the folder, GGUF file or hub name of a model, ~ expanded.
-
-    Raises:
-        InvalidParameter: it is empty.
-        CheckpointError: it means a folder, and there is none.
-    """
-    if name is None:
-        return None
-    if not name.strip():
-        raise InvalidParameter("The name of a model is empty: give a folder or a name on the hub.")
-    place = os.path.expanduser(name)
-    if name in MODELS or name in SHIPPED or (place.lower().endswith(".gguf") and os.path.isfile(place)):
-        return place
-    if place.startswith(("~", "/", ".")) and not os.path.isdir(place):
-        raise CheckpointError(f"There is no model folder {name!r}.")
-    if os.path.lexists(place) and not os.path.isdir(place):
-        raise CheckpointError(
-            f"{name!r} is no folder: give the folder that a model is in, a .gguf file, or a name on the hub."
-        )
-    return place
-
-
-def device_name(name: str) -> str:
-    """Return the name of a device that numbers can be kept on; whether it is there is seen when models are loaded.
-
-    Raises:
-        InvalidParameter: it is empty, or torch's device without memory.
-    """
-    if not name.strip() or name.split(":")[0] == "meta":
-        raise InvalidParameter(f"There is no device {name!r} to generate on; use auto, cpu, or cuda or cuda:1.")
-    return name
-
-
-def precision(name: str) -> str:
-    """Return the name of a precision.
-
-    Raises:
-        InvalidParameter: it is none of `DTYPES`.
-    """
-    if name not in DTYPES:
-        there = f"use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
-        raise InvalidParameter(f"There is no dtype {name!r}{hint(name, DTYPES)}; {there}.")
-    return name
-
-
-def filled(values: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the values of an option that may be repeated.
-
-    Raises:
-        InvalidParameter: one is empty.
-    """
-    if any(not value for value in values or ()):
-        raise InvalidParameter('One of the values is "", which is no name of anything: leave the option out.')
-    return values
-
-
-def stop_strings(values: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the strings at which a text ends.
-
-    Raises:
-        InvalidParameter: one is empty, and would end the text anywhere or nowhere.
-    """
-    if any(not value for value in values or ()):
-        raise InvalidParameter('--stop "" stops nowhere: give at least one character, or leave --stop out.')
-    return values

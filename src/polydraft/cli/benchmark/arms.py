@@ -33,10 +33,10 @@ from polydraft.catalogue import (
     parse_policy,
     verifier_by_name,
 )
-from polydraft.cli.arguments.values import model_name
 from polydraft.engine import as_drafter, draft_for
 from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 from polydraft.models import Pair
+from polydraft.options.values import model_name
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
 PREDICTION = "prediction"

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from polydraft.bench.speed import (
     summarise_speed,
     typical_load,
 )
-from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.benchmark.subjects import say_busy
+from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.generate import named_draft
 from polydraft.cli.limits import as_rich, kept
 from polydraft.cli.printing import console as new_console
@@ -43,54 +42,36 @@ from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load
 from polydraft.models import Pair, load_pair
+from polydraft.options.commands.bench_options import BenchOptions
 
 WHOLE = 4096
 """The usual most tokens of a replayed text, which ends by itself."""
 REPLAYED = "Replayed: every arm wrote the edited file that stands in the row, not what the target would write. "
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """One call of `polydraft bench`: the options as given; no arms are the usual ones.
-
-    `excerpts` tells whether the length of excerpts was given.
-    """
-
-    settings: SpeedSettings
-    arms: tuple[str, ...] = ()
-    target: str | None = None
-    draft: str | None = None
-    prompts: tuple[str, ...] = USUAL
-    limit: int | None = None
-    out: Path | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    excerpts: bool = False
-    chat_template: bool | None = None
-
-
-def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
+def run_bench(request: BenchOptions) -> int:
     """Carry out the request and print.
 
     Returns the exit code: 0, 1 if a lossless arm's text at temperature 0 differs by more than rounding, or 130 after
     Ctrl-C with no finished round lost.
     """
+    as_json, quiet, settings = request.as_json, request.quiet, settings_of(request)
     notes = new_console(errors=True, quiet=as_json or quiet)
     refuse_clashes(both_outputs(as_json, quiet))
     spellings = [spell_arm(text) for text in request.arms]
     prompts = _checked(request, drafting_arms(spellings))
     predicts = any(one.kind == PREDICTION for one in spellings)
-    check_known(prompts, replay=request.settings.replay, predicts=predicts)
+    check_known(prompts, replay=settings.replay, predicts=predicts)
     with notes.status("Loading the models ..."):
         pair = _load(request)
-    arms = build_arms(pair, spellings, request.settings)
-    check_arms(arms, request.settings)
-    fit = prompts_that_fit(pair, prompts, request.settings)
-    _say_what_is_left_out(notes, fit, len(prompts), request.settings)
+    arms = build_arms(pair, spellings, settings)
+    check_arms(arms, settings)
+    fit = prompts_that_fit(pair, prompts, settings)
+    _say_what_is_left_out(notes, fit, len(prompts), settings)
     names = (request.target or "embedded pair", named_draft(request.target, request.draft))
-    conditions = speed_conditions(pair, arms, request.settings, names, request.chat_template)
+    conditions = speed_conditions(pair, arms, settings, names, request.chat_template)
     results = SpeedResults(conditions, request.out)
-    interrupted = measure_all(pair, arms, fit, request.settings, results, notes)
+    interrupted = measure_all(pair, arms, fit, settings, results, notes)
     if interrupted:
         stopped(kept("rounds", len(results.records), request.out))
     if as_json:
@@ -101,19 +82,39 @@ def run_bench(request: BenchRequest, *, as_json: bool, quiet: bool) -> int:
     return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
 
 
-def _checked(request: BenchRequest, drafting: bool) -> list[Prompt]:
+def settings_of(request: BenchOptions) -> SpeedSettings:
+    """Return how the arms are measured.
+
+    Raises:
+        InvalidParameter: a value outside its range.
+    """
+    given = {
+        "temperatures": request.temperatures,
+        "batch_sizes": request.batch_sizes,
+        "max_new_tokens": request.max_new_tokens or (WHOLE if request.replay else None),
+        "excerpt_tokens": request.excerpt_tokens,
+        "until_end": request.until_end,
+        "replay": request.replay,
+    }
+    usual: dict[str, Any] = {name: value for name, value in given.items() if value}
+    return SpeedSettings(repeats=request.repeats, seed=request.seed, **usual)
+
+
+def _checked(request: BenchOptions, drafting: bool) -> list[Prompt]:
     """Check what can be checked before models are loaded, and return the prompts."""
     alone, idle = request.draft and not request.target, request.draft and not drafting
     refuse_clashes(
         (alone, LONE_DRAFT),
         (idle, "None of the arms uses the draft of --draft: leave it out, or name an arm that does."),
     )
-    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
-    refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))
+    prompts = read_prompt_sets(request.prompts or USUAL, request.limit, request.chat_template)
+    refuse_clashes(
+        idle_excerpts(prompts, request.excerpt_tokens is not None), idle_template(prompts, request.chat_template)
+    )
     return prompts
 
 
-def _load(request: BenchRequest) -> Pair:
+def _load(request: BenchOptions) -> Pair:
     if request.target is None:
         return load_pair(dtype=request.dtype, device=request.device)
     return load(request.target, request.draft, dtype=request.dtype, device=request.device)

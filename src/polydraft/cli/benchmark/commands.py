@@ -1,25 +1,19 @@
 """`polydraft bench` and its subjects: the commands and their options."""
 
+import inspect
+from typing import Any
+
 import typer
 
 from polydraft.cli.arguments.measuring import (
-    ArmOption,
-    BatchSizesOption,
-    BenchHeatsOption,
     BenchQuietOption,
-    BenchTokensOption,
-    ExcerptOption,
     FixedSeedOption,
     JsonLinesOption,
     LimitOption,
     MaxTokensOption,
     NumbersOption,
     PromptsOption,
-    RepeatsOption,
-    ReplayOption,
-    RunsOption,
     ShortlistOption,
-    UntilEndOption,
 )
 from polydraft.cli.arguments.options import (
     BottomUpOption,
@@ -27,7 +21,6 @@ from polydraft.cli.arguments.options import (
     DraftOption,
     DtypeOption,
     TargetOption,
-    TemplateOption,
 )
 from polydraft.cli.arguments.subjects import (
     Context,
@@ -53,55 +46,29 @@ from polydraft.cli.arguments.subjects import (
     refuse_options_before,
 )
 from polydraft.cli.process import importing
+from polydraft.cli.words import KINDS
+from polydraft.options.commands.bench_options import BenchOptions
+from polydraft.options.flags import command
 
 bench_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 
 
-@bench_app.callback(invoke_without_command=True)
-def bench(
-    context: Context,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    limit: LimitOption = 8,
-    arm: ArmOption = None,
-    temperature: BenchHeatsOption = None,
-    batch_size: BatchSizesOption = None,
-    repeats: RepeatsOption = 1,
-    max_new_tokens: BenchTokensOption = None,
-    until_end: UntilEndOption = False,
-    replay: ReplayOption = False,
-    excerpt_tokens: ExcerptOption = None,
-    seed: FixedSeedOption = 0,
-    out: RunsOption = None,
-    chat_template: TemplateOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    as_json: JsonLinesOption = False,
-    quiet: BenchQuietOption = False,
-) -> None:
-    """Measure the speed-up over plain decoding and Hugging Face's loops, side by side; or one of the subjects below."""
+def bench(context: Any, options: BenchOptions) -> None:
+    """Measure arms side by side, unless the name of a subject follows."""
     if context.invoked_subcommand is not None:
         return refuse_options_before(context)
     with importing():
-        from polydraft.cli.benchmark.bench import WHOLE, BenchRequest, SpeedSettings, run_bench
+        from polydraft.cli.benchmark.bench import run_bench
 
-    settings = SpeedSettings(
-        temperatures=tuple(temperature) if temperature else SpeedSettings.temperatures,
-        batch_sizes=tuple(batch_size) if batch_size else SpeedSettings.batch_sizes,
-        repeats=repeats,
-        max_new_tokens=max_new_tokens or (WHOLE if replay else SpeedSettings.max_new_tokens),
-        excerpt_tokens=excerpt_tokens or SpeedSettings.excerpt_tokens,
-        seed=seed,
-        until_end=until_end,
-        replay=replay,
-    )
-    chosen = tuple(prompts) if prompts else BenchRequest.prompts
-    cut = excerpt_tokens is not None
-    request = BenchRequest(
-        settings, tuple(arm or ()), target, draft, chosen, limit, out, dtype, device, cut, chat_template
-    )
-    raise typer.Exit(run_bench(request, as_json=as_json, quiet=quiet))
+    raise typer.Exit(run_bench(options))
+
+
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)
+bench_app.callback(
+    invoke_without_command=True,
+    help="Measure the speed-up over plain decoding and Hugging Face's loops, side by side; or one of the subjects "
+    "below.",
+)(command(BenchOptions, bench, KINDS, [_CONTEXT]))
 
 
 @bench_app.command(rich_help_panel="Subjects")

@@ -1,7 +1,5 @@
 """`polydraft report`: a page with tables and figures of what `polydraft bench` measured."""
 
-from pathlib import Path
-
 from polydraft.bench import require_matplotlib
 from polydraft.bench.speed import (
     differences_in,
@@ -13,9 +11,10 @@ from polydraft.bench.speed import (
     write_report,
 )
 from polydraft.cli.printing import console as new_console
+from polydraft.options.commands.bench_options import ReportOptions
 
 
-def run_report(runs: Path, out: Path) -> int:
+def run_report(options: ReportOptions) -> int:
     """Write the page and say what is in it.
 
     Raises:
@@ -23,8 +22,8 @@ def run_report(runs: Path, out: Path) -> int:
         ResultsError: the runs cannot be read, or the report cannot be written.
     """
     require_matplotlib()
-    conditions, records = read_speed_results(runs)
-    page, *figures = write_report(conditions, records, out)
+    conditions, records = read_speed_results(options.runs)
+    page, *figures = write_report(conditions, records, options.out)
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
     console = new_console()
     for line in verdicts(results):

@@ -4,21 +4,19 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.chat.messages import piped_messages, read_messages
 from polydraft.cli.chat.session import Chat
 from polydraft.cli.chat.speaking import attempted, speak
 from polydraft.cli.chat.telling import as_json, dropping
 from polydraft.cli.chat.terminal import Terminal, typed, with_editing
+from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
-    GenerateRequest,
     check_request,
     drafter_name,
     drafter_of,
@@ -31,6 +29,7 @@ from polydraft.cli.process import FAILED, stopped
 from polydraft.drafters import Drafter
 from polydraft.engine import stream
 from polydraft.errors import CUT
+from polydraft.options.commands.generate_options import ChatOptions
 
 TARGET = "smollm2"
 REHEARSED = (0, 1) * 4
@@ -38,26 +37,7 @@ REHEARSED = (0, 1) * 4
 WARM_UP_ROOM = 512
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """One call of `polydraft chat`.
-
-    Args:
-        request: the options that it shares with `polydraft generate`.
-        system: the system message.
-        source: the file of messages.
-        as_json: whether answers are printed as JSON.
-        quiet: whether nothing but answers is printed.
-    """
-
-    request: GenerateRequest
-    system: str | None = None
-    source: Path | None = None
-    as_json: bool = False
-    quiet: bool = False
-
-
-def run_chat(call: ChatRequest) -> int:
+def run_chat(call: ChatOptions) -> int:
     """Hold the conversation; return the exit code: 0, 1 if a message of a file could not be answered, 130.
 
     Raises:
@@ -65,7 +45,7 @@ def run_chat(call: ChatRequest) -> int:
         PromptFileError: the file of messages cannot be used.
         CheckpointError: the model cannot be loaded.
     """
-    request = replace(call.request, target=call.request.target or TARGET)
+    request = replace(call.of_a_text, target=call.target or TARGET)
     drafter = drafter_name(request)
     options = check_request(request, drafter)
     empty = call.system is not None and not call.system.strip()
@@ -74,7 +54,7 @@ def run_chat(call: ChatRequest) -> int:
         idle_filters(request.sampling),
         (empty, '--system "" says nothing: leave it out, so that the template\'s own is used.'),
     )
-    rows = read_messages(call.source) if call.source is not None else None
+    rows = read_messages(call.input_file) if call.input_file is not None else None
     notes = new_console(errors=True, quiet=call.as_json or call.quiet)
     with notes.status("Loading the models ..."):
         pair = load_models(request)
@@ -112,7 +92,7 @@ def _talked(chat: Chat, target: str, *, quiet: bool) -> int:
     return 0
 
 
-def _answered(chat: Chat, messages: Iterable[str], call: ChatRequest) -> int:
+def _answered(chat: Chat, messages: Iterable[str], call: ChatOptions) -> int:
     """Answer messages one after the other, with nothing between the answers; what cannot be answered is said."""
     failed = False
     for message in messages:
@@ -126,7 +106,7 @@ def _answered(chat: Chat, messages: Iterable[str], call: ChatRequest) -> int:
     return FAILED if failed else 0
 
 
-def _answer(chat: Chat, message: str, left: list[bool], call: ChatRequest) -> None:
+def _answer(chat: Chat, message: str, left: list[bool], call: ChatOptions) -> None:
     answer = chat.ask(message)
     _note(dropping(answer, chat.context), call)
     left.append(speak(new_console(quiet=call.as_json), answer))
@@ -136,7 +116,7 @@ def _answer(chat: Chat, message: str, left: list[bool], call: ChatRequest) -> No
         sys.stdout.flush()
 
 
-def _refuse(error: str, call: ChatRequest) -> None:
+def _refuse(error: str, call: ChatOptions) -> None:
     """Say why a message was not answered, as JSON in its place if that is asked for."""
     if call.as_json:
         row = {"role": "assistant", "content": "", "finish": "refused", "error": error}
@@ -146,6 +126,6 @@ def _refuse(error: str, call: ChatRequest) -> None:
         sys.stderr.write(f"polydraft: {on_one_line(error)}\n")
 
 
-def _note(sentence: str, call: ChatRequest) -> None:
+def _note(sentence: str, call: ChatOptions) -> None:
     if sentence and not (call.as_json or call.quiet):
         sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from polydraft.cli.chat.session import Answer, Chat
-from polydraft.cli.tables import add_statistics
+from polydraft.cli.printing.tables import add_statistics
 
 CUTS = {
     "length": "cut by --max-new-tokens",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +16,19 @@ from polydraft import __version__
 from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import read_text
 from polydraft.catalogue import digests
-from polydraft.cli.arguments import both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
 from polydraft.cli.generate import (
     WARM_UP_STEPS,
-    GenerateRequest,
     check_request,
     compiling,
     drafter_name,
     drafter_of,
     load_models,
+    plan_file,
     planned_options,
     text_options,
 )
 from polydraft.cli.generation.interruption import noted_interruption
-from polydraft.cli.generation.job import FileJob
 from polydraft.cli.generation.output import Line, Output
 from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
@@ -36,9 +36,25 @@ from polydraft.cli.process import FAILED, INTERRUPTED, stopped
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.engine.planning import PairPlan, load_plan
 from polydraft.errors import InvalidParameter, PromptFileError
-from polydraft.models import Pair, text_of
+from polydraft.models import Grammar, Pair, text_of
+from polydraft.options.commands.generate_options import GenerateOptions
 
-SHOWN_ERRORS = 10
+SHOWN_ERRORS, USUAL_TEXTS = 10, 8
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """Where the prompts are, where the texts go, and how many are in progress at a time."""
+
+    input: str
+    output: Path
+    batch_size: int
+
+    @classmethod
+    def of(cls, request: GenerateOptions) -> "FileJob":
+        """Return what a request says about files."""
+        assert request.output is not None
+        return cls(str(request.input_file), request.output, request.batch_size or USUAL_TEXTS)
 
 
 @dataclass
@@ -67,7 +83,7 @@ class FileOutcome:
         return INTERRUPTED if self.interrupted else FAILED if self.failed else 0
 
 
-def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bool) -> int:
+def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
     """Carry out the request for every row, and say what happened.
 
     Returns the exit code: 0, 1 if there are rows that cannot be used, or 130 after Ctrl-C with no finished text lost.
@@ -77,14 +93,17 @@ def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bo
         ResultsError: the output cannot be written, or is of a run with other settings or prompts.
         InvalidParameter: options that do not go together, or a batch too large for the memory.
     """
+    as_json, quiet = request.as_json, request.quiet
     notes = console(errors=True, quiet=as_json or quiet)
     options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
-    plan = load_plan(request.plan_file) if request.plan_file else None
+    file = plan_file(request)
+    plan = load_plan(file) if file else None
     refuse_clashes(both_outputs(as_json, quiet))
+    job = FileJob.of(request)
     rows = _rows(job, request.chat_template)
     if not any(row.own.get("temperature") for row in rows):
         refuse_clashes(idle_filters(request.sampling, ", and no row has a temperature of its own"))
-    output = Output(job.output, settings_of(request))
+    output = Output(job.output, settings_of(request, grammar))
     output.check_rows(rows, job.input)
     waiting = [row for row in rows if not row.error and row.id not in output.texts]
     outcome = FileOutcome(before=sum(not row.error for row in rows) - len(waiting), left=len(waiting))
@@ -93,7 +112,7 @@ def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bo
             _note_error(output, outcome, row, row.error)
     try:
         if waiting:
-            _Work(request, job, notes, output, outcome).do(waiting, options, plan)
+            _Work(request, job, grammar, notes, output, outcome).do(waiting, options, plan)
     except KeyboardInterrupt:
         outcome.interrupted = True
     if outcome.interrupted:
@@ -105,7 +124,7 @@ def run_file(request: GenerateRequest, job: FileJob, *, as_json: bool, quiet: bo
     return outcome.code
 
 
-def settings_of(request: GenerateRequest) -> dict[str, Any]:
+def settings_of(request: GenerateOptions, grammar: Grammar | None) -> dict[str, Any]:
     """Return all that determines the texts, but for the rows: batch size, device and places of files do not."""
     settings = {
         "version": __version__,
@@ -120,7 +139,7 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
         "files": {word: digest for word, digest in digests().items() if word in (request.verifier, request.drafter)},
         **request.sampling,
         "stop": list(request.stop),
-        **({} if request.grammar is None else request.grammar.told),
+        **({} if grammar is None else grammar.told),
         "seed": request.seed or 0,
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,
@@ -133,11 +152,12 @@ def settings_of(request: GenerateRequest) -> dict[str, Any]:
     return said if request.chat_template is None else {**said, "chat_template": request.chat_template}
 
 
-def fingerprint(request: GenerateRequest) -> str | None:
+def fingerprint(request: GenerateOptions) -> str | None:
     """Return what tells one plan from another."""
-    if request.plan_file is None:
+    file = plan_file(request)
+    if file is None:
         return str(request.plan) if request.plan else None
-    return blake2b(request.plan_file.expanduser().read_bytes(), digest_size=8).hexdigest()
+    return blake2b(file.expanduser().read_bytes(), digest_size=8).hexdigest()
 
 
 def _rows(job: FileJob, chat_template: bool | None) -> list[Row]:
@@ -156,8 +176,9 @@ def _note_error(output: Output, outcome: FileOutcome, row: Row, error: str) -> N
 class _Work:
     """The part of a run for which models are loaded."""
 
-    request: GenerateRequest
+    request: GenerateOptions
     job: FileJob
+    grammar: Grammar | None
     notes: Console
     output: Output
     outcome: FileOutcome
@@ -206,7 +227,7 @@ class _Work:
         if plan:
             example = _typical(list(prompts.values()))
             options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
-        options |= text_options(self.request, pair)
+        options |= text_options(self.request, self.grammar, pair)
         options["seed"] = self.request.seed or 0
         own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
         options |= {"batch_size": self.job.batch_size, "per_prompt": own}

@@ -1,39 +1,39 @@
-"""Which options belong to a file of prompts, and which to one prompt."""
+"""`polydraft generate`: which options belong to a file of prompts, and which to one prompt."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
+from polydraft.cli.generate import given_prompt, run_generate
+from polydraft.cli.generation.batch import run_file
+from polydraft.cli.generation.grammars import given_grammar
 from polydraft.errors import InvalidParameter
+from polydraft.options.commands.generate_options import GenerateOptions
 
 
-@dataclass(frozen=True)
-class FileJob:
-    """Where the prompts are, where the texts go, and how many are in progress at a time."""
+def run(options: GenerateOptions) -> int:
+    """Continue a prompt, or all of a file; return the exit code."""
+    check_files(options)
+    options = replace(options, prompt=given_prompt(options.prompt))
+    grammar = given_grammar(options.json_schema, options.regex, options.grammar, compact=options.compact)
+    return (run_generate if options.input_file is None else run_file)(options, grammar)
 
-    input: str
-    output: Path
-    batch_size: int = 8
 
-
-def file_job(
-    prompt: str | None, source: Path | None, output: Path | None, batch_size: int | None, *, compared: bool
-) -> FileJob | None:
-    """Return what the options say about files; None if they are about one prompt.
+def check_files(options: GenerateOptions) -> None:
+    """Check that the options are about one prompt, or about a file and where its texts go.
 
     Raises:
         InvalidParameter: options that do not go together.
     """
-    if source is None:
-        lonely = [name for name, value in (("--output", output), ("--batch-size", batch_size)) if value is not None]
+    if options.input_file is None:
+        of_files = {"--output": options.output, "--batch-size": options.batch_size}
+        lonely = [name for name, value in of_files.items() if value is not None]
         if lonely:
             raise InvalidParameter(f"{lonely[0]} needs --input: a file of prompts.")
-        if prompt is None:
+        if options.prompt is None:
             raise InvalidParameter("Give a prompt, or --input with a file of prompts.")
-        return None
-    if prompt is not None:
+        return
+    if options.prompt is not None:
         raise InvalidParameter("Give either a prompt or --input, not both.")
-    if compared:
+    if options.compare:
         raise InvalidParameter("--compare is for one prompt; `polydraft bench --prompts FILE` compares on a file.")
-    if output is None:
+    if options.output is None:
         raise InvalidParameter("--input needs --output: the file that the texts are written to.")
-    return FileJob(str(source), output, batch_size or FileJob.batch_size)

@@ -7,33 +7,19 @@ import sys
 import threading
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polydraft.cli.printing import on_one_line
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.extras import SERVE
-
-if TYPE_CHECKING:
-    from polydraft.server import Settings
+from polydraft.options.commands.serve_options import Settings
 
 LOCAL = "localhost"
 PATIENCE = 2
 """Connections that are still open when all requests have ended have so many seconds."""
 
 
-def settings_class() -> "type[Settings]":
-    """Return the class of a server's settings, when everything that a server imports is there.
-
-    Raises:
-        MissingExtra: a package of the extra cannot be used.
-    """
-    SERVE.check()
-    from polydraft.server import Settings
-
-    return Settings
-
-
-def run_serve(settings: "Settings", host: str, port: int, connections: int) -> int:
+def run_serve(settings: Settings) -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code.
 
     At an address of this machine alone and without keys only this machine's names are answered to, unless others are
@@ -41,14 +27,17 @@ def run_serve(settings: "Settings", host: str, port: int, connections: int) -> i
 
     Raises:
         InvalidParameter: nobody can listen there.
+        MissingExtra: a package of the extra cannot be used.
         PolydraftError: the model cannot be served.
     """
+    SERVE.check()
     import uvicorn
 
     from polydraft.server import build_app
     from polydraft.server.front.logs import log, write_logs
 
-    listening = bound(host, port)
+    host = settings.host
+    listening = bound(host, settings.port)
     alone = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
     if alone and not settings.keys:
         settings = replace(settings, hosts=settings.hosts or (LOCAL,))
@@ -62,7 +51,7 @@ def run_serve(settings: "Settings", host: str, port: int, connections: int) -> i
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=PATIENCE,
-            limit_concurrency=connections + 1,  # where the limit is reached, the connection itself is counted
+            limit_concurrency=settings.max_connections + 1,  # where it is reached, the connection itself is counted
         )
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from polydraft.cli.stores.show import facts_of, in_words
 from polydraft.drafters import StoreWriter, TextStore, Vocabulary
 from polydraft.errors import InvalidParameter, StoreError
 from polydraft.models import load_tokenizer
+from polydraft.options.commands.store_options import StoreBuildOptions
 
 TOGETHER = 1 << 20
 """Characters that are tokenized together."""
@@ -31,31 +31,7 @@ TOLD = 5
 """So many files that cannot be used are named, the others counted."""
 
 
-@dataclass(frozen=True)
-class BuildRequest:
-    """One call of `polydraft store build`.
-
-    Args:
-        files: files and folders.
-        out: the store's folder.
-        kind: "suffix" or "rest".
-        target: folder or name of the target whose tokens are stored; None for the embedded one.
-        most_mb: the store's largest size in millions of bytes; None for the one that it has, or the usual one.
-    """
-
-    files: tuple[Path, ...]
-    out: Path
-    kind: str = "suffix"
-    target: str | None = None
-    most_mb: int | None = None
-
-    @property
-    def most_bytes(self) -> int | None:
-        """The store's largest size, if it was given."""
-        return None if self.most_mb is None else 1_000_000 * self.most_mb
-
-
-def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
+def run_build(options: StoreBuildOptions) -> int:
     """Build, and report; return the exit code: 0, 1 if files could not be used, or 130 after Ctrl-C.
 
     Raises:
@@ -65,34 +41,34 @@ def run_build(request: BuildRequest, *, as_json: bool = False) -> int:
             be stored.
         VocabularyMismatch: the folder holds tokens of another tokenizer.
     """
-    notes = console(errors=True, quiet=as_json)
-    files = files_in(request.files)
-    if request.kind == "rest" and request.out.is_dir() and any(request.out.glob("*.segment")):
+    notes = console(errors=True, quiet=options.as_json)
+    files = files_in(options.files)
+    if options.kind == "rest" and options.out.is_dir() and any(options.out.glob("*.segment")):
         raise InvalidParameter(
-            f"--out {request.out} holds a store already; name a new folder, or add to a growing one by --kind suffix."
+            f"--out {options.out} holds a store already; name a new folder, or add to a growing one by --kind suffix."
         )
-    tokenizer = load_tokenizer(request.target)
-    vocabulary = Vocabulary.of(tokenizer, request.target or "the embedded pair")
+    tokenizer = load_tokenizer(options.target)
+    vocabulary = Vocabulary.of(tokenizer, options.target or "the embedded pair")
     begin, bad, interrupted = time.perf_counter(), list[str](), False
-    with _writer(request, vocabulary) as writer:
+    with _writer(options, vocabulary) as writer:
         try:
-            _fill(writer, files, tokenizer, bad, notes, request.most_bytes if request.kind == "rest" else None)
+            _fill(writer, files, tokenizer, bad, notes, options.most_bytes if options.kind == "rest" else None)
         except KeyboardInterrupt:
             interrupted = True
     seconds = time.perf_counter() - begin
     _tell_bad(bad, notes)
     if interrupted:
-        stopped(f"{request.out} holds the {writer.texts} texts that were read")
+        stopped(f"{options.out} holds the {writer.texts} texts that were read")
     elif not writer.texts:
         raise StoreError("Nothing was stored: the files hold no text of two tokens or more.")
-    _report(request, writer, seconds, bad, interrupted, as_json=as_json)
+    _report(options, writer, seconds, bad, interrupted)
     return INTERRUPTED if interrupted else FAILED if bad else 0
 
 
-def _writer(request: BuildRequest, vocabulary: Vocabulary) -> StoreWriter:
-    if request.kind == "rest":
-        return StoreWriter(request.out, vocabulary)
-    return StoreWriter(request.out, vocabulary, most_bytes=request.most_bytes, chunk=SMALL_CHUNK, merges=True)
+def _writer(options: StoreBuildOptions, vocabulary: Vocabulary) -> StoreWriter:
+    if options.kind == "rest":
+        return StoreWriter(options.out, vocabulary)
+    return StoreWriter(options.out, vocabulary, most_bytes=options.most_bytes, chunk=SMALL_CHUNK, merges=True)
 
 
 def _fill(
@@ -156,11 +132,11 @@ def _tell_bad(bad: Sequence[str], notes: Console) -> None:
 
 
 def _report(
-    request: BuildRequest, writer: StoreWriter, seconds: float, bad: Sequence[str], interrupted: bool, *, as_json: bool
+    options: StoreBuildOptions, writer: StoreWriter, seconds: float, bad: Sequence[str], interrupted: bool
 ) -> None:
-    there = None if interrupted and not any(request.out.glob("*.segment")) else TextStore(request.out)
+    there = None if interrupted and not any(options.out.glob("*.segment")) else TextStore(options.out)
     added = {"added_texts": writer.texts, "added_tokens": writer.tokens, "seconds": round(seconds, 3)}
-    if as_json:
+    if options.as_json:
         facts = {} if there is None else facts_of(there)
         told = {**facts, **added, "left_out": list(bad), "finish": "interrupted" if interrupted else "done"}
         sys.stdout.write(json.dumps(told) + "\n")

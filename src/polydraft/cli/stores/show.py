@@ -2,25 +2,25 @@
 
 import json
 import sys
-from pathlib import Path
 
 from rich.table import Table
 
 from polydraft.cli.printing import console
 from polydraft.drafters import TextStore
+from polydraft.options.commands.store_options import StoreShowOptions
 
 
-def run_show(folder: Path, *, as_json: bool = False) -> int:
+def run_show(options: StoreShowOptions) -> int:
     """Read a store through and tell what is in it; return the exit code 0.
 
     Raises:
         StoreError: there is none, or a file is damaged.
         VocabularyMismatch: its files are of different tokenizers.
     """
-    store = TextStore(folder)
+    store = TextStore(options.folder)
     for segment in store.segments:
         segment.check()
-    if as_json:
+    if options.as_json:
         sys.stdout.write(json.dumps(facts_of(store)) + "\n")
         return 0
     screen = console()

@@ -3,51 +3,27 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.cli.arguments import idle_template, refuse_clashes
+from polydraft.cli.clashes import idle_template, refuse_clashes
 from polydraft.cli.generation.interruption import noted_interruption
 from polydraft.cli.printing import console
 from polydraft.cli.process import stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
-from polydraft.training import HeadPlan, MadeHead, Writing, make_head
+from polydraft.options.commands.train_options import TrainHeadOptions
+from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, Writing, make_head
 
 EXCERPT_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class HeadRequest:
-    """One call of `polydraft train head`.
-
-    Args:
-        target: folder or name of the target; None for the embedded one.
-        prompts: files of prompts, or their names.
-        limit: prompts of each task; None for all.
-        chat_template: as for all commands.
-        work: the target's text and checkpoints.
-        out: the head's folder.
-        plan: what is trained, and how.
-    """
-
-    target: str | None
-    prompts: tuple[str, ...]
-    limit: int
-    chat_template: bool | None
-    work: Path
-    out: Path
-    plan: HeadPlan
-
-
-def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
+def run_train_head(request: TrainHeadOptions) -> int:
     """Write, train, export and report; return the exit code: 0, or 130 after Ctrl-C, after which the same call goes on.
 
     Raises:
@@ -56,6 +32,7 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
         ResultsError: the work folder holds something else, or a folder cannot be read or written.
     """
     notes = console(errors=True)
+    plan = plan_of(request)
     check_head_request(request)
     prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
     refuse_clashes(idle_template(prompts, request.chat_template))
@@ -64,21 +41,47 @@ def run_train_head(request: HeadRequest, *, as_json: bool = False) -> int:
         with notes.status("Loading the target ..."):
             pair = _loaded(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        fitting = _fitting(encoded, request.plan.writing, notes)
-        made = make_head(pair.target, fitting, request.work, request.out, request.plan, noting)
+        fitting = _fitting(encoded, plan.writing, notes)
+        made = make_head(pair.target, fitting, request.work, request.out, plan, noting)
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
     except OSError as error:
         where = f"{request.work} and {request.out}"
         raise ResultsError(f"The training cannot go on in {where}: {error.strerror or error}.") from error
-    if as_json:
+    if request.as_json:
         sys.stdout.write(json.dumps(made.as_dict()) + "\n")
     else:
         console().print(in_words(made), soft_wrap=True)
     return 0
 
 
-def check_head_request(request: HeadRequest) -> None:
+def plan_of(request: TrainHeadOptions) -> HeadPlan:
+    """Return what is trained, and how.
+
+    Raises:
+        InvalidParameter: options that no such head has.
+    """
+    one = request
+    return HeadPlan(
+        one.kind,
+        HeadSize(
+            layers=one.layers,
+            drafts=one.drafts,
+            rank=one.rank,
+            term=one.term,
+            loss=one.loss,
+            frozen_rows=one.frozen_rows,
+        ),
+        Writing(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),
+        HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
+        one.rows,
+        one.form,
+        one.target or "the embedded target",
+        one.start,
+    )
+
+
+def check_head_request(request: TrainHeadOptions) -> None:
     """Check what can be checked before hours of work.
 
     Raises:

@@ -2,18 +2,19 @@
 
 from pathlib import Path
 
-from polydraft.cli.arguments import refuse_clashes
+from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console
 from polydraft.cli.process import stopped
 from polydraft.errors import ResultsError
 from polydraft.extras import TRAIN
+from polydraft.options.commands.train_options import TrainPairOptions
 from polydraft.training import PairRecipe, export_pair, train_pair
 
 PARTS = ("tokenizer", "train.u32", "held_out.jsonl")
 """What lies beside corpus.json, which is written last."""
 
 
-def run_train_pair(work: Path, out: Path) -> int:
+def run_train_pair(options: TrainPairOptions) -> int:
     """Train, export and report; return the exit code: 0, or 130 after Ctrl-C, after which the same call goes on.
 
     Raises:
@@ -21,7 +22,7 @@ def run_train_pair(work: Path, out: Path) -> int:
         MissingExtra: accelerate cannot be used.
         ResultsError: the work folder is damaged, or a folder cannot be read or written.
     """
-    notes = console(errors=True)
+    notes, work, out = console(errors=True), options.work, options.out
     check_training(work, out)
     recipe = PairRecipe()
     try:

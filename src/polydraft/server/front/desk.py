@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from polydraft.errors import PolydraftError
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
-from polydraft.server.settings import Settings
 from polydraft.server.wire.errors import STATUSES, Refused, of_event, ours
 from polydraft.server.worker import WARNED, Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
 

@@ -3,13 +3,16 @@
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, field_validator, model_validator
 
-from polydraft.server.settings import DETAILED, LEVELS, SUMMARY
+from polydraft.options.commands.serve_options import DETAILED, LEVELS, SUMMARY
+from polydraft.options.sampling_options import FILTERS, Sampling
+from polydraft.options.server_fields import fields
 from polydraft.server.wire.errors import Refused, readable, told
 from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import Grammar, Speculation
 
+_SAMPLED = tuple(fields(Sampling))
 IGNORED = (
     "user",
     "store",
@@ -181,16 +184,21 @@ class StructuredFields(Fields):
     disable_any_whitespace: Annotated[bool, Field(strict=True)] = False
 
 
-class Common(Body):
-    """What both kinds of requests may say."""
+class Named(Body):
+    """Which model is asked, and for how many tokens."""
 
     ignored: ClassVar[tuple[str, ...]] = IGNORED
     model: Text | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=LARGE)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(strict=True, ge=-1, le=LARGE)] = 0
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+
+
+_Sampled: Any = create_model("_Sampled", __base__=Named, **fields(Sampling))
+"""With the options of sampling, which the command line has too."""
+
+
+class Common(_Sampled, Named):
+    """What both kinds of requests may say."""
+
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
@@ -199,7 +207,6 @@ class Common(Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
@@ -311,12 +318,10 @@ class Common(Body):
 
     def for_worker(self) -> dict[str, Any]:
         """Return what the worker is told of the fields that both kinds have."""
-        heat = self.temperature
-        options: dict[str, Any] = {"temperature": heat}
-        if heat > 0:
-            options |= {"top_p": self.top_p, "top_k": max(self.top_k, 0), "min_p": self.min_p}
-        options["repetition_penalty"] = self.repetition_penalty
-        options = {name: value for name, value in options.items() if value is not None}  # else the model's own holds
+        given = {name: getattr(self, name) for name in _SAMPLED if self.temperature > 0 or name not in FILTERS}
+        if "top_k" in given:
+            given["top_k"] = max(given["top_k"], 0)
+        options = {name: value for name, value in given.items() if value is not None}  # else the model's own holds
         return {
             "n": self.n,
             "seed": None if self.seed == ANY_SEED else self.seed,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polydraft.server.settings import DETAILED, NONE, SUMMARY
+from polydraft.options.commands.serve_options import DETAILED, NONE, SUMMARY
 from polydraft.server.worker import by_depth
 
 FINISHES = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}

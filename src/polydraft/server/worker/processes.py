@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from polydraft.machine_code import COMPILING, told_first
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Event, Stop
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say

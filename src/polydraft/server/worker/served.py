@@ -11,7 +11,7 @@ from polydraft.engine import as_drafter, load
 from polydraft.engine.defaults import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, load_pair, read_size, text_of
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Prompt
 
 MOST_LENGTH = 4096

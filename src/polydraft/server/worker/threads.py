@@ -4,7 +4,7 @@ import queue
 import threading
 from typing import Any
 
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Event, Stop
 from polydraft.server.worker.working import work
 from polydraft.server.worker.writing import Say

@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
-from polydraft.server.settings import Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Stop
 from polydraft.server.worker.preparing import Prepared, Preparing
 from polydraft.server.worker.served import load_served

@@ -1,0 +1,1 @@
+"""The options of every command, each command a dataclass."""

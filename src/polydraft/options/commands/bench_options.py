@@ -1,0 +1,150 @@
+"""Options of the commands that measure and prove: demo, conformance, models, tune, bench and report."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polydraft.options.commands.option_groups import (
+    CHAT_TEMPLATE,
+    DRAFTER,
+    DRAFTING,
+    EXCERPT,
+    FILE_TO_READ,
+    FOLDER,
+    JSON,
+    JSON_LINES,
+    LIMIT,
+    MEASURING,
+    OUTPUT,
+    PROMPT_FILES,
+    RESULTS_ALONE,
+    SEED,
+    ModelOptions,
+)
+from polydraft.options.option import count, option
+from polydraft.options.places import to_write, to_write_beside
+from polydraft.options.sampling_options import SAMPLING
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """One call of `polydraft demo`."""
+
+    max_new_tokens: int = count(96, "Tokens per prompt.", least=8)
+    repeats: int = count(2, "How often every prompt is run with and without drafts.")
+    svg: Path | None = option(
+        None, "Also write the drawn token tree to this SVG file.", metavar="FILE", check=to_write_beside
+    )
+    as_json: bool = JSON.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceOptions:
+    """One call of `polydraft conformance`."""
+
+    rule: str | None = option(
+        None,
+        "Only the rule of this word, or rules whose name contains it; or FILE.py:CLASS, a rule of your own.",
+        flag="--rule --verifier",
+        metavar="TEXT",
+    )
+    drafter: str | None = DRAFTER.but(
+        help="Test by sampling whether texts with this drafter follow the law of the model; also FILE.py:CLASS.",
+        panel=None,
+        metavar="WORD",
+    ).usually(None)
+    quick: bool = option(False, "Fewer rows, at most two drafts; fewer texts.")
+    all_pairs: bool = option(False, "Also try rules on drafts that they are not made for.")
+    as_json: bool = JSON.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyOptions:
+    """One call of `polydraft models`."""
+
+    types: tuple[str, ...] = option((), "Types, as `model_type` in config.json; all if none.", argument=True)
+    check: bool = option(False, "Try them with the transformers that is installed; all take ten minutes.")
+    page: bool = option(False, "Print the table of docs/models.md.")
+    as_json: bool = JSON.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(ModelOptions):
+    """One call of `polydraft tune`."""
+
+    temperatures: tuple[float, ...] = option(
+        (0.0, 1.0), "One tree for each; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
+    )
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(())
+    limit: int = LIMIT.usually(8)
+    chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    max_tokens: int = count(64, "Tokens generated per prompt and temperature.", MEASURING, least=2)
+    check: bool = option(False, "Also measure the chosen trees' speed-up.", MEASURING)
+    seed: int = SEED.usually(0)
+    max_nodes: int = option(32, "Largest tree, the root included.", DRAFTING, least=2, most=4096)
+    max_depth: int = option(8, "Most drafts on a path.", DRAFTING, least=1, most=4096)
+    out: Path = option(Path("plan.json"), "The plan file to write.", OUTPUT, metavar="FILE", check=to_write)
+    as_json: bool = JSON.usually(False)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the models are called in the plan."""
+        return self.target or "embedded pair's target", self.draft or "embedded pair's draft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(ModelOptions):
+    """One call of `polydraft bench`; what is empty or None is as `SpeedSettings` has it, and no arms are the usual."""
+
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(())
+    limit: int = LIMIT.usually(8)
+    excerpt_tokens: int | None = EXCERPT.usually(None)
+    chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    arms: tuple[str, ...] = option(
+        (),
+        'What to measure; may be repeated: plain, default, prediction, hf, hf-lookup, "hf-assisted tokens=5 '
+        'threshold=0", "tree=3,2,1 verifier=naive", "drafter=ngram tree=chain:8", "name=mine verifier=optimal '
+        'bottom-up", "draft=HEAD", "verifier=FILE.py:CLASS drafter=FILE.py:CLASS". '
+        "Default: the first three and both others of Hugging Face's.",
+        DRAFTING,
+        flag="--arm",
+        metavar="ARM",
+    )
+    temperatures: tuple[float, ...] = option(
+        (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
+    )
+    batch_sizes: tuple[int, ...] = count(
+        (), "Prompts continued together; may be repeated. Default: 1.", MEASURING, flag="--batch-size"
+    )
+    repeats: int = count(1, "How often every batch is measured.", MEASURING)
+    max_new_tokens: int | None = count(
+        None,
+        "Tokens per prompt, for all arms; fewer only with --until-end and --replay. Default: 64; with --replay "
+        "the whole text.",
+        MEASURING,
+    )
+    until_end: bool = option(
+        False, "Let the model end a text before it has all its tokens, as users see it.", MEASURING
+    )
+    replay: bool = option(
+        False,
+        "Let every arm write the text that a row has as edited or reference, whatever the target would write.",
+        MEASURING,
+    )
+    seed: int = SEED.usually(0)
+    out: Path | None = option(
+        None,
+        "File for one JSON line per run; an interrupted benchmark goes on from it.",
+        OUTPUT,
+        metavar="FILE",
+        check=to_write,
+    )
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """One call of `polydraft report`."""
+
+    runs: Path = FILE_TO_READ.but(help='What "polydraft bench --out" wrote.', argument=True, metavar=None).needed()
+    out: Path = FOLDER.but(help="Folder for the page and its figures.").usually(Path("report"))

@@ -1,0 +1,96 @@
+"""Options that several commands have, and the headings under which help shows them."""
+
+from dataclasses import dataclass
+
+from polydraft.options.option import LARGEST_COUNT, LARGEST_SEED, Option
+from polydraft.options.places import folder_to_write, to_read
+from polydraft.options.sampling_options import SAMPLING, Sampling
+from polydraft.options.values import device_name, filled, model_name, precision
+
+MODELS, DRAFTING = "Models", "Drafting"
+PROMPTS, MEASURING, OUTPUT, FILES = "Prompts", "Measuring", "Output", "Files of prompts"
+
+TARGET = Option(
+    "Target model: folder, .gguf file, hub name, smollm2, or pair. Default: embedded pair.",
+    MODELS,
+    metavar="MODEL",
+    check=model_name,
+)
+DRAFT = Option(
+    "Draft model with the same tokens: as --target; or self:int8, self:skip=12-19, made of the target.",
+    MODELS,
+    metavar="MODEL",
+    check=model_name,
+)
+DTYPE = Option("auto, float32, bfloat16, float16 or float64.", MODELS, metavar="NAME", check=precision)
+DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
+DRAFTER = Option(
+    "Who drafts: {words}; or FILE.py:CLASS. Default: model if there is one, else merge; when sampling, route.",
+    DRAFTING,
+    metavar="NAME",
+    words="drafter",
+)
+VERIFIER = Option(
+    "Verification rule: {words}; or FILE.py:CLASS.",
+    DRAFTING,
+    metavar="NAME",
+    words="verifier",
+)
+SCHEME = Option(
+    "How drafts are drawn, for rules that know several ways: {words}.",
+    DRAFTING,
+    metavar="NAME",
+    words="scheme",
+)
+BOTTOM_UP = Option("Verify whole paths from the leaves up, instead of node by node.", DRAFTING)
+TREE = Option("{words} (docs/trees.md).", DRAFTING, metavar="TREE", words="tree")
+PROMPT_FILES = Option(
+    "A file of JSON lines or plain text, or humaneval, gsm8k, python, edits, spec-bench-mini, spec-bench; "
+    "may be repeated.",
+    PROMPTS,
+    metavar="FILE",
+    check=filled,
+)
+LIMIT = Option("Prompts of each task.", PROMPTS, least=1, largest=LARGEST_COUNT)
+EXCERPT = Option(
+    "Tokens of a plain text's passage to start from. Default: 64.", PROMPTS, least=1, largest=LARGEST_COUNT
+)
+CHAT_TEMPLATE = Option(
+    "Send plain prompts through the tokenizer's chat template too, or nothing. Default: messages and turns.",
+    PROMPTS,
+    flag="--chat-template/--no-chat-template",
+)
+SEED = Option("Fixes what is drawn at random.", MEASURING, least=0, largest=LARGEST_SEED)
+NEW_TOKENS = Option("Most tokens of the new text.", SAMPLING, least=1, largest=LARGEST_COUNT)
+JSON = Option("Print one JSON object and nothing else.", OUTPUT, flag="--json")
+JSON_LINES = JSON.but(help="Print JSON lines and nothing else.")
+QUIET = Option("Print the new text and nothing else.", OUTPUT, flag="--quiet -q")
+RESULTS_ALONE = QUIET.but(help="Print the results and nothing else.")
+FILE_TO_READ = Option("A file to read.", metavar="FILE", check=to_read)
+FOLDER = Option("A folder to fill.", metavar="FOLDER", check=folder_to_write)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The models, and where they are kept in which precision."""
+
+    target: str | None = TARGET.usually(None)
+    draft: str | None = DRAFT.usually(None)
+    dtype: str = DTYPE.usually("auto")
+    device: str = DEVICE.usually("auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions:
+    """Who drafts, how drafts are drawn and verified, and in which trees."""
+
+    drafter: str | None = DRAFTER.usually(None)
+    verifier: str = VERIFIER.usually("auto")
+    scheme: str | None = SCHEME.usually(None)
+    bottom_up: bool = BOTTOM_UP.usually(False)
+    tree: str | None = TREE.usually(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Sampling, DraftingOptions, ModelOptions):
+    """How a text is drafted and sampled, and by which models."""

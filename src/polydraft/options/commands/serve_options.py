@@ -1,0 +1,146 @@
+"""Options of `polydraft serve`: what an operator decides about a server, as plain values, which a worker is sent."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from polydraft.errors import InvalidParameter
+from polydraft.options.checked import check
+from polydraft.options.commands.option_groups import (
+    DEVICE,
+    DRAFT,
+    DRAFTER,
+    DRAFTING,
+    DTYPE,
+    MODELS,
+    OUTPUT,
+    TARGET,
+    TREE,
+    VERIFIER,
+)
+from polydraft.options.option import count, option
+
+ADDRESS, LIMITS = "Address", "Limits"
+NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
+LEVELS = (NONE, SUMMARY, DETAILED)
+"""How much is told of a request's drafts: nothing, counts, or counts and every step."""
+PLANS = ("auto", "goodput")
+
+
+def _port(number: int) -> int:
+    if not 0 <= number < 65536:
+        raise InvalidParameter(f"--port must be a number from 0 to 65535, but is {number}.")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that determines a server; `apart` tells whether its model has a process of its own, made again if it dies.
+
+    Raises:
+        InvalidParameter: a number is too small, a word none of those there are, a draft without a target, or an API key
+            that is empty or not of ASCII characters.
+    """
+
+    target: str | None = TARGET.usually(None)
+    draft: str | None = DRAFT.usually(None)
+    drafter: str | None = DRAFTER.but(
+        help="Who drafts: {words}. Default: model if there is one, else merge; when sampling, route.",
+        words="served drafter",
+    ).usually(None)
+    verifier: str | None = VERIFIER.but(
+        help="Verification rule, a word of `polydraft generate --verifier`. Default: what suits the drafter.",
+        words="served verifier",
+    ).usually(None)
+    tree: str | None = TREE.usually(None)
+    plan: str | None = option(
+        None,
+        "auto or goodput: a planner chooses the trees of requests without a seed. Default: fixed trees.",
+        DRAFTING,
+        metavar="NAME",
+        words=PLANS,
+    )
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 for all.", ADDRESS, metavar="NAME")
+    port: int = option(8000, "Port to listen at; 0 for a free one.", ADDRESS, check=_port)
+    keys: tuple[str, ...] = option(
+        (),
+        "Key that clients must send; may be repeated. Default: none is needed.",
+        ADDRESS,
+        flag="--api-key",
+        metavar="KEY",
+        variable="POLYDRAFT_API_KEY",
+    )
+    hosts: tuple[str, ...] = option(
+        (),
+        "Name by which clients may call, beside localhost and numbers; may be repeated. Default: any, but none at "
+        "an address of this machine alone without a key.",
+        ADDRESS,
+        flag="--allowed-host",
+        metavar="NAME",
+    )
+    origins: tuple[str, ...] = option(
+        (),
+        "Web page from elsewhere that may call, such as https://example.org; may be repeated. Default: none.",
+        ADDRESS,
+        flag="--cors-origin",
+        metavar="URL",
+    )
+    model_name: str | None = option(
+        None, "What clients call the model. Default: the target's name, without its folder.", MODELS, metavar="NAME"
+    )
+    dtype: str = DTYPE.usually("auto")
+    device: str = DEVICE.usually("auto")
+    threads: int | None = count(None, "CPU threads of the model. Default: torch's.", MODELS)
+    batch_size: int = count(8, "Texts in progress at a time.", LIMITS)
+    max_queue: int = option(128, "Texts that may wait; more get 429.", LIMITS, least=0)
+    max_connections: int = count(1000, "Open connections; more get 503.", LIMITS)
+    max_length: int | None = count(
+        None, "Tokens of a text with its prompt at most. Default: the model's context, at most 4096.", LIMITS, least=2
+    )
+    max_prompt_tokens: int | None = count(None, "Tokens of a prompt at most.", LIMITS)
+    max_body: int = count(4 << 20, "Bytes of a request at most.", LIMITS)
+    chunk: int = count(
+        256, "Prompts are read by at most so many tokens between steps; by fewer where these take long.", LIMITS
+    )
+    kept_texts: int = option(
+        8, "Texts that are over and stay known, for prompts that begin like them.", LIMITS, least=0
+    )
+    stall: float = option(
+        120.0,
+        "Seconds without a sign of life from the model's process, or in one step, after which it is started anew.",
+        LIMITS,
+        least=1,
+    )
+    deadline: float = option(600.0, "Seconds that a request may take.", LIMITS, least=0.001)
+    grace: float = option(30.0, "Seconds for running requests when told to stop.", LIMITS, least=0)
+    prompts_logged: bool = option(False, "Write prompts and texts to the log.", OUTPUT, flag="--log-prompts")
+    vllm_metrics: bool = option(False, "Tell metrics under vllm: too.", OUTPUT)
+    draft_metrics: str = option(
+        SUMMARY,
+        "What answers tell of drafts where a request does not say: none, summary, or detailed (each step too).",
+        OUTPUT,
+        flag="--per-request-spec-decode-metrics",
+        metavar="LEVEL",
+        words=LEVELS,
+    )
+    apart: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.draft and not self.target:
+            raise InvalidParameter(f"The draft {self.draft!r} needs a target; that of the embedded pair is 'pair'.")
+        if any(not key or not key.isascii() for key in self.keys):
+            raise InvalidParameter("API keys must be ASCII characters, at least one.")
+
+    @cached_property
+    def name(self) -> str:
+        """What clients call the model: of a folder or file the last part, since where it lies is nobody's business."""
+        if self.model_name or not self.target:
+            return self.model_name or "polydraft-embedded"
+        place = Path(self.target)
+        return place.resolve().name if place.exists() or place.is_absolute() else self.target
+
+    @property
+    def drafter_word(self) -> str | None:
+        """The word of who drafts, without the folder that may stand behind it."""
+        return self.drafter and self.drafter.partition(":")[0]
