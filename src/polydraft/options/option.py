@@ -43,11 +43,13 @@ class ServerField:
     Args:
         default: what it is where a request does not say it.
         least, most: where requests are held to other bounds than `Option.range`.
+        longest: the most characters of a text, which has one at least.
     """
 
     default: Any = None
     least: float | None = None
     most: float | None = None
+    longest: int | None = None
 
 
 @dataclass(frozen=True)

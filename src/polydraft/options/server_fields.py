@@ -21,5 +21,7 @@ def _field(one: Given) -> tuple[Any, Any]:
         least = bounds.least if field.least is None else field.least
         told |= {"le": bounds.most if field.most is None else field.most}
         told |= {"gt": bounds.above} if least is None else {"ge": least}
-    hint = Annotated[one.kind, Field(**{name: value for name, value in told.items() if value is not None})]
+    if field.longest is not None:
+        told |= {"min_length": 1, "max_length": field.longest}
+    hint: Any = Annotated[one.kind, Field(**{name: value for name, value in told.items() if value is not None})]
     return (hint | None if field.default is None else hint), field.default

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polydraft.options.option import LARGEST_COUNT, LARGEST_SEED, Option
+from polydraft.options.option import LARGEST_COUNT, LARGEST_SEED, Option, ServerField
 from polydraft.options.places import folder_to_write, to_read
 from polydraft.options.sampling_options import SAMPLING, Sampling
 from polydraft.options.values import device_name, filled, model_name, precision
@@ -29,12 +29,14 @@ DRAFTER = Option(
     DRAFTING,
     metavar="NAME",
     words="drafter",
+    field=ServerField(longest=200),
 )
 VERIFIER = Option(
     "Verification rule: {words}; or FILE.py:CLASS.",
     DRAFTING,
     metavar="NAME",
     words="verifier",
+    field=ServerField(longest=100),
 )
 SCHEME = Option(
     "How drafts are drawn, for rules that know several ways: {words}.",
@@ -43,7 +45,7 @@ SCHEME = Option(
     words="scheme",
 )
 BOTTOM_UP = Option("Verify whole paths from the leaves up, instead of node by node.", DRAFTING)
-TREE = Option("{words} (docs/trees.md).", DRAFTING, metavar="TREE", words="tree")
+TREE = Option("{words} (docs/trees.md).", DRAFTING, metavar="TREE", words="tree", field=ServerField(longest=200))
 PROMPT_FILES = Option(
     "A file of JSON lines or plain text, or humaneval, gsm8k, python, edits, spec-bench-mini, spec-bench; "
     "may be repeated.",

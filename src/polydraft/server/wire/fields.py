@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, field_validator, model_validator
 
+from polydraft.options.commands.option_groups import DraftingOptions
 from polydraft.options.commands.serve_options import DETAILED, LEVELS, SUMMARY
 from polydraft.options.sampling_options import FILTERS, Sampling
 from polydraft.options.server_fields import fields
@@ -99,13 +100,14 @@ class Body(Fields):
         return data
 
 
-class SpeculativeFields(Fields):
+_Drafted: Any = create_model("_Drafted", __base__=Fields, **fields(DraftingOptions))
+"""With the options of drafting, which the command line has too."""
+
+
+class SpeculativeFields(_Drafted, Fields):
     """How to draft for a request: words as for `polydraft generate --drafter`, `--verifier` and `--tree`."""
 
     enabled: Annotated[bool, Field(strict=True)] = True
-    drafter: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
-    verifier: Annotated[Text, Field(min_length=1, max_length=100)] | None = None
-    tree: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     max_draft_tokens: Annotated[int, Field(strict=True, ge=0, le=127)] | None = None
     trace: Annotated[bool, Field(strict=True)] = False
     detailed: Annotated[bool, Field(strict=True)] | None = None
