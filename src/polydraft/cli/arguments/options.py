@@ -1,5 +1,6 @@
 """Options of other commands, for those that are not made of dataclasses yet."""
 
+from functools import cache
 from typing import Annotated, Any
 
 from polydraft.cli.words import KINDS
@@ -11,9 +12,14 @@ DRAFTING, MEASURING, MODELS = "Drafting", "Measuring", "Models"
 OUTPUT, SAMPLING = "Output", "Sampling"
 
 
+@cache
+def _all(options: type) -> dict[str, Any]:
+    return {one.name: one.annotation.__metadata__[0] for one in flags(options, KINDS)}
+
+
 def _of(options: type, name: str) -> Any:
     """Return what typer is told of an option."""
-    return next(one.annotation.__metadata__[0] for one in flags(options, KINDS) if one.name == name)
+    return _all(options)[name]
 
 
 TargetOption = Annotated[str | None, _of(GenerateOptions, "target")]
