@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from math import isfinite
+from math import inf
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -20,13 +20,11 @@ class Range:
     above: float | None = None
 
     def __contains__(self, number: float) -> bool:
-        below = self.most is None or number <= self.most
         return (
-            below
-            and isfinite(number)
-            and not (
-                (self.least is not None and number < self.least) or (self.above is not None and number <= self.above)
-            )
+            -inf < number < inf  # comparisons, since a whole number may be too large for a float
+            and (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.most is None or number <= self.most)
         )
 
     def __str__(self) -> str:
