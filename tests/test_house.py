@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 FLOORS = [
     ["errors", "extras", "probs", "fetched", "machine_code"],
-    ["schemes"],
+    ["schemes", "rows"],
     ["theory", "trees"],
     ["verifiers", "models"],
     ["reading"],
@@ -31,8 +31,8 @@ NARROW = {
     "extras": {"errors"},
     "probs": {"errors"},
     "models": {"probs", "errors", "extras", "fetched"},
-    "reading": {"models", "trees", "probs", "errors"},
-    "drafters": {"reading", "models", "trees", "schemes", "probs", "machine_code", "errors"},
+    "reading": {"models", "trees", "rows", "probs", "errors"},
+    "drafters": {"reading", "models", "trees", "schemes", "rows", "probs", "machine_code", "errors"},
 }
 DOORS = {"transformers", "tokenizers", "safetensors"}
 NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}

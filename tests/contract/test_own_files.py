@@ -164,7 +164,7 @@ BAD = {
     "no drafter": ("--drafter drafters.py:Loose", "is no drafter: derive it from polydraft.Drafter ("),
     "half a drafter": (
         "--drafter drafters.py:Part",
-        "is no whole drafter: it lacks name, check, start, commit, join (",
+        "is no whole drafter: it lacks name, check, start, commit (",
     ),
     "a drafter as rule": (
         "--verifier after_two.py:AfterTwo",

@@ -17,12 +17,12 @@ from polydraft import (
     Widths,
     generate,
 )
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, NoDraft, Session
 from polydraft.engine.lessons import Lesson, keeps_overlaps
 from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.planner.chances import Chances
 from polydraft.engine.planner.sureness import Sureness, class_of
-from polydraft.engine.wrappers.timed import Stopwatch, TimedVerifier
+from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
@@ -30,6 +30,7 @@ from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme, TopK
 from polydraft.trees import Draft, Frontier, TreePolicy, TreeShape, grow
 from polydraft.trees.dynamic import Drawn
+from polydraft.verifiers import TreeVerifier
 
 SURE, DOUBTFUL = 0.98, 0.3
 """Draft probabilities that a drafter may have, which are also the chances of these drafts."""
@@ -213,9 +214,11 @@ def test_what_the_drafter_thinks_is_seen_in_greedy_chains_too() -> None:
 
 
 def test_a_rule_keeps_what_it_says_of_itself_when_it_is_timed() -> None:
-    watch = Stopwatch(torch.device("cpu"))
-    assert keeps_overlaps(TimedVerifier(BlockVerification(), watch))
-    assert not keeps_overlaps(TimedVerifier(TopDown(NaiveMatch(TopK())), watch))
+    def timed(rule: TreeVerifier) -> TreeVerifier:
+        return Watched(HuggingFaceModel(tiny_model()), NoDraft(), rule, Chain(1)).method.verifier
+
+    assert keeps_overlaps(timed(BlockVerification()))
+    assert not keeps_overlaps(timed(TopDown(NaiveMatch(TopK()))))
 
 
 def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing_else() -> None:

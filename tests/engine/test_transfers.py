@@ -11,10 +11,10 @@ from on_device import DEVICE, OnDevice, Waits, counted, moved, on_device
 
 from polydraft.drafters import Drafter, ModelDrafter, NoDraft
 from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
+from polydraft.engine.clock import Stopwatch
 from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams

@@ -13,6 +13,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
 from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
+from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
@@ -49,11 +50,11 @@ class MergedState:
         joint: the step's joint trees by rows.
     """
 
-    members: tuple[Any, ...]
-    other: Any
-    vocab_size: int
-    kept: tuple[Kept, ...]
-    joint: tuple[tuple[tuple[int, ...], Branches], ...] = ()
+    members: tuple[Any, ...] = parts()
+    other: Any = parts()
+    vocab_size: int = shared()
+    kept: tuple[Kept, ...] = per_row(learnt=True)
+    joint: tuple[tuple[tuple[int, ...], Branches], ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,33 +203,6 @@ class MergedDrafter(Together):
             own = replace(step, verdict=verdict, whole=step.whole or step.verdict)
         other = self.other.commit(state.other, own)
         return replace(state, members=members, other=other, kept=tuple(learnt), joint=())
-
-    def join(self, state: MergedState, row: int, other: MergedState) -> MergedState:
-        """Take over the newcomer."""
-        members = self.joined(state, row, other)
-        inner = None if self.other is None else self.other.join(state.other, row, other.other)
-        kept = (*state.kept[:row], other.kept[0], *state.kept[row + 1 :])
-        return replace(state, members=members, other=inner, kept=kept, joint=())
-
-    def of_row(self, state: MergedState, row: int) -> MergedState:
-        """Return everybody's state of the row, and what is known of it."""
-        return replace(super().of_row(state, row), kept=(state.kept[row],))
-
-    def rewind(self, state: MergedState, row: int, length: int) -> MergedState:
-        """Let everybody forget."""
-        inner = None if self.other is None else self.other.rewind(state.other, row, length)
-        return replace(state, members=self.rewound(state, row, length), other=inner)
-
-    def continues(self, state: object) -> bool:
-        """Ask the other drafter; members that cannot go on begin anew."""
-        if not isinstance(state, MergedState) or len(state.members) != len(self.members):
-            return False
-        return self.other is None or self.other.continues(state.other)
-
-    def untaught(self, state: MergedState) -> MergedState:
-        """Ask everybody, and forget what was kept of the other drafter."""
-        asked = self.told(state, lambda one, own: one.untaught(own))
-        return replace(asked, kept=(Kept(),) * len(state.kept), joint=())
 
     def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
         """Return every row's guesses within their budget, and the members' states."""

@@ -13,6 +13,7 @@ from polydraft.errors import InvalidParameter, is_number, shown
 from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
+from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
@@ -65,15 +66,6 @@ class Standing:
     gain: float = 0.0
     asked: int = 0
 
-    def moved(self, by: int) -> "Standing":
-        """Return the same for members whose numbers are larger by so many; those before the first are gone."""
-        kept = {one: weight for one, weight in self.weights.items() if one[0] < 0 or one[0] + by >= 0}
-        return replace(self, weights={(n if n < 0 else n + by, kind): weight for (n, kind), weight in kept.items()})
-
-    def without(self, members: Collection[int]) -> "Standing":
-        """Return the same with nothing known of some members."""
-        return replace(self, weights={one: weight for one, weight in self.weights.items() if one[0] not in members})
-
 
 @dataclass(frozen=True, eq=False)
 class Round:
@@ -109,14 +101,14 @@ class RoutedState:
         asked: the rows for which the other drafter drafts in it.
     """
 
-    members: tuple[Any, ...]
-    other: Any
-    vocab_size: int
-    standings: tuple[Standing, ...]
-    cost: float
-    trust: float = 1.0
-    rounds: tuple[Round, ...] = ()
-    asked: tuple[int, ...] = ()
+    members: tuple[Any, ...] = parts()
+    other: Any = parts()
+    vocab_size: int = shared()
+    standings: tuple[Standing, ...] = per_row(learnt=True)
+    cost: float = shared()
+    trust: float = shared()
+    rounds: tuple[Round, ...] = scratch(())
+    asked: tuple[int, ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,59 +259,6 @@ class RoutedDrafter(Together):
                 standings[row] = self._judged(one, [token for token in path if token >= 0], row in state.asked)
         return replace(state, members=members, other=other, standings=tuple(standings), rounds=(), asked=())
 
-    def join(self, state: RoutedState, row: int, other: object) -> RoutedState:
-        """Take over the newcomer, also from a state of the other drafter alone (`continues`)."""
-        inner = None if self.other is None else self.other.join(state.other, row, _inner(other))
-        if not isinstance(other, RoutedState):
-            return replace(state, other=inner)
-        members = self.joined(state, row, other)
-        standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
-        return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
-
-    def of_row(self, state: RoutedState, row: int) -> RoutedState:
-        """Return everybody's state of the row, and its standing."""
-        return replace(super().of_row(state, row), standings=(state.standings[row],))
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Let everybody forget, also in a state of the other drafter or the last member alone."""
-        inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
-        if not isinstance(state, RoutedState):
-            if self.other is not None:
-                return inner
-            state = RoutedState((state,), None, 0, (Standing(),), 0.0)
-        state = self._aligned(state)
-        members = self.rewound(state, row, length)
-        standings = tuple(one.without({at for at, own in enumerate(members) if own is None}) for one in state.standings)
-        return replace(state, members=members, other=inner, standings=standings)
-
-    def ended(self, state: Any) -> bool:
-        """Ask the other drafter, also of a state of its own."""
-        return self.other is not None and self.other.ended(_inner(state))
-
-    def continues(self, state: object) -> bool:
-        """Ask the other drafter, also of a state of its own, else the last member; who cannot go on begins anew.
-
-        A prediction stands before the members of the route that it is put before, and may be gone in the next call.
-        """
-        if self.other is not None:
-            return self.other.continues(_inner(state))
-        return isinstance(state, RoutedState) or self.members[-1].continues(state)
-
-    def untaught(self, state: Any) -> Any:
-        """Ask everybody, and forget how they did; of a state of another drafter alone ask that one."""
-        if not isinstance(state, RoutedState):
-            return None if self.other is None else self.other.untaught(state)
-        asked = self.told(state, lambda one, own: None if own is None else one.untaught(own))
-        return replace(asked, standings=tuple(Standing() for _ in state.standings), rounds=(), asked=())
-
-    def _aligned(self, state: RoutedState) -> RoutedState:
-        """Return a state of a route of as many members: the last are the same, and the first have come or gone."""
-        more = len(self.members) - len(state.members)
-        if not more:
-            return state
-        members = (*[None] * more, *state.members[max(0, -more) :])
-        return replace(state, members=members, standings=tuple(one.moved(more) for one in state.standings))
-
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds
     ) -> tuple[list[dict[Expert, Guess]], tuple[Any, ...]]:
@@ -425,10 +364,6 @@ def class_of(guess: Guess) -> int:
 
 def _gain(value: float) -> float:
     return min(value, MOST) / MOST
-
-
-def _inner(state: object) -> Any:
-    return state.other if isinstance(state, RoutedState) else state
 
 
 def relative_cost(other: Drafter | None, session: Session) -> float:

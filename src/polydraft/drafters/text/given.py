@@ -70,14 +70,6 @@ class TextDrafter(GivenDrafter):
         """Keep the state: the next draft reads the text itself."""
         return state
 
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        """Keep the state, for the same reason."""
-        return state
-
-    def of_row(self, state: Any, row: int) -> Any:
-        """Keep the state, for the same reason."""
-        return state
-
     def continues(self, state: object) -> bool:
         """Say yes: there is nothing to go on from."""
         return True

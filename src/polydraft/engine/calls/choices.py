@@ -19,7 +19,7 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import Drafter, NgramDrafter
-from polydraft.engine.calls.chains import chained, check_crowd, without_branches
+from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction

@@ -18,7 +18,7 @@ from polydraft.engine.calls.choices import (
 from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
-from polydraft.engine.slots import Request
+from polydraft.engine.many.slots import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (

@@ -11,7 +11,7 @@ from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_policy
-from polydraft.engine.decode import check_drafting
+from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias

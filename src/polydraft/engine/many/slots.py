@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.engine.block import Block
+from polydraft.engine.clock import Clock
 from polydraft.engine.decode import Method, Prompts, Rows, begin, joined, opened, read_on, room_for, step
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
@@ -161,7 +162,10 @@ class Slots:
             reading = {**standing.reading, slot: (request, alone)}
             self._standing = replace(standing, reading=reading, joined=standing.joined + 1)
         else:
-            self._standing = replace(_with(standing, slot, request, read_on(alone)), joined=standing.joined + 1)
+            self._standing = replace(
+                _with(standing, slot, request, read_on(alone, clock=method.clock), self.method.clock),
+                joined=standing.joined + 1,
+            )
         return slot
 
     def _methods(self) -> list[Method]:
@@ -197,12 +201,12 @@ class Slots:
         if slot is None:
             return
         request, alone = standing.reading[slot]
-        alone = read_on(alone, self.chunk)
+        alone = read_on(alone, self.chunk, self.method.clock)
         others = {place: one for place, one in standing.reading.items() if place != slot}
         if alone.unread:
             self._standing = replace(standing, reading={slot: (request, alone), **others})
         else:
-            self._standing = replace(_with(standing, slot, request, alone), reading=others)
+            self._standing = replace(_with(standing, slot, request, alone, self.method.clock), reading=others)
 
     def leave(self, slot: int) -> None:
         """End a text before its time."""
@@ -213,6 +217,8 @@ class Slots:
         self._standing = replace(standing, rows=rows, requests=requests, reading=reading)
 
 
-def _with(standing: _Standing, slot: int, request: Request, alone: Rows) -> _Standing:
+def _with(standing: _Standing, slot: int, request: Request, alone: Rows, clock: Clock) -> _Standing:
     """Return a running batch with a text in a slot."""
-    return replace(standing, rows=joined(standing.rows, slot, alone), requests={**standing.requests, slot: request})
+    return replace(
+        standing, rows=joined(standing.rows, slot, alone, clock), requests={**standing.requests, slot: request}
+    )

@@ -1,12 +1,15 @@
-"""What changes where a model cannot do all: trees become chains, and drafters that need more are refused."""
+"""Whether target, drafter, verifier and policy go together; where a model cannot score trees they become chains."""
 
 import warnings
 
+from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
 from polydraft.engine.planner import PlanningPolicy
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
-from polydraft.trees import TreePolicy, as_chain
+from polydraft.schemes import require_pairs
+from polydraft.trees import TreePolicy, as_chain, check_policy, largest_shape
+from polydraft.verifiers import TreeVerifier, require_few
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
@@ -82,3 +85,31 @@ def chained(policy: TreePolicy, name: str) -> TreePolicy:
 
 def _name(model: LanguageModel) -> str:
     return type(module_of(model) or model).__name__
+
+
+def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
+    """Check that a drafter can draw such trees as the verifier needs them.
+
+    Raises:
+        UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
+    """
+    try:
+        drafter.check(verifier.scheme)
+    except UnpairedScheme as refusal:
+        raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
+    if drafter.proposes:
+        most = largest_shape(policy).max_children
+        require_pairs(verifier.scheme, most)
+        require_few(verifier, most)
+        check_policy(policy, verifier.scheme)
+
+
+def _fitting_verifier(drafter: Drafter) -> str:
+    """Say which verifier to pass: naive match, exact for all drafts, with the first scheme that the drafter takes."""
+    for scheme in every_scheme():
+        try:
+            drafter.check(scheme)
+        except UnpairedScheme:
+            continue
+        return f"pass a verifier of such drafts, for example verifier=TopDown(NaiveMatch({scheme}))"
+    return "it takes none of this package's schemes, so pass a verifier of its own"
