@@ -15,8 +15,7 @@ from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy, Verdict
-from polydraft.verifiers import TreeVerifier
-from polydraft.verifiers.law import BestAlone
+from polydraft.verifiers import TreeVerifier, traits
 
 
 class Stopwatch:
@@ -228,7 +227,7 @@ class TimedVerifier:
         self.scheme = verifier.scheme
         self.name = verifier.name
         self.lossless = verifier.lossless
-        self.best_alone = isinstance(verifier, BestAlone) and verifier.best_alone
+        self.best_alone = traits(verifier).best_alone
 
     def verify(self, draft: Draft, target_probs: torch.Tensor, noise: Noise) -> Verdict:
         """Verify against the clock."""
