@@ -73,16 +73,12 @@ class TopThenIID(SchemeOfLaw):
             raise InvalidParameter(
                 f"top must be at most {MOST_CERTAIN}, but is {self.top}; TopK takes all for certain."
             )
+        object.__setattr__(self, "set_law", SetLaw(most_certain=self.top))
 
     @property
     def name(self) -> str:
         """The scheme's name in tables."""
         return f"top {self.top} then iid"
-
-    @property
-    def set_law(self) -> SetLaw:
-        """The `top` likeliest tokens for certain, then independent draws."""
-        return SetLaw(most_certain=self.top)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
