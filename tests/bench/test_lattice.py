@@ -6,10 +6,10 @@ from growing import DeepWorld, among, every_growth, target_rows
 from new_rule import LINE
 
 from polydraft.bench.subjects.lattice import Root, Watching
-from polydraft.bench.subjects.lattice_groups import GROUPS, LatticeGroup, branches, most_drafts_of
+from polydraft.bench.subjects.lattice_groups import GROUPS, LatticeGroup, branches
 from polydraft.catalogue import tables
 from polydraft.probs import Noise
-from polydraft.schemes import IID, Scheme, SpecHub, TopK, WithoutReplacement
+from polydraft.schemes import IID, Scheme, SpecHub, TopK, WithoutReplacement, most_drafts_of
 from polydraft.trees import Chain, Draft, TokenTree, Topology, TreePolicy, Widths
 from polydraft.verifiers import BottomUp, Optimal, PathVerifier, SpeculativeSampling, TopDown
 

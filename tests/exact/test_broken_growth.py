@@ -16,7 +16,7 @@ from test_default_verifiers import LATE, VERIFIERS, fits, named
 from torch import Tensor
 
 from polydraft.errors import UnpairedScheme, VocabularyMismatch
-from polydraft.schemes import IID, Product, Scheme, TopK, WithoutReplacement
+from polydraft.schemes import IID, Product, Scheme, TopK, Uniforms, WithoutReplacement
 from polydraft.trees import (
     BestFirst,
     Chain,
@@ -338,6 +338,8 @@ class BreakingScheme:
     deterministic = False
     independent = True
     lone_draft_is_drawn = True
+    several_rows = False
+    uniforms = Uniforms.OF_TOKENS
 
     def sample(self, draft_probs: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
         if self.inner.told and float(draft_probs[0, 0, 0]) > 0.3:

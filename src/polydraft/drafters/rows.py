@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, InvalidProbabilities
 from polydraft.probs import SamplingParams, shortlist, usable, whole_row
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 from polydraft.trees import TreePolicy, is_dynamic
 from polydraft.trees.policies import stopping
 
@@ -59,7 +59,7 @@ def draft_rows(
         scheme: under `Product` a node's only row is one of several.
     """
     tokens, probs = _usable_rows(logits, params, size)
-    return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs
+    return tokens, probs.unsqueeze(-2) if scheme.several_rows else probs
 
 
 def _usable_rows(

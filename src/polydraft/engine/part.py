@@ -14,7 +14,6 @@ from polydraft.engine.stopping import shortened
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Reader, Step, Text
-from polydraft.schemes import Product
 from polydraft.trees import (
     Draft,
     Fixed,
@@ -231,7 +230,7 @@ def verdicts(
     noise.of(bare).again()
     return [
         *found,
-        (bare, verified(verifier, Piece(bare, Draft.nothing(roots, apart=verifier.scheme == Product())), probs, noise)),
+        (bare, verified(verifier, Piece(bare, Draft.nothing(roots, apart=verifier.scheme.several_rows)), probs, noise)),
     ]
 
 

@@ -16,9 +16,9 @@ from polydraft.verifiers import (
     ScalableVerifier,
     TopDown,
     TreeVerifier,
+    has_marginal,
     most_drafts,
 )
-from polydraft.verifiers.law import SumsOrders
 
 MANY = 64
 NAIVE = "naive match"
@@ -51,7 +51,7 @@ class NodeCase:
             return TOO_DEAR
         if k > self.most:
             return UNDEFINED
-        if isinstance(self.rule, SumsOrders) and not self.rule.follows(k, min(shortlist, LARGEST_VOCABULARY)):
+        if not has_marginal(self.rule, k, min(shortlist, LARGEST_VOCABULARY)):
             return TOO_DEAR
         return ""
 

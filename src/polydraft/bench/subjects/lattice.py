@@ -32,8 +32,7 @@ from polydraft.probs import Noise, to_atoms
 from polydraft.schemes import Scheme
 from polydraft.theory import optimal_set
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers import NodeVerifier, Optimal, PathLaw, PathVerifier
-from polydraft.verifiers.law import OfNodes, SumsOrders
+from polydraft.verifiers import NodeVerifier, Optimal, PathLaw, PathVerifier, has_marginal, traits
 
 WARM_UP = 8
 """How many tokens every arm writes before anything counts."""
@@ -183,7 +182,7 @@ class Root:
             law: that of its verdict of these very trees, which is an estimate: the chance that the path does not end at
                 the root. What the optimal rule keeps of the same drafts beyond its average is subtracted.
         """
-        node = rule.node_rule if isinstance(rule, OfNodes) else None
+        node = traits(rule).node_rule
         if node is not None and self._can_follow(node):
             return float(node.acceptance(self.draft_probs, self.target_probs, self.counts).sum())
         best = Optimal(rule.scheme)
@@ -193,7 +192,7 @@ class Root:
     def _can_follow(self, rule: NodeVerifier) -> bool:
         """Tell whether a rule's acceptance can be computed; the tail is never drafted."""
         tokens, most = self.draft_probs.shape[-1] - 1, max(int(self.counts.max()), 1)
-        return not isinstance(rule, SumsOrders) or rule.follows(most, tokens)
+        return has_marginal(rule, most, tokens)
 
 
 def measure_lattice(

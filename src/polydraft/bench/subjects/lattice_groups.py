@@ -7,7 +7,16 @@ from typing import Any
 from polydraft.catalogue import RuleLine, tables
 from polydraft.drafters import Drafter
 from polydraft.drafters.rows import LISTED
-from polydraft.schemes import IID, ConditionalPoisson, Scheme, SpecHub, TopK, TopThenSample, WithoutReplacement
+from polydraft.schemes import (
+    IID,
+    ConditionalPoisson,
+    Scheme,
+    SpecHub,
+    TopK,
+    TopThenSample,
+    WithoutReplacement,
+    most_drafts_of,
+)
 from polydraft.trees import BestFirst, Chain, ExpectedAcceptance, Fixed, TreePolicy, TreeShape
 from polydraft.verifiers import (
     BlockVerification,
@@ -17,9 +26,9 @@ from polydraft.verifiers import (
     PathVerifier,
     ScalableVerifier,
     TopDown,
+    has_marginal,
     most_drafts,
 )
-from polydraft.verifiers.law import SumsOrders
 
 LONG = 5
 """Drafts of a branch where there are drafts for several."""
@@ -85,8 +94,7 @@ def _of_trees(scheme: Scheme, width: int) -> Iterator[tuple[str, PathVerifier]]:
             yield name, rule
             continue
         yield f"{rule.name}, top down", TopDown(rule)
-        dear = isinstance(rule, SumsOrders) and not rule.follows(width, LISTED)
-        if isinstance(rule, ScalableVerifier) and not dear:
+        if isinstance(rule, ScalableVerifier) and has_marginal(rule, width, LISTED):
             yield f"{rule.name}, bottom up", BottomUp(rule)
 
 
@@ -120,11 +128,6 @@ def branches(drafts: int, scheme: Scheme) -> TreePolicy:
     long, more = divmod(drafts, count)
     levels = [(count,), *[(1,) * count] * (long - 1), *([(1,) * more] if more else [])]
     return Fixed(TreeShape(tuple(levels)))
-
-
-def most_drafts_of(scheme: Scheme) -> int:
-    """Return the most drafts at a node that a scheme can draw."""
-    return most_drafts(Optimal(scheme))
 
 
 GROUPS = (

@@ -13,7 +13,7 @@ from polydraft.bench.subjects.clock import Progress, one_thread, own_millisecond
 from polydraft.bench.subjects.rows import rows_for
 from polydraft.bench.subjects.rules import RulesSettings
 from polydraft.probs import Noise
-from polydraft.schemes import FewDrafts, Product, Scheme, WithoutReplacement
+from polydraft.schemes import Scheme, WithoutReplacement, most_drafts_of
 from polydraft.theory import SuccessiveLaw, optimal_set, time_nodes
 
 SPREAD = 3.0
@@ -70,7 +70,7 @@ def measure_optima(
         for shape in shapes
         for scheme in schemes
         for k in _numbers(scheme, settings.drafts)
-        if scheme != Product() or shape != shapes[0]
+        if not scheme.several_rows or shape != shapes[0]
     ]
     for done, (shape, scheme, k) in enumerate(tasks, start=1):
         draft, target = rows[shape]
@@ -83,7 +83,7 @@ def measure_optima(
 
 def _numbers(scheme: Scheme, drafts: Sequence[int]) -> list[int]:
     """Return the numbers of drafts, but no more than the scheme draws."""
-    return sorted({min(k, scheme.most_drafts) if isinstance(scheme, FewDrafts) else k for k in drafts})
+    return sorted({min(k, most_drafts_of(scheme)) for k in drafts})
 
 
 def random_rows(count: int, size: int, seed: int) -> tuple[Float[Tensor, "m A"], Float[Tensor, "m A"]]:

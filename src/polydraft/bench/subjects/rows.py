@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.bench.limits import Models
 from polydraft.bench.limits.positions import generate_sample, rows_on_atoms
 from polydraft.bench.subjects.rules import RulesSettings
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def rows_of_texts(
 
 def rows_for(scheme: Scheme, draft: Float[Tensor, "m A"]) -> Float[Tensor, "m *J A"]:
     """Return draft rows as a scheme takes them: for `Product` a second row beside each, at half the temperature."""
-    if scheme != Product():
+    if not scheme.several_rows:
         return draft
     sharp = draft.double() ** 2
     return torch.stack([draft, (sharp / sharp.sum(dim=-1, keepdim=True)).to(draft)], dim=1)

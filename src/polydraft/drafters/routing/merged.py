@@ -148,7 +148,7 @@ class MergedDrafter(Together):
             require_scheme(scheme, (Given,), "A merge of text drafters")
             return
         self.other.check(scheme)
-        if not (scheme.deterministic or scheme == Product()):
+        if not (scheme.deterministic or scheme.several_rows):
             raise UnpairedScheme(
                 f"A merge with {self.other.name} works with drafts that are deterministic or {Product().name}, not "
                 f"{scheme.name}."
@@ -165,7 +165,7 @@ class MergedDrafter(Together):
     ) -> tuple[Draft | Pieces, MergedState]:
         """Let everybody draft, and put it into one tree for each row."""
         if not policy.shape.counts:
-            return Draft.nothing(text.last(), apart=scheme == Product()), state
+            return Draft.nothing(text.last(), apart=scheme.several_rows), state
         bounds = Bounds.of(policy)
         guesses, members = self._guessed(state, text, bounds)
         after = replace(state, members=members)

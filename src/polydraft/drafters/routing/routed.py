@@ -14,7 +14,7 @@ from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import parts, per_row, scratch, shared
-from polydraft.schemes import Given, Product, Scheme, require_scheme
+from polydraft.schemes import Given, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
     Draft,
@@ -226,7 +226,7 @@ class RoutedDrafter(Together):
         bounds = Bounds.of(policy)
         if self.other is not None:
             bounds = replace(bounds, depth=max(bounds.depth, min(LONG, bounds.nodes)))
-        if not (scheme.deterministic or scheme == Product()):
+        if not (scheme.deterministic or scheme.several_rows):
             bounds = bounds.chains()
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
@@ -297,7 +297,7 @@ class RoutedDrafter(Together):
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
         if self.other is None:
-            return Draft.nothing(text.last(), apart=scheme == Product()), replace(state, rounds=(), asked=())
+            return Draft.nothing(text.last(), apart=scheme.several_rows), replace(state, rounds=(), asked=())
         draft, inner = self.other.draft(state.other, text, scheme, policy, noise)
         return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(text.counts))))
 
@@ -330,7 +330,7 @@ class RoutedDrafter(Together):
         """Return the guesses of one member for the rows that take them; of none, roots alone."""
         own = text if len(rows) == len(rounds) else text.of(rows)
         if number == PLAIN:
-            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme == Product()))
+            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme.several_rows))
         draft = given(own, [rounds[row].offers[rounds[row].choice] for row in rows], scheme)
         return Piece(tuple(rows), replace(draft, source=self.members[number].name))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
 from polydraft.trees.sound import distinct, laws
 
@@ -155,7 +155,7 @@ def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
     if draft.resume is not None:
         _check_kind("resume", draft.resume, Resume)
     batch, nodes, places = len(text.lengths), _last_size(draft.tree.tokens), _last_size(draft.shortlist)
-    several = tuple(draft.probs.shape[2:-1][:1]) if isinstance(scheme, Product) else ()
+    several = tuple(draft.probs.shape[2:-1][:1]) if scheme.several_rows else ()
     expected: tuple[tuple[str, object, tuple[int, ...], torch.dtype | None], ...] = (
         ("tree.tokens", draft.tree.tokens, (batch, nodes), torch.int64),
         ("tree.parents", draft.tree.parents, (batch, nodes), torch.int64),
