@@ -29,8 +29,6 @@ from polydraft.trees import (
     TokenTree,
     TreePolicy,
     Verdict,
-    check_policy,
-    largest_shape,
     stacked_tree,
 )
 from polydraft.verifiers import TreeVerifier, require_few
@@ -146,7 +144,7 @@ def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass.
     """
-    return max(largest_shape(policy).size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
+    return max(policy.largest.size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
 
 
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
@@ -298,10 +296,10 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if drafter.proposes:
-        most = largest_shape(policy).max_children
+        most = policy.largest.max_children
         require_pairs(verifier.scheme, most)
         require_few(verifier, most)
-        check_policy(policy, verifier.scheme)
+        policy.check(verifier.scheme)
 
 
 def _fitting_verifier(drafter: Drafter) -> str:

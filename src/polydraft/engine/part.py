@@ -23,8 +23,6 @@ from polydraft.trees import (
     TreeShape,
     Verdict,
     in_pieces,
-    policy_after,
-    policy_joined,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
@@ -106,7 +104,7 @@ class Part:
         riders = max((0 if one.draft.riders is None else one.draft.riders.tokens.shape[1] for one in pieces), default=0)
         own = replace(own, scored=own.scored.with_riders(riders))
         state = self.drafter.commit(self.state, own)
-        return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
+        return replace(self, state=state, policy=self.policy.after(own.tree, own.verdict))
 
     def finished(self, text: Text, rows: Collection[int]) -> "Part":
         """Tell the drafter which rows of the batch have come to their ends with the last step."""
@@ -120,7 +118,8 @@ class Part:
         place = self.rows.index(row) if row in self.rows else len(self.rows)
         place = self.rows.index(-1) if place == len(self.rows) and -1 in self.rows else place
         rows = (*self.rows[:place], row, *self.rows[place + 1 :])
-        state, policy = self.drafter.join(self.state, place, other), policy_joined(self.policy, place)
+        state = self.drafter.join(self.state, place, other)
+        policy = self.policy.select([-1 if own == place else own for own in range(len(rows))])
         alone = self.alone and (rows == self.rows or row == len(self.rows))
         return replace(self, state=state, policy=policy, rows=rows, alone=alone)
 

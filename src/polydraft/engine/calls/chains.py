@@ -3,10 +3,9 @@
 import warnings
 
 from polydraft.drafters import Drafter
-from polydraft.engine.planner import PlanningPolicy
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
-from polydraft.trees import TreePolicy, as_chain
+from polydraft.trees import LearningPolicy, TreePolicy, as_chain
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
@@ -70,7 +69,7 @@ def chained(policy: TreePolicy, name: str) -> TreePolicy:
     Raises:
         InvalidParameter: a planner chooses among trees that branch.
     """
-    if isinstance(policy, PlanningPolicy) and policy.shape.max_children > 1:
+    if isinstance(policy, LearningPolicy) and policy.shape.max_children > 1:
         raise InvalidParameter(f"{name} scores chains only, but the planner has trees that branch; give it chains.")
     chain = as_chain(policy)
     if chain is not policy:

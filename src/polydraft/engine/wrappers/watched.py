@@ -9,12 +9,12 @@ from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.choices import Parts
 from polydraft.engine.decode import Method
-from polydraft.engine.planner import Opening, PlanningPolicy, Spent, relative_cost
+from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
 from polydraft.models import LanguageModel
-from polydraft.trees import TreePolicy
+from polydraft.trees import LearningPolicy, TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
@@ -22,7 +22,7 @@ from polydraft.verifiers import TreeVerifier
 class _Planned:
     """A planner, the drafter of its texts, and the stopwatch of what they draft."""
 
-    planner: PlanningPolicy
+    planner: LearningPolicy
     drafter: Drafter
     watch: Stopwatch
     target: LanguageModel
@@ -57,7 +57,7 @@ class Watched:
         logprobs: int | None = None,
         time: bool = False,
     ) -> None:
-        planner = policy if isinstance(policy, PlanningPolicy) else None
+        planner = policy if isinstance(policy, LearningPolicy) else None
         self._watch = Stopwatch(target.device, timed=time or planner is not None)
         self._guard = Guarded(drafter, fallback)
         self._torn, self._target, self._timed = False, target, time
@@ -79,7 +79,7 @@ class Watched:
 
     def _of_planner(self, parts: Parts, guard: Guarded) -> Drafter:
         """Return the drafter of parts behind a stopwatch of their planner's, which is taken in; without one, itself."""
-        if not isinstance(parts.policy, PlanningPolicy):
+        if not isinstance(parts.policy, LearningPolicy):
             return guard
         watch = Stopwatch(self._target.device, timed=True)
         self._planned.append(_Planned(parts.policy, parts.drafter, watch, self._target))
@@ -110,7 +110,7 @@ class Watched:
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others, soon))
+                one.planner.texts_opened(Opening(length, left, rows, one.relative, law.in_force, others, soon))
 
     def begins(self) -> None:
         """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
@@ -139,4 +139,4 @@ class Watched:
             drafted = spent["draft"] if one.watch is self._watch else one.watch.lap()["draft"]
             if lessons and not torn:
                 drafted *= len(block.rows) / len(lessons)
-                one.planner.note(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())
+                one.planner.learn(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())
