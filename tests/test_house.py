@@ -195,7 +195,7 @@ def members(house: Sequence[Module]) -> dict[str, str]:
         "verifiers/trees": "",
         "drafters": "Draft",
         "models": "Model",
-        "trees/policies.py": "",
+        "trees/policy.py": "",
     }
     found = dict[str, str]()
     for module in house:

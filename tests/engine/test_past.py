@@ -47,7 +47,7 @@ from polydraft.models.weights import WATCHING
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import TreePolicy
-from polydraft.trees.dynamic import BestFirst
+from polydraft.trees.growing import BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown
 
 VOCAB, NEW = 24, 12

@@ -29,7 +29,6 @@ from polydraft.trees import (
     TokenTree,
     TreePolicy,
     Verdict,
-    largest_shape,
     stacked_tree,
 )
 from polydraft.verifiers import TreeVerifier
@@ -147,7 +146,7 @@ def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass.
     """
-    return max(largest_shape(policy).size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
+    return max(policy.largest.size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
 
 
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:

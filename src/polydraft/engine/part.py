@@ -23,8 +23,6 @@ from polydraft.trees import (
     TreeShape,
     Verdict,
     in_pieces,
-    policy_after,
-    policy_joined,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
@@ -110,7 +108,7 @@ class Part:
         own = replace(own, scored=own.scored.with_riders(riders))
         with clock.charge("draft", self.drafter):
             state = self.drafter.commit(self.state, own)
-        return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
+        return replace(self, state=state, policy=self.policy.after(own.tree, own.verdict))
 
     def finished(self, text: Text, rows: Collection[int], clock: Clock = UNTIMED) -> "Part":
         """Tell the drafter which rows of the batch have come to their ends with the last step."""
@@ -125,7 +123,8 @@ class Part:
         place = self.rows.index(row) if row in self.rows else len(self.rows)
         place = self.rows.index(-1) if place == len(self.rows) and -1 in self.rows else place
         rows = (*self.rows[:place], row, *self.rows[place + 1 :])
-        state, policy = self.drafter.join(self.state, place, other), policy_joined(self.policy, place)
+        state = self.drafter.join(self.state, place, other)
+        policy = self.policy.select([-1 if own == place else own for own in range(len(rows))])
         alone = self.alone and (rows == self.rows or row == len(self.rows))
         return replace(self, state=state, policy=policy, rows=rows, alone=alone)
 

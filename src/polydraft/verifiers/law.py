@@ -5,6 +5,7 @@ emitted when no draft is kept. *Bonus*: the token emitted at a leaf. Correction 
 outcome "rest" of a node's law.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -109,8 +110,16 @@ class ScalableVerifier(NodeVerifier, Protocol):
         ...
 
 
+_Division = Callable[..., tuple[Shares, Row]]
+
+
 class _Divides(Protocol):
     def divided(self, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]: ...
+
+
+def _divided_of(kind: Any) -> _Division:
+    """Return how a class divides, unbound."""
+    return kind.divided
 
 
 class SharesRule:
@@ -125,8 +134,8 @@ class SharesRule:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        written, both = vars(cls), cls.divided
-        if "divided" in written or both is SharesRule.divided or not {"shares", "marginal"} & written.keys():
+        written, both = vars(cls), _divided_of(cls)
+        if "divided" in written or both is _divided_of(SharesRule) or not {"shares", "marginal"} & written.keys():
             return
 
         def halves(self: ScalableVerifier, drafts: Tensor, rows: Tensor, mass: Tensor) -> tuple[Any, Any]:
@@ -163,7 +172,7 @@ class TreeVerifier(VerificationRule, Protocol):
 
 def divided(rule: ScalableVerifier, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]:
     """Return a rule's shares and marginal, by one computation if it can."""
-    both = getattr(rule, "divided", None) or partial(SharesRule.divided, rule)
+    both: _Division = getattr(rule, "divided", None) or partial(_divided_of(SharesRule), rule)
     return both(drafts, draft_probs, target_mass)
 
 

@@ -172,7 +172,7 @@ def test_grown_trees_keep_to_the_budgets_of_their_rows() -> None:
     session = Session(SamplingParams(), 64, VOCAB)
     for policy, scheme in ((BestFirst(9, children=3), Product()), (Eagle2(3, 3, 9), TopK())):
         found, trees = [], []
-        for own in (policy.rationed((2, 9, 5)), policy.rationed((9, 9, 9)), policy):
+        for own in (policy.with_budgets((2, 9, 5)), policy.with_budgets((9, 9, 9)), policy):
             noise = Noise.from_seed(0, 3)
             (piece,) = in_pieces(drafter.draft(drafter.start(text, session), text, scheme, own, noise)[0])
             tree = piece.draft.tree

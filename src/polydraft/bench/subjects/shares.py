@@ -16,7 +16,7 @@ from polydraft.engine import Statistics, as_drafter, stream, summed
 from polydraft.engine.defaults import default_policy
 from polydraft.models import Pair
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, is_dynamic
+from polydraft.trees import Chain, Fixed, GrowingPolicy, TreePolicy, TreeShape
 from polydraft.verifiers import TreeVerifier, most_drafts
 
 
@@ -111,7 +111,7 @@ def tree_for(rule: TreeVerifier, tree: str, drafter: Drafter, temperature: float
     shape, most = policy.shape, most_drafts(rule)
     if shape.max_children <= most:
         return policy
-    return Chain(shape.depth) if is_dynamic(policy) else Fixed(narrowed(shape, most))
+    return Chain(shape.depth) if isinstance(policy, GrowingPolicy) else Fixed(narrowed(shape, most))
 
 
 def narrowed(shape: TreeShape, most: int) -> TreeShape:

@@ -12,7 +12,7 @@ from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.rows import parts, scratch
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, is_looked_up, restricted, rows_taken
+from polydraft.trees import Draft, Found, LearningPolicy, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_found
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -118,7 +118,7 @@ class LookupFirst(Drafter):
         """Look up the rows that can be, and ask the other drafter for the others."""
         found, lookups = self._found(text, policy, state.lookups)
         state = replace(state, lookups=lookups)
-        looked = rows_taken(policy, [one.found_by(LOOKUP) for one in found], LEAST) if found else ()
+        looked = _rows_looked_up(policy, found) if found else ()
         others = tuple(row for row in range(len(text.counts)) if row not in looked)
         if not others:
             return _looked_up(text, found, scheme), replace(state, asked=())
@@ -160,12 +160,19 @@ class LookupFirst(Drafter):
 
         None at all if the policy wants nothing looked up.
         """
-        if not is_looked_up(policy):
+        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
             return [], lookups
         length = min(self.most, Bounds.of(policy).nodes)
         bounds = Bounds(length, length, 1)
         found, after = self._lookups.guesses(lookups, text, bounds)
         return [one.within(bounds, self._lookups.vocab_size(after)) for one in found], after
+
+
+def _rows_looked_up(policy: TreePolicy, found: Sequence[Guess]) -> tuple[int, ...]:
+    """Return the rows that take their continuations."""
+    chains = [one.found_by(LOOKUP) for one in found]
+    enough = [one if len(one.parents) >= LEAST else Found() for one in chains]
+    return policy.rows_with_lookup(enough) if isinstance(policy, LearningPolicy) else rows_found(policy, enough)
 
 
 def _looked_up(text: Text, found: Sequence[Guess], scheme: Scheme) -> Draft:

@@ -21,16 +21,14 @@ from polydraft.trees import (
     Chain,
     Draft,
     Fixed,
+    GrowingPolicy,
     Piece,
     Pieces,
-    RationedPolicy,
     TreePolicy,
     TreeShape,
     branched,
     cut,
     in_pieces,
-    is_dynamic,
-    largest_shape,
     restricted,
 )
 
@@ -221,15 +219,15 @@ class MergedDrafter(Together):
             InvalidParameter: the trees have neither a fixed shape nor a budget.
         """
         chances = [one.chance(self.hope) for one in kept]
-        shape, grows = largest_shape(policy), is_dynamic(policy)
+        shape, grows = policy.largest, isinstance(policy, GrowingPolicy)
         worth = [
             worth_of_budgets(whole.nodes, whole.depth, whole.children, one) if grows else worth_of_levels(shape, one)
             for one in chances
         ]
         pairs = zip(worth, guesses, strict=True)
         drafts = tuple(best_split(own, guess.chances.tolist(), whole.nodes) for own, guess in pairs)
-        if grows:
-            return Split(_rationed(policy, drafts), drafts, (whole.children,) * len(drafts), grows)
+        if isinstance(policy, GrowingPolicy):
+            return Split(policy.with_budgets(drafts), drafts, (whole.children,) * len(drafts), grows)
         sizes = [size for size, _ in worth[0]]
         levels = [TreeShape(shape.counts[: 1 + sizes.index(one)]) for one in drafts]
         deepest = max(levels, key=lambda one: one.depth)
@@ -249,16 +247,3 @@ def _shares(draft: Draft | Pieces, split: Split) -> list[tuple[Piece, int]]:
             most = own.draft.most_children and min(own.draft.most_children, split.most_children[own.rows[0]])
             found.append((Piece(own.rows, cut(own.draft, drafts, most, counted=split.grows)), drafts))
     return found
-
-
-def _rationed(policy: TreePolicy, drafts: tuple[int, ...]) -> TreePolicy:
-    """Return a policy that grows trees of a budget, with a budget for each row.
-
-    Raises:
-        InvalidParameter: it has no budget that could be split.
-    """
-    if not isinstance(policy, RationedPolicy):
-        raise InvalidParameter(
-            f"A merge splits trees of a fixed shape or of a budget of drafts, such as best-first:16, not {policy!r}."
-        )
-    return policy.rationed(drafts)

@@ -18,14 +18,13 @@ from polydraft.schemes import Given, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
     Draft,
+    LearningPolicy,
     Piece,
     Pieces,
     TreePolicy,
     in_pieces,
-    is_looked_up,
-    most_drafts,
     restricted,
-    rows_taken,
+    rows_found,
 )
 
 PLAIN, OTHER = -1, -2
@@ -221,7 +220,7 @@ class RoutedDrafter(Together):
         self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
-        if not is_looked_up(policy):
+        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
             return self._unlooked(state, text, scheme, policy, noise)
         bounds = Bounds.of(policy)
         if self.other is not None:
@@ -231,12 +230,12 @@ class RoutedDrafter(Together):
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
         passes = 0 if self.other is None else self.other.passes(policy.shape.depth)
-        seconds = 1 + state.cost * passes + self.overhead + self.price * most_drafts(policy)
+        seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
         sources = [self.members[one.choice[0]].name if one.choice[0] >= 0 else "" for one in rounds]
         found = [one.offers[one.choice].found_by(source) for one, source in zip(rounds, sources, strict=True)]
-        looked = rows_taken(policy, found, 1)
+        looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
         return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:

@@ -4,11 +4,10 @@ import warnings
 
 from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
-from polydraft.engine.planner import PlanningPolicy
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
 from polydraft.schemes import require_pairs
-from polydraft.trees import TreePolicy, as_chain, check_policy, largest_shape
+from polydraft.trees import LearningPolicy, TreePolicy, as_chain
 from polydraft.verifiers import TreeVerifier, require_few
 
 
@@ -73,7 +72,7 @@ def chained(policy: TreePolicy, name: str) -> TreePolicy:
     Raises:
         InvalidParameter: a planner chooses among trees that branch.
     """
-    if isinstance(policy, PlanningPolicy) and policy.shape.max_children > 1:
+    if isinstance(policy, LearningPolicy) and policy.shape.max_children > 1:
         raise InvalidParameter(f"{name} scores chains only, but the planner has trees that branch; give it chains.")
     chain = as_chain(policy)
     if chain is not policy:
@@ -98,10 +97,10 @@ def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy)
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if drafter.proposes:
-        most = largest_shape(policy).max_children
+        most = policy.largest.max_children
         require_pairs(verifier.scheme, most)
         require_few(verifier, most)
-        check_policy(policy, verifier.scheme)
+        policy.check(verifier.scheme)
 
 
 def _fitting_verifier(drafter: Drafter) -> str:

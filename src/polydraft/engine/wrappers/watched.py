@@ -10,11 +10,11 @@ from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.choices import Parts
 from polydraft.engine.clock import Stopwatch
 from polydraft.engine.decode import Method
-from polydraft.engine.planner import Opening, PlanningPolicy, Spent, relative_cost
+from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import LanguageModel
-from polydraft.trees import TreePolicy
+from polydraft.trees import LearningPolicy, TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
@@ -22,7 +22,7 @@ from polydraft.verifiers import TreeVerifier
 class _Planned:
     """A planner, the drafter of its texts, and who is charged for what they draft; None for the usual drafter."""
 
-    planner: PlanningPolicy
+    planner: LearningPolicy
     drafter: Drafter
     guard: Guarded | None
     target: LanguageModel
@@ -57,7 +57,7 @@ class Watched:
         logprobs: int | None = None,
         time: bool = False,
     ) -> None:
-        planner = policy if isinstance(policy, PlanningPolicy) else None
+        planner = policy if isinstance(policy, LearningPolicy) else None
         self._watch = Stopwatch(target.device, timed=time or planner is not None)
         self._guard = Guarded(drafter, fallback)
         self._torn, self._target, self._timed = False, target, time
@@ -70,7 +70,7 @@ class Watched:
         """Return the method of a text that has parts of its own, the same one for the same parts."""
         if id(parts) not in self._others:
             guard = Guarded(parts.drafter)
-            if isinstance(parts.policy, PlanningPolicy):
+            if isinstance(parts.policy, LearningPolicy):
                 self._watch.timed = True
                 self._planned.append(_Planned(parts.policy, parts.drafter, guard, self._target))
                 self.method = replace(self.method, teaches=(*self.method.teaches, parts.policy))
@@ -102,7 +102,7 @@ class Watched:
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others, soon))
+                one.planner.texts_opened(Opening(length, left, rows, one.relative, law.in_force, others, soon))
 
     def begins(self) -> None:
         """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
@@ -130,4 +130,4 @@ class Watched:
         for one, charged, lessons in zip(self._planned, own, block.lessons, strict=True):
             if lessons and not torn:
                 drafted = (spent["draft"] if charged is None else charged) * len(block.rows) / len(lessons)
-                one.planner.note(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())
+                one.planner.learn(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())

@@ -13,7 +13,7 @@ from polydraft.trees.sound import alike
 from polydraft.trees.tree import Draft, TokenTree
 
 Keep = Callable[[Float[Tensor, "b n"], Bool[Tensor, "b n"]], Bool[Tensor, "b n"]]
-"""Chooses nodes by the draft probability of their paths; see `PruningPolicy.keep`."""
+"""Chooses nodes by the draft probability of their paths; see `GrowingPolicy.pruned`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,23 +57,21 @@ class Proposal:
         frontier: the nodes.
         listed: their lists.
         law: the rows that their children were drawn from.
-        given: the rows as the drafter gave them.
     """
 
     frontier: Frontier
     listed: Int[Tensor, "b f K"]
     law: Float[Tensor, "b f *J K"]
-    given: Float[Tensor, "b f *J K"]
 
 
-def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[Proposal], keep: Keep | None) -> Draft:
+def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[Proposal], keep: Keep) -> Draft:
     """Return the draft of all kept nodes.
 
     Each row's nodes keep their order, parents before children; rows with fewer than the largest are padded with a
     chain of invalid nodes below their last, which is a leaf, so that no node gets a child more.
     """
     drawn = _joined(levels)
-    kept = drawn.there if keep is None else keep(drawn.path, drawn.there) & drawn.there
+    kept = keep(drawn.path, drawn.there) & drawn.there
     size = int(kept.sum(dim=-1).max())
     if size == 1:
         return Draft.nothing(root)

@@ -8,14 +8,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees.dynamic.bounds import bounds, require_positive
-from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.policies import Widths, checked_widths
+from polydraft.schemes import Product, Scheme, require_scheme
+from polydraft.trees.growing.bounds import bounds, require_positive
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
+from polydraft.trees.policy import Widths, checked_widths
 from polydraft.trees.shape import TreeShape
 
 
 @dataclass(frozen=True)
-class Merged:
+class Merged(GrowingPolicy):
     """Trees of several draft models, or of one at several temperatures, merged into one: for `EnsembleDrafter`.
 
     Each of J members grows a tree of the given widths below the root. Nodes with the same path are one node, which
@@ -52,16 +53,15 @@ class Merged:
         opened = self.members * sum(levels[:-1])
         return bounds(self.members * sum(levels), len(levels), self.members * max(levels), opened)
 
-    @property
-    def stops(self) -> bool:
-        """Some node of every depth is opened."""
-        return False
+    def check(self, scheme: Scheme) -> None:
+        """Refuse schemes that know only one draft row of a node."""
+        require_scheme(scheme, (Product,), f"{type(self).__name__}, a policy for several draft rows,")
 
     def widest(self, depth: int) -> int:
         """Return the number of nodes if there is nothing to merge."""
         return self.members * len(Widths(self.widths).shape.levels[depth])
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the first copy of each node."""
         return _Copies(drawn).first
 
@@ -72,8 +72,16 @@ class Merged:
             return torch.full_like(opened.there, width * self.members, dtype=torch.int64)
         return width * _Copies(opened.drawn).number.gather(-1, opened.places)
 
-    def members_of(self, opened: Opened, most: int) -> Int[Tensor, "b f k"]:
-        """Return the member from whose row each child is drawn."""
+    def row_of_each_child(self, opened: Opened, most: int) -> Int[Tensor, "b f k"]:
+        """Return the member from whose row each child is drawn.
+
+        Raises:
+            InvalidParameter: the drafter has another number of members.
+        """
+        if opened.rows_of_node != self.members:
+            raise InvalidParameter(
+                f"The policy merges {self.members} members, but the drafter has {opened.rows_of_node}."
+            )
         turns = torch.arange(most, device=opened.there.device)
         if opened.drawn is None:
             return (turns % self.members).expand(*opened.there.shape, most)

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees.dynamic.bounds import require_finite
-from polydraft.trees.dynamic.policy import Drawn
+from polydraft.trees.growing.bounds import require_finite
+from polydraft.trees.growing.growth import Drawn
 
 
 @runtime_checkable

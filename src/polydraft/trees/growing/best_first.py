@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.trees.dynamic.bounds import bounds, require_positive
-from polydraft.trees.dynamic.policy import Drawn, Opened
+from polydraft.trees.growing.bounds import bounds, require_positive
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
 from polydraft.trees.shape import TreeShape
 
 
 @dataclass(frozen=True)
-class BestFirst:
+class BestFirst(GrowingPolicy):
     """Spend a budget of drafts on the likeliest paths, depth by depth; for sampled and deterministic drafts alike.
 
     A place for the j-th child of an open node is worth the draft probability of the node's path times the j-th largest
@@ -50,7 +50,12 @@ class BestFirst:
         depth = min(self.depth, self.drafts)
         return bounds(self.drafts, depth, self.children, (depth - 1) * self.widest(1))
 
-    def rationed(self, budgets: tuple[int, ...]) -> "BestFirst":
+    @property
+    def most_drafts(self) -> int:
+        """The budget."""
+        return self.drafts
+
+    def with_budgets(self, budgets: tuple[int, ...]) -> "BestFirst":
         """Return the same for a batch whose rows have these budgets."""
         return replace(self, budgets=budgets)
 
@@ -63,7 +68,7 @@ class BestFirst:
         """Return the beam, where a tree may branch at all."""
         return min(self.beam, self.drafts) if self.children > 1 else 1
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths, at most as many as there are drafts left."""
         most = self._left(drawn.drafts).clamp(0, self.beam)
         return first_of(drawn.path.where(drawn.there, -1.0), most) & drawn.there

@@ -7,15 +7,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees.dynamic.bounds import require_share
-from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.dynamic.stopping.confidence import Confidence, TokenProbability
-from polydraft.trees.policies import Widths
+from polydraft.trees.growing.bounds import require_share
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
+from polydraft.trees.growing.stopping.confidence import Confidence, TokenProbability
+from polydraft.trees.policy import Widths
 from polydraft.trees.shape import TreeShape
 
 
 @dataclass(frozen=True)
-class Confident:
+class Confident(GrowingPolicy):
     """Widths per depth, but no children below a draft whose confidence is under the threshold.
 
     The doubtful draft itself stays in the tree and is verified with the row it was drawn from. So its own token may
@@ -55,7 +55,7 @@ class Confident:
         """Return the width of the tree of a draft that is always sure."""
         return len(self.shape.levels[depth])
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that the draft is sure of."""
         return self.confidence.of(drawn) >= self.threshold
 

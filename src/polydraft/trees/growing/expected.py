@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.trees.dynamic.best_first import BestFirst
-from polydraft.trees.dynamic.bounds import require_share
-from polydraft.trees.dynamic.policy import Drawn, Opened, entropy
-from polydraft.trees.dynamic.stopping import surely_accepted
+from polydraft.trees.growing.best_first import BestFirst
+from polydraft.trees.growing.bounds import require_share
+from polydraft.trees.growing.growth import Drawn, Opened, entropy
+from polydraft.trees.growing.stopping import surely_accepted
 
 LATER = 0.35
 """What a second draft at a node is accepted for, as a share of the first's; measured of the shipped heads: .31 to .33
@@ -29,7 +29,7 @@ class ExpectedAcceptance(BestFirst):
     where a is estimated before the children are drawn: by the head's confidence head if it has one (DSpark), else from
     the row's entropy (AdaEDL's bound, arXiv 2410.18351). Places worth less than `least` stay empty, so that a doubtful
     step scores less. Counts follow from rows and from tokens above and beside the node, never from its children, which
-    is why every scheme and rule stays exact (`trees.dynamic.policy`).
+    is why every scheme and rule stays exact (`trees.growing.growth`).
 
     Args:
         drafts: the budget: the most drafts of one tree.
@@ -51,15 +51,15 @@ class ExpectedAcceptance(BestFirst):
         require_share("least", self.least)
         require_share("later", self.later)
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that are likeliest to be reached, but none below which nothing would be drafted."""
-        return super().open(drawn) & (drawn.path >= self.least)
+        return super().opened(drawn) & (drawn.path >= self.least)
 
     def shares(self, opened: Opened) -> Float[Tensor, "b f k"]:
         """Return the chance that each child of a node is accepted, if verification comes to the node."""
-        return self.accepted(opened, self.children)
+        return self.acceptance(opened, self.children)
 
-    def accepted(self, opened: Opened, most: int) -> Float[Tensor, "b f k"]:
+    def acceptance(self, opened: Opened, most: int) -> Float[Tensor, "b f k"]:
         """Return the estimated chances of the first `most` children."""
         first = opened.overlap if opened.overlap is not None else surely_accepted(entropy(opened.rows))
         first = first.clamp(0, 1).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Dynamic policies: trees whose shape follows the draft, what they may look at, and why that is exact.
+"""Growing policies: trees whose shape follows the draft, what they may look at, and why that is exact.
 
 **What may be looked at.** A tree is grown depth by depth. Which nodes are *opened* (given a draft row) and how many
 children an open node gets are decided from what was drawn *before* these children: the tokens above and beside the
@@ -25,18 +25,18 @@ The argument breaks if a node's children are looked at before all of them are dr
 they are not a draw of the scheme. Only a deterministic scheme, whose children are functions of the row, allows it.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, UnpairedScheme
-from polydraft.schemes import Product, Scheme, require_scheme
-from polydraft.trees.policies import FixedShape
-from polydraft.trees.shape import TreeShape
+from polydraft.schemes import Scheme
+from polydraft.trees.policy import TreePolicy
 
 
 def entropy(rows: Float[Tensor, "b n K"]) -> Float[Tensor, "b n"]:
@@ -51,8 +51,8 @@ class Drawn:
     Args:
         depth: their depth, 1 or more.
         there: False at padding.
-        path: the product of the draft probabilities of the tokens from the root to the node, or of the chances of an
-            `EstimatingPolicy`; float64.
+        path: the product of the draft probabilities of the tokens from the root to the node, or of the policy's
+            `acceptance`; float64.
         parents: each node's parent, as a place in `rows`.
         rows: the draft rows of the nodes above; the mean of a node's rows under `Product`.
         chance: the draft probability of the node's own token.
@@ -94,8 +94,8 @@ class Opened:
         drafts: the drafts of each tree so far.
         drawn: all nodes of this depth as they were drawn; None at the root.
         places: the open nodes' places among these.
-        overlap: what the drafter thinks of its rows: an estimate of sum_x min(p(x), q(x)) with the target's; None where
-            it does not say. It may follow from what was drawn above, as the rows do.
+        estimate: asks the drafter for `overlap`; None where it does not say.
+        rows_of_node: how many draft rows each node has; 1 but under `Product`.
     """
 
     depth: int
@@ -105,107 +105,88 @@ class Opened:
     drafts: Int[Tensor, "b"]
     drawn: Drawn | None
     places: Int[Tensor, "b f"]
-    overlap: Float[Tensor, "b f"] | None = None
+    estimate: Callable[[], Float[Tensor, "b f"]] | None = None
+    rows_of_node: int = 1
+
+    @cached_property
+    def overlap(self) -> Float[Tensor, "b f"] | None:
+        """What the drafter thinks of its rows: an estimate of sum_x min(p(x), q(x)) with the target's.
+
+        It may follow from what was drawn above, as the rows do. None where the drafter does not say.
+        """
+        return None if self.estimate is None else self.estimate()
 
     def likeliest(self, most: int) -> Float[Tensor, "b f k"]:
         """Return the `most` largest probabilities of each row, in falling order; fewer if the row is shorter."""
         return self.rows.topk(min(most, self.rows.shape[-1]), dim=-1).values
 
 
-@runtime_checkable
-class DynamicPolicy(Protocol):
-    """A rule that shapes each tree as it grows; see the module's text for what it may depend on."""
+class GrowingPolicy(TreePolicy, ABC):
+    """A rule that shapes each tree as it grows; see the module's text for what it may depend on.
 
-    @property
-    def shape(self) -> TreeShape:
-        """Bounds: no tree has more nodes, levels or children of a node than this one, nor opens more nodes."""
-        ...
+    Its `shape` bounds the trees: none has more nodes, levels or children of a node, nor opens more nodes. If it
+    `stops`, growth may end before its full depth because no node is opened.
+    """
 
-    @property
-    def stops(self) -> bool:
-        """Whether growth may end before its full depth because no node is opened: this is asked at every depth."""
-        ...
+    __slots__ = ()
 
+    @abstractmethod
     def widest(self, depth: int) -> int:
         """Return the most nodes of a depth, 1 or more, that are opened; of all depths and 1, at most `shape.size`.
 
         On a device every depth is padded to this, so that the number of nodes need not be waited for.
         """
-        ...
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    @abstractmethod
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that get a draft row and may have children; the root always does."""
-        ...
 
+    @abstractmethod
     def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
         """Return the number of children of each open node."""
-        ...
 
+    def acceptance(self, opened: Opened, most: int) -> Float[Tensor, "b f k"] | None:
+        """Return the chances of each node's first `most` children to be accepted, before these are drawn.
 
-MEMBERS = ("shape", "stops", "widest", "open", "counts")
-"""What every dynamic policy has."""
+        A node's path is the product of these. None leaves the draft probabilities in their place.
+        """
+        return None
 
+    def row_of_each_child(self, opened: Opened, most: int) -> Int[Tensor, "b f k"] | None:
+        """Return from which of a node's draft rows each of its first `most` children is drawn.
 
-def is_dynamic(policy: object) -> TypeGuard[DynamicPolicy]:
-    """Tell whether a policy shapes each tree as it grows; quick for the common ones, unlike a protocol's check.
+        It is decided before they are drawn. None where the scheme takes the rows in turn.
+        """
+        return None
 
-    Raises:
-        InvalidParameter: it says which nodes are opened, but lacks something else of a dynamic policy.
-    """
-    if isinstance(policy, FixedShape):
-        return False
-    lacks = [name for name in MEMBERS if getattr(policy, name, None) is None]
-    if lacks and "open" not in lacks:
-        raise InvalidParameter(f"{type(policy).__name__} is a dynamic policy without {lacks[0]}; see DynamicPolicy.")
-    return not lacks
-
-
-@runtime_checkable
-class PruningPolicy(DynamicPolicy, Protocol):
-    """A dynamic policy that drops drafts when the tree is grown; for deterministic schemes only."""
-
-    def keep(self, path: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
-        """Choose the nodes to keep; a kept node's parent and earlier siblings are kept.
+    def pruned(self, path: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+        """Choose the nodes to keep of a grown tree; a kept node's parent and earlier siblings are kept.
 
         Nodes are numbered by depth, parents before children, siblings in drafting order; `path` is as in `Drawn`.
+        Whoever prunes is refused under schemes that draw at random (`check`).
         """
-        ...
+        return there
 
+    def with_budgets(self, budgets: tuple[int, ...]) -> "GrowingPolicy":
+        """Return the same for a batch whose rows have these budgets of drafts, none larger than `most_drafts`.
 
-@runtime_checkable
-class MergingPolicy(DynamicPolicy, Protocol):
-    """A dynamic policy that says from which of a node's draft rows each child is drawn; for `Product` only."""
+        A row's tree follows from its own budget alone, not from its neighbours'.
 
-    @property
-    def members(self) -> int:
-        """The number of draft rows of each node."""
-        ...
-
-    def members_of(self, opened: Opened, most: int) -> Int[Tensor, "b f k"]:
-        """Return the row of each child, for the first `most` children of each node; decided before they are drawn."""
-        ...
-
-
-@runtime_checkable
-class EstimatingPolicy(DynamicPolicy, Protocol):
-    """A dynamic policy that estimates what will be accepted; a node's path is then the product of its estimates."""
-
-    def accepted(self, opened: Opened, most: int) -> Float[Tensor, "b f k"]:
-        """Return the chances of each node's first `most` children to be accepted, before these are drawn."""
-        ...
-
-
-def check_policy(policy: object, scheme: Scheme) -> None:
-    """Check that a policy's trees can be drawn under a scheme.
-
-    Raises:
-        UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random; or it
-            merges the drafts of several rows, and the scheme knows only one.
-    """
-    if isinstance(policy, MergingPolicy):
-        require_scheme(scheme, (Product,), f"{type(policy).__name__}, a policy for several draft rows,")
-    if isinstance(policy, PruningPolicy) and not scheme.deterministic:
-        raise UnpairedScheme(
-            f"{type(policy).__name__} drops drafts after they were drawn, which is exact for deterministic drafts "
-            f"(top-k) only, not {scheme.name}; BestFirst decides before it draws."
+        Raises:
+            InvalidParameter: the policy has no budget that could be split.
+        """
+        raise InvalidParameter(
+            f"A merge splits trees of a fixed shape or of a budget of drafts, such as best-first:16, not {self!r}."
         )
+
+    def check(self, scheme: Scheme) -> None:
+        """Check that trees are not pruned of what was drawn at random.
+
+        Raises:
+            UnpairedScheme: they are.
+        """
+        if type(self).pruned is not GrowingPolicy.pruned and not scheme.deterministic:
+            raise UnpairedScheme(
+                f"{type(self).__name__} drops drafts after they were drawn, which is exact for deterministic drafts "
+                f"(top-k) only, not {scheme.name}; BestFirst decides before it draws."
+            )

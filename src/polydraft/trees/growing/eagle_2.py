@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.trees.dynamic.best_first import first_of
-from polydraft.trees.dynamic.bounds import bounds, require_positive
-from polydraft.trees.dynamic.policy import Drawn, Opened
+from polydraft.trees.growing.best_first import first_of
+from polydraft.trees.growing.bounds import bounds, require_positive
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
 from polydraft.trees.shape import TreeShape
 
 
 @dataclass(frozen=True)
-class Eagle2:
+class Eagle2(GrowingPolicy):
     """Give the `width` likeliest nodes of each depth `width` children, then keep the `drafts` likeliest of all.
 
     A node's score is the draft probability of its path. It never exceeds its parent's, so that what is kept is a tree;
@@ -50,20 +50,20 @@ class Eagle2:
         """Bounds on the trees."""
         return bounds(self.drafts, self.depth, self.width, (self.depth - 1) * self.width)
 
-    def rationed(self, budgets: tuple[int, ...]) -> "Eagle2":
+    @property
+    def most_drafts(self) -> int:
+        """The drafts that are kept."""
+        return self.drafts
+
+    def with_budgets(self, budgets: tuple[int, ...]) -> "Eagle2":
         """Return the same for a batch whose rows have these budgets."""
         return replace(self, budgets=budgets)
-
-    @property
-    def stops(self) -> bool:
-        """Some node of every depth is opened."""
-        return False
 
     def widest(self, depth: int) -> int:
         """Return the width."""
         return self.width
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths of this depth."""
         most = torch.full_like(drawn.drafts, self.width)
         return first_of(drawn.path.where(drawn.there, -1.0), most) & drawn.there
@@ -72,7 +72,7 @@ class Eagle2:
         """Give every open node `width` children."""
         return torch.full_like(opened.there, self.width, dtype=torch.int64)
 
-    def keep(self, path: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+    def pruned(self, path: Float[Tensor, "b n"], there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
         """Keep the root and the likeliest drafts of all depths."""
         most = torch.full_like(there[:, 0], self.drafts + 1, dtype=torch.int64)
         most = 1 + most.new_tensor(self.budgets) if self.budgets else most

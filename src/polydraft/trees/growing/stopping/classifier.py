@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, shortened
-from polydraft.trees.dynamic.bounds import require_finite, require_positive
-from polydraft.trees.dynamic.policy import Drawn, entropy
+from polydraft.trees.growing.bounds import require_finite, require_positive
+from polydraft.trees.growing.growth import Drawn, entropy
 from polydraft.trees.tree import Draft, Verdict
 
 FEATURES = ("token probability", "top probability", "entropy", "depth")

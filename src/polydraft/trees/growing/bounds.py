@@ -1,4 +1,4 @@
-"""Bounds on the trees of a dynamic policy, as a shape that is at least as large in every respect."""
+"""Bounds on the trees of a growing policy, as a shape that is at least as large in every respect."""
 
 from functools import lru_cache
 from math import isfinite

@@ -2,53 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.trees.dynamic.bounds import require_positive, require_share
-from polydraft.trees.dynamic.policy import Drawn, Opened
-from polydraft.trees.policies import Chain, FixedShape, TreePolicy
+from polydraft.trees.growing.bounds import require_positive, require_share
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
+from polydraft.trees.policy import Chain
 from polydraft.trees.shape import TreeShape
 from polydraft.trees.tree import TokenTree, Verdict
-
-
-@runtime_checkable
-class LearningPolicy(TreePolicy, Protocol):
-    """A policy that is told what became of its trees; values in, values out.
-
-    One that learns something of each row has `select` besides, which returns the policy for some rows alone.
-    """
-
-    def after(self, tree: TokenTree, verdict: Verdict) -> "LearningPolicy":
-        """Return the policy for the next step."""
-        ...
-
-    def joined(self, row: int) -> "LearningPolicy":
-        """Return the policy after a new text took the place of a row, or came behind the last."""
-        ...
-
-
-def policy_after(policy: TreePolicy, tree: TokenTree, verdict: Verdict) -> TreePolicy:
-    """Return the policy for the next step: itself, unless it learns."""
-    return (
-        policy
-        if isinstance(policy, FixedShape) or not isinstance(policy, LearningPolicy)
-        else policy.after(tree, verdict)
-    )
-
-
-def policy_joined(policy: TreePolicy, row: int) -> TreePolicy:
-    """Return the policy after a new text took the place of a row, or came behind the last: itself, unless it learns."""
-    return policy.joined(row) if isinstance(policy, LearningPolicy) else policy
-
-
-def policy_of(policy: TreePolicy, rows: Sequence[int]) -> TreePolicy:
-    """Return the policy for some rows alone, for -1, which is nobody's, some other: itself, unless it learns by row."""
-    select = getattr(policy, "select", None) if isinstance(policy, LearningPolicy) else None
-    return policy if select is None else select(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +23,7 @@ class Learnt:
 
 
 @dataclass(frozen=True)
-class AdaptiveThreshold:
+class AdaptiveThreshold(GrowingPolicy):
     """A chain that goes on while the drawn token's draft probability is at least a threshold, which each row learns.
 
     After a step that accepted the share r of its drafts, the mean share becomes R <- f R + (1 - f) r, with R = 0 at
@@ -110,7 +73,7 @@ class AdaptiveThreshold:
         """Return 1: it is a chain."""
         return 1
 
-    def open(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
+    def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Go on below tokens at least as likely as the row's threshold."""
         least = self.threshold if self.learnt is None else self.learnt.threshold.unsqueeze(-1).to(drawn.chance)
         return drawn.chance >= least
@@ -130,21 +93,14 @@ class AdaptiveThreshold:
         taught = drafted > 0
         return replace(self, learnt=Learnt(threshold.where(taught, old.threshold), rate.where(taught, old.rate)))
 
-    def joined(self, row: int) -> "AdaptiveThreshold":
-        """Let a row begin anew; the number of rows makes one more."""
-        if self.learnt is None:
-            return self
-        known, behind = self.learnt, (0, int(row == len(self.learnt.rate)))
-        threshold, rate = (torch.nn.functional.pad(one, behind) for one in (known.threshold, known.rate))
-        threshold[row], rate[row] = self.threshold, 0.0
-        return replace(self, learnt=Learnt(threshold, rate))
-
     def select(self, rows: Sequence[int]) -> "AdaptiveThreshold":
-        """Return the policy for some rows alone, with what each has learnt; for -1, which is nobody's, some other."""
+        """Return the policy for some rows, with what each has learnt; for -1, a row that begins anew."""
         if self.learnt is None:
             return self
-        own = torch.tensor([max(row, 0) for row in rows], device=self.learnt.rate.device)
-        return replace(self, learnt=Learnt(self.learnt.threshold[own], self.learnt.rate[own]))
+        old, places = self.learnt, torch.tensor(rows, device=self.learnt.rate.device)
+        known, own = places >= 0, places.clamp_min(0)
+        threshold, rate = old.threshold[own].where(known, self.threshold), old.rate[own].where(known, 0.0)
+        return replace(self, learnt=Learnt(threshold, rate))
 
     def _start(self, rows: Int[Tensor, "b"]) -> Learnt:
         zero = torch.zeros_like(rows, dtype=torch.float64)
