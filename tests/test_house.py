@@ -179,12 +179,6 @@ def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
 
 CONTRACTS = {"NodeVerifier", "ScalableVerifier", "TreeVerifier", "PathVerifier", "Scheme"}
 """What a rule or a scheme is; what else it can do, `traits` and the scheme's own attributes say."""
-ASKED_YET = {
-    "trees/grow.py": {"IID", "TopThenIID", "TopThenSample", "ConditionalPoisson", "Coupled"},
-    "trees/dynamic/growth.py": {"Coupled"},
-    "engine/many/asked.py": {"FixedShape"},
-}
-"""Questions that go when the ways of growing become one: `Scheme.uniforms` answers those for schemes."""
 
 
 def members(house: Sequence[Module]) -> dict[str, str]:
@@ -227,7 +221,6 @@ def questions_of_type(house: Sequence[Module]) -> Iterator[str]:
             asks = ast.unparse(call.func) in ("isinstance", "issubclass") and len(call.args) == 2
             named = names_in(module, call.args[1]) if asks else set()
             strange = sorted(name for name in named if rooms.get(name, module.room) != module.room)
-            strange = [name for name in strange if name not in ASKED_YET.get(module.path, ())]
             yield from (f"{module.path} line {call.lineno} asks for {name}" for name in strange)
         if "__mro__" in module.text and module.room in ("verifiers", "catalogue", "engine"):
             yield f"{module.path} looks where methods are defined"

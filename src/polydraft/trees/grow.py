@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise, sent
-from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
+from polydraft.schemes import Scheme, Uniforms
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
 from polydraft.trees.growing.growth import GrowingPolicy
 from polydraft.trees.growing.open_tree import OpenTree
@@ -37,9 +37,6 @@ from polydraft.trees.policy import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
 from polydraft.trees.sound import ProposedRows, alike, both, usable_rows
 from polydraft.trees.tree import Draft, TokenTree
-
-ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
-"""The schemes that use one uniform per draft; others have one per token."""
 
 
 def grow(
@@ -114,10 +111,10 @@ def _uniforms(
 ) -> Float[Tensor, "b f u"]:
     """Return the numbers that the drafts of a depth are drawn with; a row's do not depend on the rows beside it."""
     most, probs = tree.most_children, found.probs
-    width = most if tree.shares_streams and isinstance(scheme, ONE_EACH) else max(most, probs.shape[-1])
+    width = most if tree.shares_streams and scheme.uniforms is Uniforms.OF_DRAFTS else max(most, probs.shape[-1])
     if scheme.deterministic:
         return probs.new_zeros(1).expand(*probs.shape[:2], width)
-    if isinstance(scheme, Coupled):
+    if scheme.uniforms is Uniforms.SHARED:
         return noise.tied(tree.depth, found.listed)
     stream = noise if tree.shares_streams else noise.at(tree.depth)
     return sent(stream.uniform(probs.shape[1], width), probs.device)
@@ -137,7 +134,7 @@ class ShapedTree:
         self._tokens, self._atoms = [root.unsqueeze(-1)], [torch.full_like(root, -1).unsqueeze(-1)]
         self._valid = [torch.ones_like(self._tokens[0], dtype=torch.bool)]
         self._listed, self._probs = list[Tensor](), list[Tensor]()
-        self._sound: Bool[Tensor, b] | None = None
+        self._sound: Bool[Tensor, " b"] | None = None
         self._chances: Callable[[], Tensor] | None = None
         self._stopped = False
         self.depth = 0

@@ -36,7 +36,7 @@ class OpenTree:
         self._levels, self._proposals = [DrawnLevel.of_root(root)], list[Proposal]()
         self._drawn: Drawn | None = None
         self._drafts = torch.zeros_like(root)
-        self._sound: Bool[Tensor, b] | None = None
+        self._sound: Bool[Tensor, " b"] | None = None
         self._ended = False
         self._opened: _Opened | None = None
         self._planned: _Planned | None = None
