@@ -16,7 +16,6 @@ from new_rule import LINE, FirstOnly
 
 import polydraft
 import polydraft.catalogue.tables as tables
-from polydraft.bench import node_cases, tree_cases
 from polydraft.catalogue import DrafterLine, PolicyLine, drafter_words, parse_policy, verifier_by_name
 from polydraft.cli import main
 from polydraft.cli.arguments.words import drafters_in_help, rules_in_help, trees_in_help
@@ -27,6 +26,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import IID, TopK
 from polydraft.trees import Chain, GrowingPolicy
 from polydraft.verifiers import TopDown
+from polydraft_lab.limits import node_cases, tree_cases
 
 ROOT = Path(__file__).parents[2]
 FILES = (
