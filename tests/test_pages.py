@@ -42,8 +42,8 @@ def test_a_broken_link_is_seen() -> None:
     assert list(broken(ROOT / "README.md", text)) == ["absent.md", "docs/design.md#no-such", "docs/pictures/none.svg"]
 
 
-def drawing(name: str = "draw") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "pictures" / f"{name}.py")
+def drawing(name: str = "draw_pictures") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -89,7 +89,7 @@ def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs" / "pictures")  # it takes over how its neighbour asks
+    monkeypatch.syspath_prepend(ROOT / "lab")  # it takes over how its neighbour asks
     module = drawing("measure_stores")
     texts = module.Texts.of(0)
     assert (texts[7] == texts[7]).all() and (texts[7] != texts[8]).any()
