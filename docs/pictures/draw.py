@@ -1,6 +1,6 @@
 """Draw the pictures of README.md: `python docs/pictures/draw.py`, in a clone with `pip install ".[figures]"`.
 
-`tree.svg` is a real step of the embedded pair. `speed.svg` shows rows of the tables of docs/performance.md; nothing is
+`tree.svg` is a real step of the embedded pair. `speed.svg` shows rows of the tables of docs/performance; nothing is
 measured here, so that a number stands in one place.
 """
 
@@ -17,6 +17,7 @@ from polydraft.bench.speed.ratios import SpeedUp
 from polydraft.bench.style import save
 
 HERE = Path(__file__).parent
+PAGES = HERE.parent / "performance"
 PROMPT = "def read_json(path):\n    with open("
 STEP = 2
 """Which step is drawn, counted from 0."""
@@ -31,7 +32,7 @@ SHOWN = {
         "Hugging Face's prompt lookup": "SmolLM2, prompt lookup: Hugging Face",
     },
 }
-"""Section of docs/performance.md -> arm as its table names it -> name in the picture."""
+"""Section of a page of docs/performance -> arm as its table names it -> name in the picture."""
 CELL = re.compile(r"\**([\d.]+)x\**(?: \(([\d.]+) to ([\d.]+)\))?")
 
 
@@ -43,6 +44,11 @@ def tree() -> str:
     block = [next(run) for _ in range(STEP + 1)][-1]
     path = block.verdict.path[0, : int(block.verdict.length[0])].tolist()
     return polydraft.draw_svg(block.tree, lambda token: pair.tokenizer.decode([token]), path)
+
+
+def measured() -> str:
+    """Return the pages of what was measured, one after the other."""
+    return "\n".join(path.read_text() for path in sorted(PAGES.glob("*.md")))
 
 
 def rows_of(page: str, section: str) -> Iterator[list[str]]:
@@ -75,7 +81,7 @@ def results(page: str) -> list[ArmResult]:
 
 def draw(folder: Path) -> list[Path]:
     """Write both pictures into a folder."""
-    page = (HERE.parent / "performance.md").read_text()
+    page = measured()
     (folder / "tree.svg").write_text(tree())
 
     def figure() -> Any:

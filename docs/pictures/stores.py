@@ -1,8 +1,8 @@
 """Measure what stores cost and hit by their size: `python docs/pictures/stores.py`, with `pip install ".[figures]"`.
 
 Stores of growing sizes are built from the Python files of this machine, as tokens of the embedded pair, and asked at
-places of files that are held out. Draws `stores.svg` and puts the table behind it into docs/performance.md, between
-comments. It takes two minutes on one core; `--largest 100000 --out FOLDER` is a quick look, `--redraw` draws the table.
+places of files that are held out. Draws `stores.svg` and puts the table behind it into
+docs/performance/stores.md, between comments. It takes two minutes on one core; `--largest 100000 --out FOLDER` is a quick look, `--redraw` draws the table.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, 
 from polydraft.training.corpus import SourceFile, gather
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "performance.md"
+PAGE = HERE.parent / "performance" / "stores.md"
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 LENGTH, STEP, BEFORE = 1024, 61, 128
 """Tokens of a held-out file that count, how far apart the places are, and what stands before the first."""
