@@ -110,7 +110,7 @@ def test_times_of_a_busy_machine_are_left_out() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of the site, as `make site` gathers them."""
     folder = tmp_path_factory.mktemp("site")
-    script("site.py").gather(folder)
+    script("gather_pages.py").gather(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Gather the pages of the site: `python docs/site.py`, which `make site` runs before mkdocs.
+"""Gather the pages of the site: `python docs/gather_pages.py`, which `make site` runs before mkdocs.
 
 The site is the pages of this folder, README.md as its first page, CONTRIBUTING.md and CHANGELOG.md, and a reference: a
 page for each room of names, which mkdocstrings fills from their docstrings. The names are read from the source, so that
@@ -72,7 +72,7 @@ def reference() -> Iterator[tuple[str, str]]:
         else:
             text += _part("Names of `polydraft`", room, here) + _part(f"More names of `polydraft.{room}`", room, rest)
         name = f"{room.replace('.', '_')}.md"
-        named = ", ".join(f"`{one}`" for one in here)
+        named = ", ".join(f"[`{one}`][polydraft.{room}.{one}]" for one in here)
         lines.append(f"* [{title}]({name}): `polydraft.{room}`" + (f" has {named}" if named else ""))
         yield f"reference/{name}", text
     yield "reference/index.md", "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"
