@@ -38,7 +38,7 @@ test: env
 
 # The same, with every call's types and shapes checked, which takes three times as long.
 test-typed: env
-	$(RUN) -m "not ($(MARKED))" --jaxtyping-packages=polydraft,typechecking.typechecked
+	$(RUN) -m "not ($(MARKED))" --jaxtyping-packages=polydraft,polydraft_lab,typechecking.typechecked
 
 # The fast suite with the newest packages that the ranges of pyproject.toml allow, and with the oldest, each in an
 # environment of its own; `make demo VENV=.venv-newest PINS=` runs something else there.
@@ -91,20 +91,20 @@ MINUTES := 30
 soak: env
 	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server/test_soak.py
 
-# The documentation as a site, in build/site: pages gathered by docs/gather_pages.py, a reference from docstrings.
+# The documentation as a site, in build/site: pages gathered by lab/gather_pages.py, a reference from docstrings.
 site: env
 	$(PIP) $(PINS) -e '.[docs]'
-	$(BIN)/python docs/gather_pages.py
+	$(BIN)/python lab/gather_pages.py
 	$(BIN)/mkdocs build --strict
 
 lint: env
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src lab tests
+	$(BIN)/ruff check src lab tests
 	$(BIN)/pyright
 
 format: env
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src lab tests
+	$(BIN)/ruff check --fix src lab tests
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-oldest $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -13,7 +13,7 @@ from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.decode import begin, capacity_for, step
-from polydraft.engine.planner import Opening, PlanningPolicy, Spent
+from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.stopping import Together
 from polydraft.engine.target_law import Processors
 from polydraft.engine.wrappers.guarded import Guarded
@@ -21,7 +21,7 @@ from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import enumerate_drafts
-from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.trees import Draft, LearningPolicy, TreePolicy, Verdict
 from polydraft.verifiers import PathVerifier
 
 Law = dict[tuple[int, ...], float]
@@ -210,7 +210,7 @@ def law_of(
     choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
     text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
     ending = Ending(len(prompts[0]) + new, eos=eos, together=together)
-    plans = isinstance(policy, PlanningPolicy)
+    plans = isinstance(policy, LearningPolicy)
     method = Method(target, guard, Chosen(rule, choices), policy, teaches=(policy,) if plans else ())
     asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
@@ -219,11 +219,11 @@ def law_of(
             choices.again()
             batch, found, left = first, list[int](), steps
             if plans:
-                policy.opens(Opening(len(prompts[0]), new, rows, 0.1))
+                policy.texts_opened(Opening(len(prompts[0]), new, rows, 0.1))
             while left and 0 in batch.going:
                 batch, block = step(method, batch)
                 if plans:
-                    policy.note(block.lessons[0], Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
+                    policy.learn(block.lessons[0], Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
                 found, left = [*found, *block.rows[0].tokens], left - 1
             failures |= {guard.failure} - {""}
             missing = new - len(found) if 0 in batch.going else 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polydraft.probs import Noise
-from polydraft.schemes import Product, Scheme, enumerate_drafts
+from polydraft.schemes import Product, Scheme, Uniforms, enumerate_drafts
 from polydraft.trees import Draft, Frontier, TokenTree, Topology, TreePolicy, grow
 from polydraft.verifiers import PathVerifier
 
@@ -96,6 +96,14 @@ class Scripted:
     @property
     def lone_draft_is_drawn(self) -> bool:
         return self.inner.lone_draft_is_drawn
+
+    @property
+    def several_rows(self) -> bool:
+        return self.inner.several_rows
+
+    @property
+    def uniforms(self) -> Uniforms:
+        return self.inner.uniforms
 
     def sample(self, draft_probs: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
         if self.told == len(self.script):

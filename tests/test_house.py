@@ -14,9 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
+LAB = "polydraft_lab"
+"""The package in `lab/` beside `src/`: it may import every room, and one file alone imports it."""
+JOINING = "cli/lab.py"
 FLOORS = [
     ["errors", "extras", "probs", "fetched", "machine_code"],
-    ["schemes"],
+    ["schemes", "rows"],
     ["theory", "trees"],
     ["verifiers", "models"],
     ["reading"],
@@ -26,20 +29,20 @@ FLOORS = [
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LEVELS |= {"polydraft": 9, "server": 10, "cli": 11}
+LEVELS |= {"polydraft": 9, "server": 10, "cli": 11, LAB: 12}
 NARROW = {
     "extras": {"errors"},
     "probs": {"errors"},
     "models": {"probs", "errors", "extras", "fetched"},
-    "reading": {"models", "trees", "probs", "errors"},
-    "drafters": {"reading", "models", "trees", "schemes", "probs", "machine_code", "errors"},
+    "reading": {"models", "trees", "rows", "probs", "errors"},
+    "drafters": {"reading", "models", "trees", "schemes", "rows", "probs", "machine_code", "errors"},
 }
 DOORS = {"transformers", "tokenizers", "safetensors"}
 NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}
 LAZY = "__init__.py"
 """The package's own entrance loads a name when it is asked for; `tests/test_start_up.py` looks at it."""
 SPECIAL = {"__all__", "__version__"}
-MOST_FILES, MOST_MEMBERS = 12, 24
+MOST_FILES, MOST_MEMBERS, MOST_LINES_OF_LAB = 12, 24, 5000
 MEMBERS = {"schemes", "drafters", "drafters/text", "verifiers/nodes"}
 """Rooms of one file per member, which grow by a file with every new one."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -47,7 +50,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Module:
-    """A source file: its path inside the package and its text."""
+    """A source file: its path inside the package, or that of the lab from the root, and its text."""
 
     path: str
     text: str
@@ -58,11 +61,12 @@ class Module:
 
     @cached_property
     def name(self) -> str:
-        return ".".join(["polydraft", *Path(self.path).with_suffix("").parts]).removesuffix(".__init__")
+        parts = Path(self.path).with_suffix("").parts
+        return ".".join(parts[1:] if parts[0] == "lab" else ["polydraft", *parts]).removesuffix(".__init__")
 
     @property
     def room(self) -> str:
-        return room_of(self.name)
+        return LAB if self.path.startswith("lab/") else room_of(self.name)
 
     def of(self, *kinds: type) -> Iterator:
         return (node for node in self.nodes if isinstance(node, kinds))
@@ -81,7 +85,8 @@ class Module:
 
 
 def room_of(name: str) -> str:
-    return ".".join(name.split(".")[1:2]) or "polydraft"
+    first, *rooms = name.split(".")
+    return LAB if first == LAB else ".".join(rooms[:1]) or "polydraft"
 
 
 def floor_plan(module: Module) -> Iterator[str]:
@@ -90,7 +95,8 @@ def floor_plan(module: Module) -> Iterator[str]:
     allowed = {room for room in LEVELS if LEVELS[room] < LEVELS.get(module.room, 0)}
     allowed = NARROW.get(module.room, allowed) | {module.room}
     for name in module.imports():
-        if name.startswith(".") or (name.split(".")[0] == "polydraft" and room_of(name) not in allowed):
+        ours = name.split(".")[0] in ("polydraft", LAB) and not (room_of(name) == LAB and module.path == JOINING)
+        if name.startswith(".") or (ours and room_of(name) not in allowed):
             yield f"imports {name}"
 
 
@@ -115,7 +121,8 @@ def bans(module: Module) -> Iterator[str]:
     yield from (f"line {node.lineno}: star import" for node in module.of(ast.alias) if node.name == "*")
     for call in module.calls():
         last = call.split(".")[-1]
-        may_print = module.room == "cli" or Path(module.path).stem in ("report", "reports")
+        is_script = str(Path(module.path).parent) == "lab"
+        may_print = module.room == "cli" or is_script or Path(module.path).stem in ("report", "reports")
         if call == "hasattr" or call.endswith(".cuda") or (call == "print" and not may_print):
             yield f"calls {call}"
         if last in ("manual_seed", "manual_seed_all"):
@@ -155,7 +162,7 @@ def ruff_order(name: str) -> tuple:
 
 
 def cycles(house: Sequence[Module]) -> Iterator[str]:
-    graph = {one.name: {name for name in one.imports() if name.split(".")[0] == "polydraft"} for one in house}
+    graph = {one.name: {name for name in one.imports() if name.split(".")[0] in ("polydraft", LAB)} for one in house}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -177,14 +184,19 @@ def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
         yield f"a tenth of the functions has over {quantiles(lengths, n=10)[-1]} lines"
 
 
+CONTRACTS = {"NodeVerifier", "ScalableVerifier", "TreeVerifier", "PathVerifier", "Scheme"}
+"""What a rule or a scheme is; what else it can do, `traits` and the scheme's own attributes say."""
+
+
 def members(house: Sequence[Module]) -> dict[str, str]:
-    """Return the room of every concrete rule, drafter, model and policy."""
+    """Return the room of every concrete scheme, rule, drafter, model and policy, and of what rules can do besides."""
     kinds = {
+        "schemes": "",
         "verifiers/nodes": "",
         "verifiers/trees": "",
         "drafters": "Draft",
         "models": "Model",
-        "trees/policies.py": "",
+        "trees/policy.py": "",
     }
     found = dict[str, str]()
     for module in house:
@@ -192,11 +204,20 @@ def members(house: Sequence[Module]) -> dict[str, str]:
             if module.path.startswith(place) and not module.path.endswith(("law.py", "protocol.py")):
                 names = (node.name for node in module.of(ast.ClassDef) if not is_protocol(node))
                 found |= {name: module.room for name in names if part in name and not name.endswith("Policy")}
-    return found
+        if module.room in ("schemes", "verifiers"):
+            found |= {node.name: module.room for node in module.of(ast.ClassDef) if is_protocol(node)}
+    return {name: room for name, room in found.items() if name not in CONTRACTS}
 
 
 def is_protocol(node: ast.ClassDef) -> bool:
     return any("Protocol" in ast.unparse(base) for base in node.bases)
+
+
+def names_in(module: Module, expression: ast.AST) -> set[str]:
+    """Return the names in an expression, and those in the module's constants that it names."""
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    constants = [node.value for node in module.of(ast.Assign) if {ast.unparse(one) for one in node.targets} & names]
+    return names.union(*(names_in(module, value) for value in constants if isinstance(value, ast.Tuple | ast.BinOp)))
 
 
 def questions_of_type(house: Sequence[Module]) -> Iterator[str]:
@@ -205,16 +226,23 @@ def questions_of_type(house: Sequence[Module]) -> Iterator[str]:
     for module in house:
         for call in module.of(ast.Call):
             asks = ast.unparse(call.func) in ("isinstance", "issubclass") and len(call.args) == 2
-            named = {node.id for node in ast.walk(call.args[1]) if isinstance(node, ast.Name)} if asks else set()
+            named = names_in(module, call.args[1]) if asks else set()
             strange = sorted(name for name in named if rooms.get(name, module.room) != module.room)
             yield from (f"{module.path} line {call.lineno} asks for {name}" for name in strange)
         if "__mro__" in module.text and module.room in ("verifiers", "catalogue", "engine"):
             yield f"{module.path} looks where methods are defined"
 
 
+def size_of_the_lab(house: Sequence[Module]) -> Iterator[str]:
+    lines = sum(len(one.text.splitlines()) for one in house if one.room == LAB)
+    if lines > MOST_LINES_OF_LAB:
+        yield f"lab/ has {lines} lines"
+
+
 MODULE_RULES = [floor_plan, doors, ceilings, file_name, bans, docstrings, entrance]
-HOUSE_RULES = [cycles, crowding, usual_lengths, questions_of_type]
+HOUSE_RULES = [cycles, crowding, usual_lengths, questions_of_type, size_of_the_lab]
 HOUSE = [Module(str(path.relative_to(PACKAGE)), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
+HOUSE += [Module(str(path.relative_to(ROOT)), path.read_text()) for path in sorted((ROOT / "lab").rglob("*.py"))]
 
 
 @pytest.mark.parametrize("rule", MODULE_RULES)
@@ -236,6 +264,10 @@ BAD_MODULES = [
     (floor_plan, "engine/x.py", "from polydraft import generate"),
     (floor_plan, "engine/x.py", "from .run import Run"),
     (floor_plan, "attic/x.py", ""),
+    (floor_plan, "bench/x.py", "from polydraft_lab.limits import Models"),
+    (floor_plan, "cli/x.py", "import polydraft_lab"),
+    (floor_plan, "lab/polydraft_lab/x.py", "from .limits import Models"),
+    (bans, "lab/polydraft_lab/x.py", "print(1)"),
     (doors, "engine/x.py", "from transformers.generation import LogitsProcessor"),
     (doors, "cli.py", "import tokenizers"),
     (ceilings, "engine/x.py", "\n" * 501),
@@ -270,6 +302,21 @@ BAD_HOUSES += [
         [Module("drafters/a.py", "class ADrafter: ..."), Module("cli/b.py", "isinstance(x, (ADrafter,))")],
     ),
     (questions_of_type, [Module("engine/b.py", "kind.__mro__")]),
+    (
+        cycles,
+        [
+            Module("lab/polydraft_lab/a.py", "from polydraft_lab.b import x"),
+            Module("lab/polydraft_lab/b.py", "import polydraft_lab.a"),
+        ],
+    ),
+    (size_of_the_lab, [Module("lab/polydraft_lab/a.py", "\n" * 2501), Module("lab/b.py", "\n" * 2500)]),
+]
+SCHEME = Module("schemes/a.py", "class Fresh(SchemeOfLaw): ...")
+TRAIT = Module("verifiers/law.py", "class CanDo(Protocol): ...")
+BAD_HOUSES += [
+    (questions_of_type, [SCHEME, Module("theory/b.py", "isinstance(scheme, Fresh)")]),
+    (questions_of_type, [SCHEME, Module("verifiers/b.py", "ALL = (Fresh, Other)\nisinstance(scheme, ALL)")]),
+    (questions_of_type, [TRAIT, Module("engine/b.py", "isinstance(rule, CanDo)")]),
 ]
 GOOD = "'''Say.'''\nfrom polydraft.errors import InvalidParameter\ndef f():\n    '''Say.'''\n    console.print(1)"
 
@@ -288,6 +335,13 @@ def test_no_rule_goes_untested_and_none_complains_of_a_good_module() -> None:
     assert {rule for rule, *_ in BAD_MODULES} == {*MODULE_RULES}
     assert {rule for rule, *_ in BAD_HOUSES} == {*HOUSE_RULES}
     assert not [finding for rule in MODULE_RULES for finding in rule(Module("probs.py", GOOD))]
+
+
+def test_the_lab_may_import_every_room_and_one_file_imports_it() -> None:
+    assert not list(floor_plan(Module("lab/polydraft_lab/x.py", "import polydraft.cli\nimport polydraft_lab.limits")))
+    assert not list(floor_plan(Module("lab/x.py", "import polydraft.server\nfrom polydraft_lab.limits import Models")))
+    assert not list(floor_plan(Module(JOINING, "from polydraft_lab.commands.lab_commands import COMMANDS")))
+    assert not list(bans(Module("lab/x.py", "print(1)"))), "scripts print"
 
 
 @pytest.mark.parametrize("room", sorted(MEMBERS))

@@ -68,15 +68,20 @@ def test_the_log_lists_every_finding_with_its_date_and_a_verdict() -> None:
 
 
 def test_pages_that_the_source_names_are_there() -> None:
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *DOCS.rglob("*.py"), ROOT / "Makefile"]
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "lab").rglob("*.py"),
+        ROOT / "Makefile",
+    ]
     named = {name for path in files for name in re.findall(r"docs/[\w./-]+\.(?:md|py|svg)\b", path.read_text())}
     theirs = {"docs/gguf.md", "docs/pictures/none.svg"}  # of another repository, and of the test above
     assert len(named) > 20
     assert not [name for name in sorted(named - theirs) if not (ROOT / name).is_file()]
 
 
-def script(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, DOCS / path)
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -85,19 +90,19 @@ def script(path: str) -> ModuleType:
 
 def test_the_results_are_those_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure put in by hand is found, and so is a record that changed without the page."""
-    module, page = script("results/make.py"), (DOCS / "results.md").read_text()
+    module, page = script("make_results"), (DOCS / "results.md").read_text()
     assert module.page() == page
     records = sorted((DOCS / "results").glob("*.jsonl"))
     assert records and page.count("\n## ") == len(records) and page.count("* Machine: ") == len(records)
     run = re.compile(r'"new_tokens": (\d+), "target_calls": (\d+)')
     changed = run.sub(r'"new_tokens": \1, "target_calls": 1\2', records[0].read_text())
     (tmp_path / records[0].name).write_text(changed)
-    monkeypatch.setattr(module, "HERE", tmp_path)
+    monkeypatch.setattr(module, "RECORDS", tmp_path)
     assert module.page() not in page
 
 
 def test_times_of_a_busy_machine_are_left_out() -> None:
-    module = script("results/make.py")
+    module = script("make_results")
     assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [
         True,
         True,
@@ -110,7 +115,7 @@ def test_times_of_a_busy_machine_are_left_out() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of the site, as `make site` gathers them."""
     folder = tmp_path_factory.mktemp("site")
-    script("gather_pages.py").gather(folder)
+    script("gather_pages").gather(folder)
     return folder
 
 
@@ -140,13 +145,9 @@ def test_links_of_the_site_lead_somewhere(site: Path) -> None:
     assert not {name: links for name, links in lost.items() if links}
 
 
-def drawing(name: str = "draw") -> ModuleType:
-    return script(f"pictures/{name}.py")
-
-
 @pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
 def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
-    module = drawing()
+    module = script("draw_pictures")
     for path in module.draw(tmp_path):
         shipped = ROOT / "docs" / "pictures" / path.name
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -156,7 +157,7 @@ def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
 
 
 def test_the_figure_shows_the_numbers_of_the_table() -> None:
-    module = drawing()
+    module = script("draw_pictures")
     page = module.measured()
     assert all(path.read_text() in page for path in PERFORMANCE)
     found = {(one.arm, one.temperature): one.speed_up.total for one in module.results(page)}
@@ -169,7 +170,7 @@ def test_the_figure_shows_the_numbers_of_the_table() -> None:
 
 
 def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
-    page, module = (DOCS / "performance" / "stores.md").read_text(), drawing("stores")
+    page, module = (DOCS / "performance" / "stores.md").read_text(), script("stores")
     found, alone = module.read(page)
     assert [one.tokens for one in found] == list(module.SIZES) and 0 < alone.hits < found[-1].both.hits < 1
     for one in found:
@@ -184,8 +185,8 @@ def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs" / "pictures")  # it takes over how its neighbour asks
-    module = drawing("measure_stores")
+    monkeypatch.syspath_prepend(ROOT / "lab")  # it takes over how its neighbour asks
+    module = script("measure_stores")
     texts = module.Texts.of(0)
     assert (texts[7] == texts[7]).all() and (texts[7] != texts[8]).any()
     read, grows = tmp_path / "rest", tmp_path / "suffix"

@@ -16,6 +16,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
+    Coupled,
     Given,
     Product,
     Scheme,
@@ -23,6 +24,7 @@ from polydraft.schemes import (
     TopK,
     TopThenIID,
     TopThenSample,
+    Uniforms,
     WithoutReplacement,
     enumerate_drafts,
     require_scheme,
@@ -421,3 +423,25 @@ def test_unpaired_schemes_are_refused_by_name():
         require_scheme(TopK(), (IID, TopThenIID), "the rule")
     with pytest.raises(UnpairedScheme, match="that are iid, not top 2 then iid"):
         require_scheme(TopThenIID(2), (IID,), "the rule")
+
+
+SAYS = {
+    # deterministic, independent, a lone draft is drawn, several rows, numbers
+    IID(): (False, True, True, False, Uniforms.OF_DRAFTS),
+    WithoutReplacement(): (False, True, True, False, Uniforms.OF_TOKENS),
+    TopK(): (True, True, False, False, Uniforms.NONE),
+    TopThenSample(): (False, True, True, False, Uniforms.OF_DRAFTS),
+    TopThenIID(0): (False, True, True, False, Uniforms.OF_DRAFTS),
+    TopThenIID(1): (False, True, False, False, Uniforms.OF_DRAFTS),
+    ConditionalPoisson(): (False, True, True, False, Uniforms.OF_DRAFTS),
+    SpecHub(): (False, True, True, False, Uniforms.OF_TOKENS),
+    Product(): (False, True, True, True, Uniforms.OF_TOKENS),
+    Coupled(): (False, False, False, False, Uniforms.SHARED),
+    Given(): (True, True, False, False, Uniforms.NONE),
+}
+
+
+@pytest.mark.parametrize("scheme", SAYS, ids=lambda scheme: scheme.name)
+def test_what_a_scheme_says_of_itself(scheme: Scheme) -> None:
+    said = scheme.deterministic, scheme.independent, scheme.lone_draft_is_drawn, scheme.several_rows, scheme.uniforms
+    assert said == SAYS[scheme]

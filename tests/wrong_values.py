@@ -19,7 +19,7 @@ from polydraft.conformance import check_rule, check_tree_rule
 from polydraft.drafters import LookaheadDrafter, NgramDrafter, NgramPool, OuroborosDrafter
 from polydraft.errors import PolydraftError
 from polydraft.probs import SamplingParams
-from polydraft.trees.dynamic import Drawn
+from polydraft.trees.growing import Drawn
 
 SCHEME = schemes.IID()
 ROW = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

@@ -17,13 +17,14 @@ PolydraftError
 └── NotConverged                         a computation that does not reach the accuracy asked for
 
 `is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
-too. `shown` writes a value into an error's sentence, `near` finds the word that a wrong one was meant to be, and `hint`
-asks for it.
+too, which `require_number` raises. `shown` writes a value into an error's sentence, `near` finds the word that a wrong
+one was meant to be, and `hint` asks for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
+from typing import cast
 
 CUT = "A text was cut short by the model's context"
 """How the warning begins that a text is shorter than was asked for."""
@@ -129,6 +130,16 @@ def shown(value: object) -> str:
 ALIKE = 0.75
 """From this likeness on, as `difflib` measures it, a text is taken for a slip of a word."""
 LONGEST_WORD = 60
+
+
+def require_number(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> None:
+    """Check that a value is a number of which something holds.
+
+    Raises:
+        InvalidParameter: it is none; the message says that `name` must be `rule`.
+    """
+    if not is_number(value) or not holds(cast(float, value)):
+        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")
 
 
 def near(text: str, words: Iterable[str]) -> str:

@@ -83,6 +83,6 @@ GGUF = Extra("Reading a GGUF file needs", ("accelerate>=1.4,<2", "gguf>=0.18"))
 GRAMMAR = Extra("A grammar needs", ("llguidance>=1.3,<2",))
 SERVE = Extra(
     "polydraft serve needs",
-    ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.10,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
+    ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.12,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
 )
 TRAIN = Extra("Training needs", ("accelerate>=1.4,<2",))

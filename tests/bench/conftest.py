@@ -1,8 +1,9 @@
 import pytest
 from doubles import perturbed, tiny_model, tiny_tokenizer
 
-from polydraft.bench import LimitsSettings, Models, Prompt, Record, measure
+from polydraft.bench import Prompt
 from polydraft.models import Pair
+from polydraft_lab.limits import LimitsSettings, Models, Record, measure
 
 VOCABULARY = 101
 

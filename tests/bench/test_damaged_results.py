@@ -9,25 +9,26 @@ from typing import Any
 import pytest
 from bad_calls import changed, damaged
 
-from polydraft.bench import (
-    LimitsSettings,
-    Models,
-    Prompt,
-    Record,
-    all_tables,
-    conditions_of,
-    footnotes,
-    measure,
-    summarise,
-)
+from polydraft.bench import Prompt
 from polydraft.bench.files import check_regular, odd_kind
-from polydraft.bench.limits import Results, node_cases
-from polydraft.bench.limits.cases import TOO_DEAR, UNDEFINED
-from polydraft.bench.limits.measuring import acceptance_at_nodes
 from polydraft.bench.speed import read_speed_results, verdicts, write_report
 from polydraft.bench.speed.summary import summarise_speed
 from polydraft.errors import PolydraftError, ResultsError
 from polydraft.verifiers import RecursiveRejectionWithoutReplacement
+from polydraft_lab.limits import (
+    LimitsSettings,
+    Models,
+    Record,
+    Results,
+    all_tables,
+    conditions_of,
+    footnotes,
+    measure,
+    node_cases,
+    summarise,
+)
+from polydraft_lab.limits.cases import TOO_DEAR, UNDEFINED
+from polydraft_lab.limits.measuring import acceptance_at_nodes
 
 CONDITIONS: dict[str, Any] = {
     "target": {"name": "t", "parameters": 1, "dtype": "float32", "device": "cpu", "weights": "00"},

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from polydraft.bench import (
+from polydraft.bench.style import save
+from polydraft.errors import MissingExtra
+from polydraft_lab.limits import (
     LimitsSettings,
     Models,
     Record,
@@ -17,11 +19,9 @@ from polydraft.bench import (
     draw_figures,
     summarise,
 )
-from polydraft.bench.limits.figures import without_naive
-from polydraft.bench.limits.summary import NodeResult, TreeResult
-from polydraft.bench.limits.three_tokens import acceptance_of_rules, draw_three_tokens, family
-from polydraft.bench.style import save
-from polydraft.errors import MissingExtra
+from polydraft_lab.limits.figures import without_naive
+from polydraft_lab.limits.summary import NodeResult, TreeResult
+from polydraft_lab.limits.three_tokens import acceptance_of_rules, draw_three_tokens, family
 
 Results = tuple[list[NodeResult], list[TreeResult]]
 
@@ -66,7 +66,7 @@ def test_without_matplotlib_the_error_names_the_extra(
 
 
 def test_three_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polydraft.bench.limits.three_tokens.STEPS", 24)
+    monkeypatch.setattr("polydraft_lab.limits.three_tokens.STEPS", 24)
     for first, reaches_one in ((1 / 3, True), (1 / 6, False)):
         second, rows = family(first)
         rates = acceptance_of_rules(rows, 2)

@@ -5,13 +5,13 @@ import torch
 from growing import DeepWorld, among, every_growth, target_rows
 from new_rule import LINE
 
-from polydraft.bench.subjects.lattice import Root, Watching
-from polydraft.bench.subjects.lattice_groups import GROUPS, LatticeGroup, branches, most_drafts_of
 from polydraft.catalogue import tables
 from polydraft.probs import Noise
-from polydraft.schemes import IID, Scheme, SpecHub, TopK, WithoutReplacement
+from polydraft.schemes import IID, Scheme, SpecHub, TopK, WithoutReplacement, most_drafts_of
 from polydraft.trees import Chain, Draft, TokenTree, Topology, TreePolicy, Widths
 from polydraft.verifiers import BottomUp, Optimal, PathVerifier, SpeculativeSampling, TopDown
+from polydraft_lab.subjects.lattice import Root, Watching
+from polydraft_lab.subjects.lattice_groups import GROUPS, LatticeGroup, branches
 
 DRAWN = [group for group in GROUPS if group.make is branches]
 

@@ -9,11 +9,8 @@ import torch
 from doubles import tiny_model, tiny_tokenizer
 from torch import Tensor
 
-from polydraft.bench import LimitsSettings, Models, NodeCase, Prompt, Record, fitting, measure, node_cases, tree_cases
+from polydraft.bench import Prompt
 from polydraft.bench.encoding import encode, seed_of
-from polydraft.bench.limits.branching import accepted_on_trees, draw_trees, every, score_trees
-from polydraft.bench.limits.measuring import OPTIMUM, acceptance_at_nodes
-from polydraft.bench.limits.positions import Sample, draft_rows, generate_sample, rows_on_atoms
 from polydraft.catalogue import parse_policy
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import Pair
@@ -21,6 +18,10 @@ from polydraft.probs import Noise, SamplingParams, overlap, shortlist
 from polydraft.schemes import IID, TopK, TopThenIID, WithoutReplacement
 from polydraft.trees import Chain
 from polydraft.verifiers import Lenient, NaiveMatch, RecursiveRejection, SpeculativeSampling, TopDown, expected_accepted
+from polydraft_lab.limits import LimitsSettings, Models, NodeCase, Record, fitting, measure, node_cases, tree_cases
+from polydraft_lab.limits.branching import accepted_on_trees, draw_trees, every, score_trees
+from polydraft_lab.limits.measuring import OPTIMUM, acceptance_at_nodes
+from polydraft_lab.limits.positions import Sample, draft_rows, generate_sample, rows_on_atoms
 
 
 def sampled(models: Models, prompt: Prompt, temperature: float, tokens: int = 7) -> Sample:
@@ -184,7 +185,7 @@ class TestTrees:
         sample = sampled(models, prompts[0], 0.0)
         arguments = (sample, every(sample, 2), parse_policy("2,1"), tree_cases(), (0.0, 0.0), 8, 0)
         whole = accepted_on_trees(*arguments)
-        monkeypatch.setattr("polydraft.bench.limits.branching.ROOM", 1)
+        monkeypatch.setattr("polydraft_lab.limits.branching.ROOM", 1)
         pieces = accepted_on_trees(*arguments)
         assert {scheme: pytest.approx(rules) for scheme, rules in whole.items()} == pieces
 

@@ -7,9 +7,9 @@ from doubles import plain_logits, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.bench.reading import Reading, TreesBelow, read
 from polydraft.models import HuggingFaceModel
 from polydraft.trees import TokenTree, Widths, topology
+from polydraft_lab.limits.reading import Reading, TreesBelow, read
 
 TEXT = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 ROOTS = torch.tensor([0, 4, 7])

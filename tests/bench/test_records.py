@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from doubles import perturbed, tiny_tokenizer
 
-from polydraft.bench import LimitsSettings, Models, Prompt, Record, Results, conditions_of, keys_of, measure
+from polydraft.bench import Prompt
 from polydraft.errors import ResultsError
 from polydraft.models import Pair
+from polydraft_lab.limits import LimitsSettings, Models, Record, Results, conditions_of, keys_of, measure
 
 CONDITIONS = {"seed": 1, "drafts": [1, 2], "target": {"name": "t"}}
 ONE = Record("a", "1", 0.5, 3, {"iid": {"2": {"optimum": 1.5}}}, 1, {"2,1": {"iid": {"x": 0.25}}})

@@ -11,32 +11,9 @@ import pytest
 import torch
 from doubles import tiny_model
 
-import polydraft.bench.subjects.planner as planning
-from polydraft.bench import Models, read_prompt_sets
+import polydraft_lab.subjects.planner as planning
+from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.bench.subjects import (
-    PlannerOptions,
-    PlannerSetting,
-    Rows,
-    RulesSettings,
-    check_room,
-    measure_laws,
-    measure_optima,
-    measure_planner,
-    measure_shares,
-    node_rules_for,
-    rows_of_texts,
-    settings_named,
-    time_passes,
-    tree_rules_for,
-)
-from polydraft.bench.subjects.adversaries import noisy, shuffled
-from polydraft.bench.subjects.clock import one_thread
-from polydraft.bench.subjects.laws import acceptance, optimum
-from polydraft.bench.subjects.passes import PassSettings
-from polydraft.bench.subjects.planner import PLAIN, PLANNER, compared, side_by_side
-from polydraft.bench.subjects.rows import rows_for
-from polydraft.bench.subjects.shares import narrowed, tree_for
 from polydraft.catalogue import RuleLine, tables
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
@@ -52,6 +29,30 @@ from polydraft.verifiers import (
     TopDown,
     TreeVerifier,
 )
+from polydraft_lab.limits import Models
+from polydraft_lab.subjects import (
+    PlannerOptions,
+    PlannerSetting,
+    Rows,
+    RulesSettings,
+    check_room,
+    measure_laws,
+    measure_optima,
+    measure_planner,
+    measure_shares,
+    node_rules_for,
+    rows_of_texts,
+    settings_named,
+    time_passes,
+    tree_rules_for,
+)
+from polydraft_lab.subjects.adversaries import noisy, shuffled
+from polydraft_lab.subjects.clock import one_thread
+from polydraft_lab.subjects.laws import acceptance, optimum
+from polydraft_lab.subjects.passes import PassSettings
+from polydraft_lab.subjects.planner import PLAIN, PLANNER, compared, side_by_side
+from polydraft_lab.subjects.rows import rows_for
+from polydraft_lab.subjects.shares import narrowed, tree_for
 
 Heard = list[tuple[str, int, int]]
 SMALL = RulesSettings((0.0, 0.8), (1, 3), ("2,1", "default"), 5, 8, vocabulary=40, nodes=3, repeats=2)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from polydraft.bench import Record, summarise
 from polydraft.bench.bootstrap import bootstrap_weights, estimate
-from polydraft.bench.limits.summary import nearest
+from polydraft_lab.limits import Record, summarise
+from polydraft_lab.limits.summary import nearest
 
 
 def record(prompt: int, rates: dict[str, float], positions: int = 10, task: str = "a", trees: float = 1.0) -> Record:

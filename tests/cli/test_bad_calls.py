@@ -18,14 +18,15 @@ import pytest
 from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
-from polydraft.cli import demo, limits, main, tune
+from polydraft.cli import demo, main, tune
 from polydraft.cli import generate as generating
-from polydraft.cli.benchmark import bench, subjects
+from polydraft.cli.benchmark import bench
 from polydraft.cli.generation import batch
 from polydraft.conformance import members
 from polydraft.engine.planning import load_plan
 from polydraft.errors import FetchError
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
+from polydraft_lab.commands import results, run_limits
 
 Folders = tuple[Path, Path]
 CODES = (0, 1, 2, 130)
@@ -159,7 +160,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for room in (generating, limits, tune, bench, demo, subjects):
+    for room in (generating, run_limits, tune, bench, demo, results):
         monkeypatch.setattr(room, "load_pair", load_pair)
     path = tmp_path / "plan"
     path.write_bytes(good.plan)
@@ -208,7 +209,7 @@ def limit_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def limit_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Ctrl-C come after a few passes and after a few texts of a planner, however many were asked for."""
     for name in ("passes.time_pass", "planner.side_by_side"):
-        module, function = (f"polydraft.bench.subjects.{name}").rsplit(".", 1)
+        module, function = (f"polydraft_lab.subjects.{name}").rsplit(".", 1)
         monkeypatch.setattr(f"{module}.{function}", few(getattr(sys.modules[module], function)))
 
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-import polydraft.bench.subjects.lattice as measuring
-import polydraft.bench.subjects.planner as planning
-import polydraft.cli.benchmark.lattice as lattice
-import polydraft.cli.benchmark.passes as passes
-import polydraft.cli.benchmark.planner as planner
-import polydraft.cli.benchmark.rules as rules
+import polydraft_lab.commands.run_lattice as lattice
+import polydraft_lab.commands.run_passes as passes
+import polydraft_lab.commands.run_planner as planner
+import polydraft_lab.commands.run_rules as rules
+import polydraft_lab.subjects.lattice as measuring
+import polydraft_lab.subjects.planner as planning
 from polydraft.cli import main
-from polydraft.cli.arguments.subjects import PARTS
-from polydraft.cli.benchmark.subjects import KINDS, say_busy
+from polydraft.cli.benchmark.bench import say_busy
 from polydraft.cli.printing import console
+from polydraft_lab.commands.options import PARTS
+from polydraft_lab.commands.results import KINDS
 
 Call = Callable[..., int]
 QUICK = {
@@ -194,7 +195,7 @@ def test_a_page_without_a_place_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(lattice, "loaded", None)
+    monkeypatch.setattr(lattice.Source, "load", None)
     if text is not None:
         (tmp_path / "page.md").write_text(text)
     assert call(*LATTICE, "--into", "page.md", *more, models=False) == 2

@@ -1,3 +1,4 @@
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,10 @@ Folders = tuple[Path, Path]
 
 ROUTE = "route-first (ngram or suffix or recycling, else model)"
 """Who drafts by default beside a draft model."""
+
+compiles = pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="compiling needs torch 2.13"
+)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -215,6 +220,7 @@ def by_dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_passes, "_passes_of", lambda model, backend: kept(model, "eager"))
 
 
+@compiles
 def test_compiling_says_so_first_and_changes_no_text(
     folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +234,7 @@ def test_compiling_says_so_first_and_changes_no_text(
     assert compiled.out.split("drafter")[0] == plain.out.split("drafter")[0]
 
 
+@compiles
 def test_compiled_batches_from_a_file_write_the_same_texts(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import polydraft.bench.limits.measuring as measuring
+import polydraft_lab.limits.measuring as measuring
 from polydraft.cli import main
 
 Folders = tuple[Path, Path]

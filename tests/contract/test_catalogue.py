@@ -16,7 +16,6 @@ from new_rule import LINE, FirstOnly
 
 import polydraft
 import polydraft.catalogue.tables as tables
-from polydraft.bench import node_cases, tree_cases
 from polydraft.catalogue import DrafterLine, PolicyLine, drafter_words, parse_policy, verifier_by_name
 from polydraft.cli import main
 from polydraft.cli.arguments.words import drafters_in_help, rules_in_help, trees_in_help
@@ -25,8 +24,9 @@ from polydraft.conformance import matrix, tree_matrix
 from polydraft.drafters import NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import IID, TopK
-from polydraft.trees import Chain, is_dynamic
+from polydraft.trees import Chain, GrowingPolicy
 from polydraft.verifiers import TopDown
+from polydraft_lab.limits import node_cases, tree_cases
 
 ROOT = Path(__file__).parents[2]
 FILES = (
@@ -206,7 +206,7 @@ def test_what_a_line_says_in_words_is_what_its_member_says() -> None:
         usual = line.usual
         assert (line.name, line.lossless, line.class_name) == (usual.name, usual.lossless, type(usual).__name__)
     for line in tables.POLICIES:
-        assert line.grows == is_dynamic(parse_policy(line.examples[0]))
+        assert line.grows == isinstance(parse_policy(line.examples[0]), GrowingPolicy)
     for line in tables.DRAFTERS:
         assert line.kind is not None and line.class_name == line.kind.__name__
 

@@ -180,7 +180,7 @@ def test_a_row_joins_a_decode_loop(place: int, same_method: bool) -> None:
         return LOOP.step(state)[0]
 
     policy, prompts = Chain(3), [[3, 1, 4, 3, 1], [7, 2]]
-    state = LOOP.join(begun(prompts, drafter, verifier), place, begun([[5, 8, 5, 8]], *other))
+    state = begun(prompts, drafter, verifier).put(place, begun([[5, 8, 5, 8]], *other))
     prompts = [*prompts[:place], [5, 8, 5, 8], *prompts[place + 1 :]]
     assert len(state.rows.parts) == (1 if same_method else 2)
     assert state.rows.parts[0].alone == same_method

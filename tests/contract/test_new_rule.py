@@ -12,11 +12,11 @@ from new_rule import FirstOnly
 from torch import Tensor
 
 import polydraft
-import polydraft.verifiers.law as law_module
+import polydraft.verifiers.checks as checks_module
 from polydraft.conformance import check_rule, check_tree_rule
 from polydraft.errors import InvalidProbabilities
-from polydraft.verifiers import BottomUp, NodeVerifier, OutcomeLaw, ScalableVerifier, TopDown
-from polydraft.verifiers.law import is_foreign
+from polydraft.verifiers import BottomUp, NodeVerifier, OutcomeLaw, ScalableVerifier, TopDown, Traits, traits
+from polydraft.verifiers.checks import is_foreign
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 SECTION = PAGE.partition("## Adding a verifier")[2].partition("\n## ")[0]
@@ -119,7 +119,7 @@ def test_a_rule_from_outside_that_gives_no_law_ends_the_text(how: str) -> None:
 
 def test_a_rule_from_outside_that_gives_laws_writes_what_it_would_write_unchecked() -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(law_module, "is_foreign", lambda rule: False)
+        patched.setattr(checks_module, "is_foreign", lambda rule: False)
         unchecked = written(FirstOnly()).sequences
     assert is_foreign(FirstOnly()) and not is_foreign(polydraft.RecursiveRejection())
     assert written(FirstOnly()).sequences.tolist() == unchecked.tolist()
@@ -146,3 +146,10 @@ def test_shares_and_marginals_from_outside_are_checked_too(part: str, says: str)
     with pytest.raises(InvalidProbabilities, match=f"The rule 'greedy' gives no law: .*{says}"):
         written(BottomUp(Greedy(part=part)))
     assert written(BottomUp(Lifted())).sequences.shape[1] > 3
+
+
+def test_a_rule_that_says_nothing_more_of_itself_has_the_usual_traits() -> None:
+    assert traits(FirstOnly()) == Traits(best_alone=False, most_drafts=4095, node_rule=None)
+    assert traits(TopDown(FirstOnly())) == Traits(best_alone=False, most_drafts=4095, node_rule=FirstOnly())
+    assert traits(polydraft.SpeculativeSampling()) == Traits(best_alone=True, most_drafts=1, node_rule=None)
+    assert traits(polydraft.TopDown(polydraft.SpecHubRule())).most_drafts == 2

@@ -14,7 +14,6 @@ import torch
 import polydraft
 import polydraft.catalogue.own as own
 import polydraft.catalogue.tables as tables
-from polydraft.bench import LimitsSettings
 from polydraft.catalogue import drafter_line, names_file, own_drafter, own_rule, verifier_by_name
 from polydraft.cli import main
 from polydraft.cli.benchmark.arms import build_arms, spell_arm
@@ -22,6 +21,7 @@ from polydraft.conformance import check_rule
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.schemes import IID, Given
 from polydraft.verifiers import RecursiveRejection, TopDown
+from polydraft_lab.limits import LimitsSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own_rule_and_drafter.md").read_text()
@@ -164,7 +164,7 @@ BAD = {
     "no drafter": ("--drafter drafters.py:Loose", "is no drafter: derive it from polydraft.Drafter ("),
     "half a drafter": (
         "--drafter drafters.py:Part",
-        "is no whole drafter: it lacks name, check, start, commit, join (",
+        "is no whole drafter: it lacks name, check, start, commit (",
     ),
     "a drafter as rule": (
         "--verifier after_two.py:AfterTwo",

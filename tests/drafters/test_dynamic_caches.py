@@ -11,7 +11,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.reading import Text
 from polydraft.schemes import Product, Scheme, TopK, WithoutReplacement
-from polydraft.trees import BestFirst, Confident, Draft, DynamicPolicy, Eagle2, Merged, Verdict
+from polydraft.trees import BestFirst, Confident, Draft, Eagle2, GrowingPolicy, Merged, Verdict
 
 VOCAB, PARAMS = 16, SamplingParams(temperature=0.8)
 ROWS = [[3, 1, 4, 1, 5], [7], [2, 7, 1, 8]]
@@ -47,7 +47,7 @@ def check_rows(draft: Draft, rows: list[list[int]], models: list[HuggingFaceMode
     return len(busy)
 
 
-def check_steps(drafter: ModelDrafter | EnsembleDrafter, scheme: Scheme, policy: DynamicPolicy, models: list) -> None:
+def check_steps(drafter: ModelDrafter | EnsembleDrafter, scheme: Scheme, policy: GrowingPolicy, models: list) -> None:
     rows, noise = [list(row) for row in ROWS], Noise.from_seed(5, len(ROWS))
     text = text_of(rows)
     state = drafter.start(text, Session(PARAMS, 48 + policy.shape.size, VOCAB))
@@ -74,7 +74,7 @@ POLICIES = (BestFirst(9, depth=4, children=3, beam=3), Confident((3, 2, 1), 0.2)
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("scheme", [WithoutReplacement(), TopK()], ids=lambda scheme: scheme.name)
-def test_a_draft_model(scheme: Scheme, policy: DynamicPolicy) -> None:
+def test_a_draft_model(scheme: Scheme, policy: GrowingPolicy) -> None:
     check_steps(ModelDrafter(model(1), VOCAB), scheme, policy, [model(1)])
 
 
@@ -84,6 +84,6 @@ def test_a_draft_model_with_pruned_trees(policy: Eagle2) -> None:
 
 
 @pytest.mark.parametrize("policy", [Merged((1, 1, 1)), Merged((2, 1, 1)), POLICIES[0]], ids=str)
-def test_an_ensemble(policy: DynamicPolicy) -> None:
+def test_an_ensemble(policy: GrowingPolicy) -> None:
     drafter = EnsembleDrafter(((model(1), None), (model(2), None)), 2 * VOCAB)
     check_steps(drafter, Product(), policy, [model(1), model(2)])

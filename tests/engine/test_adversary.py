@@ -254,7 +254,7 @@ def test_states_of_all_tokens_are_handed_out_also_of_those_that_others_drafted(
 class Turns(Planner):
     """Begins with a plain step and then drafts in every second."""
 
-    def opens(self, *_: Any) -> None:
+    def texts_opened(self, *_: Any) -> None:
         self.current = 0
 
     def learn(self, *_: Any) -> None:

@@ -143,16 +143,16 @@ def test_a_plans_costs_are_known_from_the_beginning() -> None:
 
 def test_goodput_takes_the_chain_with_most_tokens_a_second() -> None:
     policy = Goodput(6)
-    policy.opens(Opening(10, 100, 1, 0.1))
+    policy.texts_opened(Opening(10, 100, 1, 0.1))
     for _ in range(30):
         length = policy.shape.depth
-        policy.note([lesson([1.0] * length)], Spent(0.1 * length, 1.0, 0.0), 1 + length)
+        policy.learn([lesson([1.0] * length)], Spent(0.1 * length, 1.0, 0.0), 1 + length)
     assert policy.shape.depth == 6 and policy.acceptance > 0.95
     for _ in range(200):
         length = policy.shape.depth
-        policy.note([lesson([0.0] * min(1, length))], Spent(0.1 * length, 1.0, 0.0), 1 + length)
+        policy.learn([lesson([0.0] * min(1, length))], Spent(0.1 * length, 1.0, 0.0), 1 + length)
     assert policy.shape == PLAIN
-    policy.opens(Opening(10, 100, 1, 0.1))
+    policy.texts_opened(Opening(10, 100, 1, 0.1))
     assert policy.shape.depth > 0, "a new generation begins with the first guess"
     with pytest.raises(InvalidParameter, match="longest must be an integer of at least 1"):
         Goodput(0)

@@ -35,7 +35,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID
 from polydraft.trees import TreePolicy
-from polydraft.trees.dynamic import AdaptiveThreshold, BestFirst
+from polydraft.trees.growing import AdaptiveThreshold, BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown, TreeVerifier
 
 VOCAB, NEW, END = 24, 7, 11

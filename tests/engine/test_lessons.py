@@ -12,8 +12,7 @@ from polydraft.engine.planner import Opening
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.schemes import IID, TopK, TopThenIID
-from polydraft.trees import Chain, Draft, Found, Piece, TreePolicy, Verdict, Widths
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import Chain, Draft, Found, LearningPolicy, Piece, TreePolicy, Verdict, Widths
 from polydraft.verifiers import (
     BlockVerification,
     ByShape,
@@ -42,26 +41,29 @@ class Notes:
         return self.seen[-1][2]
 
 
-class Told(FixedShape):
+class Told(LearningPolicy):
     """A planner that takes one tree and keeps what it is told."""
 
+    weighs_lookups = True
+
     def __init__(self, policy: TreePolicy, looks_up: bool = True) -> None:
-        self.shape = self.largest = policy.shape
+        self.shape = policy.shape
         self.looks_up, self.told, self.opened = looks_up, [], []
 
-    def suits(self, usual: TreePolicy) -> None:
+    def suited(self, usual: TreePolicy) -> None:
         self.usual = usual
 
-    def looks(self) -> bool:
+    @property
+    def uses_lookups(self) -> bool:
         return True
 
-    def takes(self, found: list[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: list[Found]) -> tuple[int, ...]:
         return tuple(row for row, one in enumerate(found) if one.parents and self.looks_up)
 
-    def opens(self, opening: Opening) -> None:
+    def texts_opened(self, opening: Opening) -> None:
         self.opened.append(opening)
 
-    def note(self, lessons: tuple, spent: object, scored: int) -> None:
+    def learn(self, lessons: tuple, spent: object, scored: int) -> None:
         self.told.append((lessons, spent, scored))
 
 

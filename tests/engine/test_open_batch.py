@@ -29,8 +29,7 @@ from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise
-from polydraft.trees import Found, TreePolicy
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import Found, LearningPolicy, TreePolicy
 
 VOCAB, NEW, ROOM = 30, 12, 100
 POLICY = Fixed(TreeShape(((3,), (2, 1, 0), (1,))))
@@ -209,27 +208,30 @@ def test_the_step_that_ends_a_prompt_brings_its_first_token(name: str, chunk: in
     assert [*sorted(map(str, first))] == [*map(str, range(5))] and beside
 
 
-class Told(FixedShape):
+class Told(LearningPolicy):
     """A planner that takes one chain and keeps what it is told."""
 
+    weighs_lookups = True
+
     def __init__(self) -> None:
-        self.shape = self.largest = Chain(2).shape
+        self.shape = Chain(2).shape
         self.opened: list[Opening] = []
         self.told: list[tuple[list[tuple[str, ...]], Spent, int]] = []
 
-    def suits(self, usual: TreePolicy) -> None:
+    def suited(self, usual: TreePolicy) -> None:
         pass
 
-    def looks(self) -> bool:
+    @property
+    def uses_lookups(self) -> bool:
         return True
 
-    def takes(self, found: list[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: list[Found]) -> tuple[int, ...]:
         return ()
 
-    def opens(self, opening: Opening) -> None:
+    def texts_opened(self, opening: Opening) -> None:
         self.opened.append(opening)
 
-    def note(self, lessons: tuple[Lesson, ...], spent: Spent, scored: int) -> None:
+    def learn(self, lessons: tuple[Lesson, ...], spent: Spent, scored: int) -> None:
         self.told.append(([one.law for one in lessons], spent, scored))
 
 

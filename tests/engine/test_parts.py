@@ -217,6 +217,9 @@ class Failing(Drafter):
     def models(self) -> Any:
         return self.inner.models()
 
+    def of_row(self, state: Any, row: int) -> Any:
+        raise InvalidParameter("The failing drafter has no state of one row of several.")
+
     def start(self, text: Text, session: Session) -> Any:
         return self.inner.start(text, session)
 

@@ -47,7 +47,7 @@ from polydraft.models.weights import WATCHING
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import TreePolicy
-from polydraft.trees.dynamic import BestFirst
+from polydraft.trees.growing import BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown
 
 VOCAB, NEW = 24, 12
@@ -253,9 +253,10 @@ def test_a_run_that_was_interrupted_has_the_past_of_what_was_complete(case: Case
         whole(*arguments)
         raise Interrupt
 
-    setattr(owner, part, torn)
+    vars(owner)[part] = torn
     with pytest.raises(Interrupt):
         next(going)
+    del vars(owner)[part]
     asked = [*PROMPT, *going.new_tokens[0], *QUESTION]
     second = run(case, *asked, seed=5, past=going.past).exhaust()
     assert second.new_tokens == run(case, *asked, seed=5).exhaust().new_tokens
@@ -346,9 +347,10 @@ def test_a_drafter_is_started_unless_it_says_itself_that_it_can_go_on() -> None:
     calls: list[str] = []
 
     class Reluctant(ModelDrafter):
-        def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
-            calls.append("join")
-            return super().join(state, row, other)
+        def carried(self, states: Any, fresh: ModelDraftState, known: int) -> ModelDraftState:
+            found = super().carried(states, fresh, known)
+            calls.extend(["join"] * (found is not fresh))
+            return found
 
         def continues(self, state: object) -> bool:
             return Drafter.continues(self, state)

@@ -44,7 +44,7 @@ def taught(planner: Planner, gained: float, seconds: float) -> None:
     """Let a planner learn of a step: a level of drafts takes what a plain step of one second leaves."""
     shape = planner.shape
     target = min(seconds, 1.0 if seconds > 1 else seconds)
-    planner.note([lesson(gained, shape.depth)], Spent(seconds - target, target, 0.0), shape.size)
+    planner.learn([lesson(gained, shape.depth)], Spent(seconds - target, target, 0.0), shape.size)
 
 
 def speed(arms: list[Arm], planner: Planner, tokens: int, seed: int) -> float:
@@ -60,7 +60,7 @@ def speed(arms: list[Arm], planner: Planner, tokens: int, seed: int) -> float:
 def opened(trees: tuple[TreePolicy, ...] = TREES, relative: float = 0.1, left: int = 256) -> Planner:
     """A planner that is told of a text."""
     planner = Planner(trees)
-    planner.opens(opening(relative, left))
+    planner.texts_opened(opening(relative, left))
     return planner
 
 
@@ -129,8 +129,8 @@ def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() ->
 class InTurns(Planner):
     """Drafts in every second step, whatever the clock says."""
 
-    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
-        super().note(lessons, spent, scored)
+    def learn(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+        super().learn(lessons, spent, scored)
         self.current = self.steps % 2
 
 
@@ -164,10 +164,10 @@ def test_a_dear_draft_model_is_not_even_shown_a_short_text() -> None:
 def test_what_was_learnt_decides_how_the_next_text_begins() -> None:
     planner = Planner(TREES)
     speed(world(0.0, 0.4), planner, 200, 1)
-    planner.opens(opening(left=100))
+    planner.texts_opened(opening(left=100))
     assert planner.current == 0
     speed(world(0.9, 0.1), planner := Planner(TREES), 200, 1)
-    planner.opens(opening(left=100))
+    planner.texts_opened(opening(left=100))
     assert planner.current > 0
 
 
@@ -190,7 +190,7 @@ def test_a_hiccup_at_the_very_first_steps_does_not_decide(slow: int) -> None:
     """One of the first two steps, one with a tree and one without, takes four times as long."""
     for win, least in ((0.0, 0.95), (0.9, 1.5)):
         stream, planner, arms = random.Random(2), Planner(TREES), world(win, 0.25 if win == 0 else 0.1)
-        planner.opens(opening(left=400))
+        planner.texts_opened(opening(left=400))
         written = spent = 0.0
         for step in range(120):
             tokens, seconds = arms[planner.current](stream)
@@ -203,7 +203,7 @@ def test_what_a_dear_draft_model_had_to_read_does_not_make_trees_look_cheap() ->
     """Every level costs as much as a plain step and reading nothing, though a planner expects it to be dear."""
     planner, speeds = Planner(TREES), []
     for seed in range(24):
-        planner.opens(opening(1.5, 96))
+        planner.texts_opened(opening(1.5, 96))
         speeds.append(speed(world(0.85, 1.1), planner, 96, seed))
     assert sorted(speeds)[12] >= 0.97 and min(speeds) >= 0.9
 
@@ -213,16 +213,16 @@ def test_what_is_looked_up_is_the_same_when_an_interrupted_step_is_taken_again()
     speed(world(0.9, 0.1), planner, 200, 1)
     for number in range(40):
         length = 2 + number % 3
-        answers = [planner.takes([chain(length, "lookup")]) for _ in range(3)]
+        answers = [planner.rows_with_lookup([chain(length, "lookup")]) for _ in range(3)]
         assert answers[0] == answers[1] == answers[2]
         source = "lookup" if answers[0] else ""
         told = Lesson(source, (), ((0, 0, 0.0, 1.0),), 1, length if source else planner.shape.depth)
-        planner.note([told], Spent(0.0, 1.0, 0.0), 1 + told.depth)
-    assert not planner.takes([chain(2, "lookup")]), "lookups that were never right are given up"
+        planner.learn([told], Spent(0.0, 1.0, 0.0), 1 + told.depth)
+    assert not planner.rows_with_lookup([chain(2, "lookup")]), "lookups that were never right are given up"
     planner.lost, planner.spent = 0.0, 1e6
     for _ in range(8):
-        planner.note([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
-    assert planner.takes([chain(2, "lookup")]) == (0,), "and tried again when a trial is due and affordable"
+        planner.learn([lesson(3, planner.shape.depth)], Spent(0.3, 1.0, 0.0), planner.shape.size)
+    assert planner.rows_with_lookup([chain(2, "lookup")]) == (0,), "and tried again when a trial is due and affordable"
 
 
 def test_a_planner_learns_apart_what_each_finder_brings() -> None:
@@ -232,8 +232,8 @@ def test_a_planner_learns_apart_what_each_finder_brings() -> None:
         good = number % 2
         source, tried = ("suffix", ((0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0))) if good else ("n-gram", ((0, 0, 0.0, 1.0),))
         told = Lesson(source, (), tried, 3 if good else 1, 2)
-        planner.note([told], Spent(0.0, 1.0, 0.0), 3)
-    assert planner.takes([chain(2, "suffix")]) == (0,) and not planner.takes([chain(2, "n-gram")])
+        planner.learn([told], Spent(0.0, 1.0, 0.0), 3)
+    assert planner.rows_with_lookup([chain(2, "suffix")]) == (0,) and not planner.rows_with_lookup([chain(2, "n-gram")])
 
 
 def test_what_is_looked_up_counts_by_its_nodes_and_by_the_chances_along_its_paths() -> None:
@@ -243,10 +243,10 @@ def test_what_is_looked_up_counts_by_its_nodes_and_by_the_chances_along_its_path
     for _ in range(80):
         right = stream.randrange(4)
         tried = tuple((0, rank, float(rank == right), 1.0) for rank in range(right + 1))
-        planner.note([Lesson("n-gram", (), tried, 2, 1)], Spent(0.0, 1.7, 0.0), 5)
+        planner.learn([Lesson("n-gram", (), tried, 2, 1)], Spent(0.0, 1.7, 0.0), 5)
     wide, deep = Found((-1,) * 4, "n-gram"), chain(4, "n-gram")
     assert planner._gain(wide) == pytest.approx(2, abs=0.1) and planner._gain(deep) < 1.6
-    assert planner.takes([wide]) == (0,) and not planner.takes([deep])
+    assert planner.rows_with_lookup([wide]) == (0,) and not planner.rows_with_lookup([deep])
 
 
 def chain(length: int, source: str) -> Found:
@@ -258,13 +258,13 @@ def looked(planner: Planner, took: float, right: bool, steps: int) -> int:
     """Write text plainly where four tokens are found in every step; return how often they were looked for."""
     count = 0
     for _ in range(steps):
-        asks = planner.looks()
-        taken = asks and bool(planner.takes([chain(4, "suffix")]))
+        asks = planner.uses_lookups
+        taken = asks and bool(planner.rows_with_lookup([chain(4, "suffix")]))
         count += asks
         tried = tuple((depth, 0, float(right), 1.0) for depth in range(4 if right else 1)) if taken else ()
         told = Lesson("suffix" if taken else "", (), tried, 5 if taken and right else 1, 4 if taken else 0)
         planner.current = planner._best = 0
-        planner.note([told], Spent(took if asks else 0.0, 1.2 if taken else 1.0, 0.0), 5 if taken else 1)
+        planner.learn([told], Spent(took if asks else 0.0, 1.2 if taken else 1.0, 0.0), 5 if taken else 1)
         planner.current = planner._best = 0
     return count
 
@@ -289,7 +289,7 @@ def full_batch(planner: Planner, steps: int, plain: float = 1.0, tree: float = 4
         taken.append(arm)
         tried = ((0, 0, 1.0, 1.0), (1, 0, 0.0, 1.0))[: shape.depth]
         lessons = [Lesson("", (), tried, 1 + bool(arm), shape.depth)] * 16
-        planner.note(lessons, Spent(0.1 * bool(arm), tree if arm else plain, 0.0), 16 * shape.size)
+        planner.learn(lessons, Spent(0.1 * bool(arm), tree if arm else plain, 0.0), 16 * shape.size)
     return taken
 
 
@@ -297,11 +297,11 @@ def test_a_full_batch_falls_back_to_plain_decoding_at_once_though_it_never_saw_a
     planner = opened()
     speed(world(0.9, 0.1), planner, 400, 1)
     assert planner.current
-    planner.opens(opening(left=10_000, rows=16))
+    planner.texts_opened(opening(left=10_000, rows=16))
     assert 0 in full_batch(planner, 12)
     assert full_batch(planner, 100).count(0) > 95
     before = planner.steps
-    planner.opens(opening(left=10_000, rows=15))
+    planner.texts_opened(opening(left=10_000, rows=15))
     assert planner.current == 0 and planner.steps == before, "about as many rows take about as long"
 
 
@@ -309,23 +309,23 @@ def test_trees_are_chosen_for_as_many_rows_as_there_are_soon() -> None:
     """While prompts are read, a few rows take a step: what it takes is theirs, and nothing is drafted for so short."""
     planner = opened()
     speed(world(0.9, 0.1), planner, 400, 1)
-    planner.opens(opening(left=10_000, rows=16))
+    planner.texts_opened(opening(left=10_000, rows=16))
     full_batch(planner, 100)
     known = {rows: planner._of_rows[16].step(shape) for rows, shape in enumerate(planner.shapes)}
-    planner.opens(replace(opening(left=10_000, rows=1), soon=16))
+    planner.texts_opened(replace(opening(left=10_000, rows=1), soon=16))
     assert planner.current == 0 and planner.timed.rows == 1
     for _ in range(40):
-        planner.note([lesson(1, 0)], Spent(0.0, 0.2, 0.0), 1)
+        planner.learn([lesson(1, 0)], Spent(0.0, 0.2, 0.0), 1)
     assert planner.current == 0 and planner._of_rows[1].plain < 0.5, "the time of few rows is learnt apart"
     assert known == {rows: planner._of_rows[16].step(shape) for rows, shape in enumerate(planner.shapes)}
-    planner.opens(opening(left=10_000, rows=16))
+    planner.texts_opened(opening(left=10_000, rows=16))
     assert planner.current == 0
 
 
 def test_a_plain_step_that_was_held_up_does_not_keep_a_slow_tree_for_ever() -> None:
     planner = opened()
     speed(world(0.9, 0.1), planner, 400, 1)
-    planner.opens(opening(left=10_000, rows=16))
+    planner.texts_opened(opening(left=10_000, rows=16))
     held = full_batch(planner, 12, plain=9.0)
     assert 0 in held and planner.current
     full_batch(planner, 1500)
@@ -337,9 +337,9 @@ def test_a_drafter_has_missed_no_more_than_a_text_in_progress_has() -> None:
     speed(world(0.0, 1.5), planner, 60, 1)
     assert planner.current == 0
     planner._unread = 400
-    planner.opens(replace(opening(), others=40))
+    planner.texts_opened(replace(opening(), others=40))
     assert planner._unread == 40
-    planner.opens(replace(opening(), others=0))
+    planner.texts_opened(replace(opening(), others=0))
     assert planner._unread == 10
 
 
@@ -347,6 +347,6 @@ def test_odd_times_cost_a_planner_no_step() -> None:
     """By a clock that was set back a plain step took less than nothing: no tree is sure to lose little against that."""
     planner = opened()
     planner.current = planner._best = 0
-    planner.note([lesson(1, 0)], Spent(0.0, 1.0, -1.05), 1)
-    planner.opens(opening())
+    planner.learn([lesson(1, 0)], Spent(0.0, 1.0, -1.05), 1)
+    planner.texts_opened(opening())
     assert planner._best and planner.current == 0

@@ -24,6 +24,7 @@ from polydraft.drafters.text import (
     RecyclingDrafter,
     SuffixDrafter,
 )
+from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
@@ -69,6 +70,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 @cache
 def drafter_of(name: str) -> Drafter:
     return DRAFTERS[name]()
+
+
+def unparted(drafter: Drafter) -> Any:
+    """Refuse to part the rows of a state."""
+    raise InvalidParameter(f"The {drafter.name} drafter has no state of one row of several.")
 
 
 @dataclass
@@ -125,7 +131,7 @@ class Fragile(Drafter):
         return self.inner.join(state, row, other)
 
     def of_row(self, state: Any, row: int) -> Any:
-        return self.inner.of_row(state, row) if self.parts else super().of_row(state, row)
+        return self.inner.of_row(state, row) if self.parts else unparted(self)
 
     def rewind(self, state: Any, row: int, length: int) -> Any:
         return self.inner.rewind(state, row, length)
@@ -293,7 +299,7 @@ class Dicey(Drafter):
         return state + (row == state)
 
     def of_row(self, state: int, row: int) -> int:
-        return 1 if self.parts else super().of_row(state, row)
+        return 1 if self.parts else unparted(self)
 
 
 TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]

@@ -17,19 +17,20 @@ from polydraft import (
     Widths,
     generate,
 )
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, NoDraft, Session
 from polydraft.engine.lessons import Lesson, keeps_overlaps
 from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.planner.chances import Chances
 from polydraft.engine.planner.sureness import Sureness, class_of
-from polydraft.engine.wrappers.timed import Stopwatch, TimedVerifier
+from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme, TopK
-from polydraft.trees import Draft, Frontier, TreePolicy, TreeShape, grow
-from polydraft.trees.dynamic import Drawn
+from polydraft.trees import Draft, Frontier, GrowingPolicy, TreePolicy, TreeShape, grow
+from polydraft.trees.growing import Drawn
+from polydraft.verifiers import TreeVerifier
 
 SURE, DOUBTFUL = 0.98, 0.3
 """Draft probabilities that a drafter may have, which are also the chances of these drafts."""
@@ -56,16 +57,16 @@ def step(planner: Planner, level: float, stream: random.Random) -> tuple[int, fl
         alive = alive and won
         tokens += alive
         if drafted < full and planner.stops:
-            stopped = not planner.goes_on(drafted, torch.tensor([[sure]]))
+            stopped = not planner.grows_on(drafted, torch.tensor([[sure]]))
     tried = tuple((depth, 0, one, 1.0) for depth, (_, _, one) in enumerate(judged))
     told = Lesson("", (), tried, tokens, drafted, tuple(judged), stopped)
-    planner.note([told], Spent(level * drafted, 1.0, 0.0), 1 + drafted)
+    planner.learn([told], Spent(level * drafted, 1.0, 0.0), 1 + drafted)
     return tokens, 1 + level * drafted
 
 
 def speed(planner: Planner, level: float, seed: int, tokens: int = 6000) -> float:
     stream, written, spent = random.Random(seed), 0, 0.0
-    planner.opens(Opening(length=10, left=tokens, rows=1, relative=level))
+    planner.texts_opened(Opening(length=10, left=tokens, rows=1, relative=level))
     while written < tokens:
         gained, seconds = step(planner, level, stream)
         written, spent = written + gained, spent + seconds
@@ -86,16 +87,16 @@ def test_a_draft_that_costs_next_to_nothing_is_not_asked() -> None:
 
 def test_a_sure_draft_goes_on_and_a_doubtful_one_stops() -> None:
     planner = Planner((Widths((2, 1, 1)),))
-    planner.opens(Opening(length=10, left=100, rows=2, relative=0.3))
+    planner.texts_opened(Opening(length=10, left=100, rows=2, relative=0.3))
     judged = ((0, SURE, 1.0), (0, DOUBTFUL, 0.0), (1, DOUBTFUL, 0.0), (1, SURE, 0.0))
     lesson = Lesson("", (), ((0, 0, 1.0, 1.0), (1, 0, 1.0, 1.0), (2, 0, 0.8, 1.0)), 3, 3, judged)
     for _ in range(40):
-        planner.note([lesson, lesson], Spent(0.9, 1.0, 0.0), 2 * planner.shape.size)
+        planner.learn([lesson, lesson], Spent(0.9, 1.0, 0.0), 2 * planner.shape.size)
     assert planner.shape == Widths((2, 1, 1)).shape and planner.stops
     rows = [[SURE, 0.0], [SURE, 0.0]]
-    assert planner.goes_on(1, torch.tensor(rows)) and planner.goes_on(2, torch.tensor(rows))
-    assert not planner.goes_on(1, torch.tensor([[DOUBTFUL, 0.1]] * 2)), "where both texts are doubtful"
-    assert planner.goes_on(1, torch.tensor(rows)), "the answer follows from finished steps and this draft alone"
+    assert planner.grows_on(1, torch.tensor(rows)) and planner.grows_on(2, torch.tensor(rows))
+    assert not planner.grows_on(1, torch.tensor([[DOUBTFUL, 0.1]] * 2)), "where both texts are doubtful"
+    assert planner.grows_on(1, torch.tensor(rows)), "the answer follows from finished steps and this draft alone"
 
 
 def test_what_a_probability_means_is_learnt() -> None:
@@ -131,7 +132,7 @@ def test_stopped_trees_write_the_text(temperature: float) -> None:
         def stops(self) -> bool:
             return True
 
-        def goes_on(self, depth: int, chances: torch.Tensor) -> bool:
+        def grows_on(self, depth: int, chances: torch.Tensor) -> bool:
             self.asked += 1
             assert chances.shape[0] == 1 and bool(((chances > 0) & (chances <= 1)).all())
             return self.asked % 3 > 0
@@ -169,23 +170,23 @@ def test_trees_deeper_than_what_is_told_apart_are_planned() -> None:
 
 def test_levels_that_never_bring_anything_are_not_reached() -> None:
     planner = Eager((Chain(4),))
-    planner.opens(Opening(length=10, left=100, rows=1, relative=0.3))
+    planner.texts_opened(Opening(length=10, left=100, rows=1, relative=0.3))
     deep = tuple((depth, 0, 0.0, 5.0) for depth in range(1, 16))
     for law in ((), ("another",)):
         for _ in range(60):
-            planner.note([Lesson("", law, ((0, 0, float(not law), 5.0), *deep), 1, 4)], Spent(0.9, 1.0, 0.0), 5)
+            planner.learn([Lesson("", law, ((0, 0, float(not law), 5.0), *deep), 1, 4)], Spent(0.9, 1.0, 0.0), 5)
         planner.chances._rates[("", law)] = planner.chances.rates("", law) * 0
         planner._going = None
-        assert planner.stops and not planner.goes_on(1, torch.tensor([[SURE]]))
-        planner.note([Lesson("", law, (), 2, 1, (), True)], Spent(0.9, 1.0, 0.0), 2)
+        assert planner.stops and not planner.grows_on(1, torch.tensor([[SURE]]))
+        planner.learn([Lesson("", law, (), 2, 1, (), True)], Spent(0.9, 1.0, 0.0), 2)
 
 
 def test_the_time_of_a_level_is_that_of_the_deepest_draft_of_the_batch() -> None:
     planner = Eager((Chain(5),))
-    planner.opens(Opening(length=10, left=100, rows=2, relative=0.2))
+    planner.texts_opened(Opening(length=10, left=100, rows=2, relative=0.2))
     for _ in range(60):
         short, full = Lesson("", (), (), 2, 1, (), True), lesson_of(5)
-        planner.note([short, full], Spent(1.0, 1.0, 0.0), 12)
+        planner.learn([short, full], Spent(1.0, 1.0, 0.0), 12)
     assert planner.costs.full(Chain(5).shape) == pytest.approx(1.0, rel=0.01)
 
 
@@ -201,7 +202,7 @@ def test_what_the_drafter_thinks_is_seen_in_greedy_chains_too() -> None:
         def stops(self) -> bool:
             return True
 
-        def goes_on(self, depth: int, chances: torch.Tensor) -> bool:
+        def grows_on(self, depth: int, chances: torch.Tensor) -> bool:
             seen.update(chances.flatten().tolist())
             return True
 
@@ -213,9 +214,11 @@ def test_what_the_drafter_thinks_is_seen_in_greedy_chains_too() -> None:
 
 
 def test_a_rule_keeps_what_it_says_of_itself_when_it_is_timed() -> None:
-    watch = Stopwatch(torch.device("cpu"))
-    assert keeps_overlaps(TimedVerifier(BlockVerification(), watch))
-    assert not keeps_overlaps(TimedVerifier(TopDown(NaiveMatch(TopK())), watch))
+    def timed(rule: TreeVerifier) -> TreeVerifier:
+        return Watched(HuggingFaceModel(tiny_model()), NoDraft(), rule, Chain(1)).method.verifier
+
+    assert keeps_overlaps(timed(BlockVerification()))
+    assert not keeps_overlaps(timed(TopDown(NaiveMatch(TopK()))))
 
 
 def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing_else() -> None:
@@ -254,16 +257,23 @@ def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing
         assert torch.equal(found.sequences, plain.sequences)
 
 
-def test_a_dynamic_policy_that_lacks_something_is_told_what() -> None:
+def test_a_growing_policy_that_lacks_something_is_told_what() -> None:
     class Old:
         shape = Chain(3).shape
 
-        def open(self, drawn: object) -> None: ...
+        def opened(self, drawn: object) -> None: ...
 
         def counts(self, opened: object) -> None: ...
 
-    with pytest.raises(InvalidParameter, match="Old is a dynamic policy without stops"):
+    class Unfinished(GrowingPolicy):
+        shape = Chain(3).shape
+
+        def opened(self, drawn: object) -> None: ...
+
+    with pytest.raises(InvalidParameter, match="Old has a tree's shape, but its class derives neither"):
         generate(tiny_model(seed=1), torch.tensor([[1, 2]]), drafter=tiny_model(seed=2), policy=Old(), max_new_tokens=3)
+    with pytest.raises(TypeError, match=r"Unfinished .*counts.*widest"):
+        Unfinished()
 
 
 def test_a_confidence_that_is_never_enough_ends_growth() -> None:

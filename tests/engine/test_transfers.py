@@ -11,16 +11,16 @@ from on_device import DEVICE, OnDevice, Waits, counted, moved, on_device
 
 from polydraft.drafters import Drafter, ModelDrafter, NoDraft
 from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
+from polydraft.engine.clock import Stopwatch
 from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import TopK
-from polydraft.trees import AdaptiveThreshold, BestFirst, Confident, DynamicPolicy, Eagle2, TreePolicy
+from polydraft.trees import AdaptiveThreshold, BestFirst, Confident, Eagle2, GrowingPolicy, TreePolicy
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -108,7 +108,7 @@ TREES = [
 @pytest.mark.parametrize(("policy", "verifier"), TREES)
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(
-    policy: DynamicPolicy, verifier: TreeVerifier, rows: int
+    policy: GrowingPolicy, verifier: TreeVerifier, rows: int
 ) -> None:
     target = tiny_model(seed=1)
     draft = perturbed(target, 0.3)

@@ -168,7 +168,7 @@ def test_chains_of_whole_rows_end_where_their_trials_do() -> None:
         rows = target.to(dtype)
         each = replace(draft, probs=draft.probs.to(dtype))
         found = by_rows(each, rows, FastNoise.seeded(5, many))
-        tried = trials(each, rows, BlockVerification()._divide)
+        tried = trials(each, rows, BlockVerification().divide)
         expected = first_success(tried, each, rows, FastNoise.seeded(5, many))
         assert set(found.length.tolist()) == {0, 1, 2, 3}
         assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)
@@ -202,7 +202,7 @@ def test_chains_of_listed_tokens_end_where_their_trials_do() -> None:
     for each, dtype in ((draft, torch.float64), (bare, torch.float64), (draft, torch.float32), (bare, torch.bfloat16)):
         rows, each = target.to(torch.promote_types(dtype, torch.float32)), replace(each, probs=each.probs.to(dtype))
         found = by_rows(each, rows, FastNoise.seeded(6, many))
-        tried = trials(each, rows, BlockVerification()._divide)
+        tried = trials(each, rows, BlockVerification().divide)
         expected = first_success(tried, each, rows, FastNoise.seeded(6, many))
         assert set(found.length.tolist()) == {0, 1, 2, 3}
         assert torch.equal(found.path, expected.path) and torch.equal(found.length, expected.length)

@@ -83,8 +83,8 @@ def test_the_lift_of_the_optimal_rule_accepts_most(scheme: Scheme, instance: tup
 class ForgetsSiblings(BottomUp):
     """A wrong lift: a child's scale is its share, though it is tried only if its siblings failed."""
 
-    def _divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
-        part = super()._divide(drafts, draft_probs, target_probs, scale)
+    def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
+        part = super().divide(drafts, draft_probs, target_probs, scale)
         return part._replace(children=self.rule.shares(drafts, draft_probs, scale.unsqueeze(-1) * target_probs))
 
 
@@ -92,8 +92,8 @@ class ForgetsSiblings(BottomUp):
 class ForgetsFailure(BottomUp):
     """A wrong lift: a node below the root that is reached emits its rest for certain."""
 
-    def _divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
-        return super()._divide(drafts, draft_probs, target_probs, scale)._replace(scale=torch.ones_like(scale))
+    def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
+        return super().divide(drafts, draft_probs, target_probs, scale)._replace(scale=torch.ones_like(scale))
 
 
 @pytest.mark.parametrize("wrong", [ForgetsSiblings, ForgetsFailure])

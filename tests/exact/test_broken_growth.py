@@ -16,7 +16,7 @@ from test_default_verifiers import LATE, VERIFIERS, fits, named
 from torch import Tensor
 
 from polydraft.errors import UnpairedScheme, VocabularyMismatch
-from polydraft.schemes import IID, Product, Scheme, TopK, WithoutReplacement
+from polydraft.schemes import IID, Product, Scheme, TopK, Uniforms, WithoutReplacement
 from polydraft.trees import (
     BestFirst,
     Chain,
@@ -24,15 +24,15 @@ from polydraft.trees import (
     Draft,
     Eagle2,
     Frontier,
+    GrowingPolicy,
     Merged,
     TokenTree,
     Topology,
     TreePolicy,
     Widths,
     grow,
-    is_dynamic,
 )
-from polydraft.trees.dynamic import Drawn, Opened
+from polydraft.trees.growing import Drawn, Opened
 from polydraft.trees.sound import distinct
 from polydraft.verifiers import (
     BlockVerification,
@@ -225,7 +225,7 @@ def grown_wrong(policy: TreePolicy, scheme: Scheme, kind: str, depth: int) -> Gr
     found = [*every_one(wrong_world(kind, depth, scheme), scheme, policy)]
     wrong = sum(draft.failure is not None or draft.sound is not None for draft, _ in found)
     told = kind not in ("narrower rows", "wider rows") and depth < policy.shape.depth
-    seldom = scheme.deterministic or (is_dynamic(policy) and depth == 2)  # may never come to the token
+    seldom = scheme.deterministic or (isinstance(policy, GrowingPolicy) and depth == 2)  # may never come to the token
     assert wrong or not told or seldom, "else nothing was wrong"
     for draft, _ in found:
         assert bool(draft.probs.isfinite().all()) and bool(distinct(draft.shortlist).all())
@@ -242,7 +242,9 @@ def text(policy: TreePolicy, verifier: PathVerifier) -> Tensor:
 
 
 CASES = [
-    (policy, rule) for policy, rule in product(POLICIES, RULES) if not is_dynamic(policy) or fits(policy, rule.scheme)
+    (policy, rule)
+    for policy, rule in product(POLICIES, RULES)
+    if not isinstance(policy, GrowingPolicy) or fits(policy, rule.scheme)
 ]
 
 
@@ -338,6 +340,8 @@ class BreakingScheme:
     deterministic = False
     independent = True
     lone_draft_is_drawn = True
+    several_rows = False
+    uniforms = Uniforms.OF_TOKENS
 
     def sample(self, draft_probs: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
         if self.inner.told and float(draft_probs[0, 0, 0]) > 0.3:
@@ -352,10 +356,10 @@ class BreakingScheme:
 class BreaksOpening(Confident):
     """A policy that breaks when it looks at some tokens."""
 
-    def open(self, drawn: Drawn) -> Tensor:
+    def opened(self, drawn: Drawn) -> Tensor:
         if unlucky(drawn.tokens):
             raise Broken("a policy")
-        return super().open(drawn)
+        return super().opened(drawn)
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from polydraft.schemes import (
 from polydraft.trees import (
     BestFirst,
     Confident,
-    DynamicPolicy,
     Eagle2,
     EntropyBound,
     ExpectedAcceptance,
+    GrowingPolicy,
     Merged,
     PathProbability,
     TreeShape,
 )
-from polydraft.trees.dynamic import Drawn, Opened
+from polydraft.trees.growing import Drawn, Opened
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -47,7 +47,7 @@ from polydraft.verifiers import (
 
 SHARED = BestFirst(drafts=6, depth=3, children=2, beam=3)
 SURE = Confident((2, 1, 1), 0.4)
-POLICIES: dict[str, DynamicPolicy] = {
+POLICIES: dict[str, GrowingPolicy] = {
     "best first": SHARED,
     "best first, narrow": BestFirst(drafts=5, depth=3, children=3, beam=1),
     "expected": ExpectedAcceptance(drafts=6, depth=3, children=2, beam=3, least=0.05),
@@ -73,7 +73,7 @@ CHAINS: list[PathVerifier] = [TopDown(SpeculativeSampling()), BottomUp(Speculati
 
 
 @dataclass(frozen=True)
-class Nosy:
+class Nosy(GrowingPolicy):
     """Counts that jump about with the tokens at other branches: whatever was drawn before may be looked at."""
 
     shape = TreeShape(((2,), (2, 2), (2, 2)))
@@ -82,7 +82,7 @@ class Nosy:
     def widest(self, depth: int) -> int:
         return len(self.shape.levels[depth])
 
-    def open(self, drawn: Drawn) -> Tensor:
+    def opened(self, drawn: Drawn) -> Tensor:
         return drawn.there & (self._noise(drawn.path, drawn.there) % 3 > 0)
 
     def counts(self, opened: Opened) -> Tensor:
@@ -111,7 +111,7 @@ def worlds(scheme: Scheme) -> list[DeepWorld]:
     return [DeepWorld.random(5, members), DeepWorld.random(2, members, zeros=True)]
 
 
-def check(policy: DynamicPolicy, verifier: PathVerifier) -> float:
+def check(policy: GrowingPolicy, verifier: PathVerifier) -> float:
     """Compare the law of four tokens with the target's; return the mean number of accepted drafts."""
     accepted = 0.0
     for world in worlds(verifier.scheme):
@@ -137,7 +137,7 @@ def test_four_tokens_follow_the_target(policy: str, verifier: PathVerifier) -> N
     [Confident((1, 1, 1), 0.5), Confident((1, 1, 1), 0.3, PathProbability()), BestFirst(3, 3, 1, 1)],
     ids=["confident", "confident of the path", "best first"],
 )
-def test_chains_follow_the_target(policy: DynamicPolicy, verifier: PathVerifier) -> None:
+def test_chains_follow_the_target(policy: GrowingPolicy, verifier: PathVerifier) -> None:
     assert check(policy, verifier) > 0.1
 
 
@@ -213,16 +213,16 @@ class Unmerged(Merged):
     def widest(self, depth: int) -> int:
         return self.members
 
-    def open(self, drawn: Drawn) -> Tensor:
+    def opened(self, drawn: Drawn) -> Tensor:
         return drawn.there
 
     def counts(self, opened: Opened) -> Tensor:
         ones = opened.there.long()
         return ones * self.members if opened.depth == 0 else ones
 
-    def members_of(self, opened: Opened, most: int) -> Tensor:
+    def row_of_each_child(self, opened: Opened, most: int) -> Tensor:
         if opened.drawn is None:
-            return super().members_of(opened, most)
+            return super().row_of_each_child(opened, most)
         return opened.drawn.members.gather(-1, opened.places).unsqueeze(-1).expand(-1, -1, most)
 
 
@@ -247,7 +247,7 @@ def test_every_merged_draft_is_drawn_from_the_row_of_its_proposer() -> None:
 # --- What is not allowed ---------------------------------------------------------------------------------------------
 
 
-def error(policy: DynamicPolicy, verifier: PathVerifier, deterministic: bool) -> float:
+def error(policy: GrowingPolicy, verifier: PathVerifier, deterministic: bool) -> float:
     """Return the total variation between what is written and the target; the scheme may lie about itself."""
     world = worlds(verifier.scheme)[0]
     draft, chance = every_growth(world, verifier.scheme, policy, deterministic=deterministic)
@@ -273,7 +273,7 @@ def test_ranking_sampled_drafts_again_is_biased(verifier: PathVerifier) -> None:
 class DropsDoubtful(Confident):
     """BiLD's habit: the draft that was not sure enough is thrown away, though it had been drawn."""
 
-    def keep(self, path: Tensor, there: Tensor) -> Tensor:
+    def pruned(self, path: Tensor, there: Tensor) -> Tensor:
         return there & (path >= self.threshold)
 
 

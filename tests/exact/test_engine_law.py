@@ -23,9 +23,8 @@ from polydraft.models import Forward
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Found, Frontier, Riders, TreePolicy, TreeShape, grow
-from polydraft.trees.dynamic import BestFirst, Confident
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import Draft, Found, Frontier, LearningPolicy, Riders, TreePolicy, TreeShape, grow
+from polydraft.trees.growing import BestFirst, Confident
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -44,21 +43,21 @@ NEAR = 1e-12
 
 
 @dataclass(frozen=True)
-class Halting(FixedShape):
+class Halting(TreePolicy):
     """Goes on or not by the draft probabilities of what was just drawn, as if by whim."""
 
     shape: TreeShape
     stops = True
 
-    def goes_on(self, depth: int, chances: Tensor) -> bool:
+    def grows_on(self, depth: int, chances: Tensor) -> bool:
         return crc32(f"whim {depth} {chances.tolist()}".encode()) % 2 > 0
 
 
 class HaltingByError(Halting):
     """Breaks where it would not go on."""
 
-    def goes_on(self, depth: int, chances: Tensor) -> bool:
-        if not super().goes_on(depth, chances):
+    def grows_on(self, depth: int, chances: Tensor) -> bool:
+        if not super().grows_on(depth, chances):
             raise RuntimeError("a whim")
         return True
 
@@ -78,9 +77,10 @@ TREES: list[tuple[PathVerifier, TreePolicy]] = [
 each_tree = pytest.mark.parametrize(("rule", "policy"), TREES, ids=lambda one: getattr(one, "name", type(one).__name__))
 
 
-class Scheming(FixedShape):
+class Scheming(LearningPolicy):
     """A planner that chooses by all that it may see: what it was told of finished steps, and the committed text."""
 
+    weighs_lookups = True
     largest = Widths((2, 1)).shape
     trees = (TreeShape(()), Chain(1).shape, Chain(2).shape, largest)
     stops = True
@@ -88,26 +88,27 @@ class Scheming(FixedShape):
     def __init__(self, salt: int) -> None:
         self.salt, self.seen, self.chosen = salt, "", set[object]()
 
-    def suits(self, usual: TreePolicy) -> None:
+    def suited(self, usual: TreePolicy) -> None:
         pass
 
-    def opens(self, opening: Opening) -> None:
+    def texts_opened(self, opening: Opening) -> None:
         self.seen = f"{self.salt} {opening!r}"
 
-    def note(self, *told: object) -> None:
+    def learn(self, *told: object) -> None:
         self.seen += repr(told)
 
-    def looks(self) -> bool:
+    @property
+    def uses_lookups(self) -> bool:
         answer = bool(self._one_of(3, "looks"))
         self.chosen.add(f"looks: {answer}")
         return answer
 
-    def takes(self, found: Sequence[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: Sequence[Found]) -> tuple[int, ...]:
         taken = tuple(row for row, one in enumerate(found) if one.parents and self._one_of(2, found))
         self.chosen.add(bool(taken))
         return taken
 
-    def goes_on(self, depth: int, chances: Tensor) -> bool:
+    def grows_on(self, depth: int, chances: Tensor) -> bool:
         answer = bool(self._one_of(2, (depth, chances.tolist())))
         self.chosen.add(f"goes on: {answer}")
         return answer

@@ -17,7 +17,7 @@ from polydraft.models.grammar.masks import GrammarLogitsProcessor
 from polydraft.models.grammar.vocabulary import vocabulary_of
 from polydraft.schemes import IID, WithoutReplacement
 from polydraft.trees import TreePolicy
-from polydraft.trees.dynamic import BestFirst, Confident
+from polydraft.trees.growing import BestFirst, Confident
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,

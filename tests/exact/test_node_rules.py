@@ -23,8 +23,8 @@ from polydraft.verifiers import (
     SpeculativeSampling,
     TopThenSampleRule,
     most_drafts,
+    traits,
 )
-from polydraft.verifiers.law import BestAlone
 
 ELSEWHERE = ("optimal", "race")
 """The names of rules whose exactness is the subject of a file of their own."""
@@ -42,7 +42,7 @@ def is_optimal(rule: NodeVerifier, k: int) -> bool:
     if isinstance(rule, NaiveMatch):
         return rule.scheme.deterministic
     by_program = isinstance(rule, ImportanceWeighted) and rule.free is None and k == 2
-    by_itself = k == 1 and isinstance(rule, BestAlone) and rule.best_alone
+    by_itself = k == 1 and traits(rule).best_alone
     return by_itself or by_program or isinstance(rule, TopThenSampleRule | SpecHubRule)
 
 

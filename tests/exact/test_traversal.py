@@ -64,8 +64,8 @@ def test_on_a_chain_it_is_block_verification():
 class KeepsTheDraftRow(TraversalVerification):
     """A wrong rule: without replacement a failed child stays in the draft row."""
 
-    def _divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
-        return TraversalVerification(IID())._divide(drafts, draft_probs, target_probs, scale)
+    def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division:
+        return TraversalVerification(IID()).divide(drafts, draft_probs, target_probs, scale)
 
 
 def test_the_draft_row_must_lose_the_failed_child():

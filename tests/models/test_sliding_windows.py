@@ -13,6 +13,7 @@ import polydraft
 from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
+from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.windows import Window, windows_of
 from polydraft.models.families import tiny_of_type
 from polydraft.models.memory import cache_bytes
@@ -269,7 +270,7 @@ def test_an_error_in_a_trial_of_windows_is_no_answer(own: bool) -> None:
     original = model.config
 
     def fail(part: Any, _: Any, named: dict[str, Any]) -> None:
-        if part.config is not original and (named.get("past_key_values") is None) is own:
+        if part.config is not original and (named.get(cache_name(model)) is None) is own:
             raise RuntimeError("no room in the tank")
 
     model.model.register_forward_pre_hook(fail, with_kwargs=True)

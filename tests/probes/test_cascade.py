@@ -57,7 +57,7 @@ class Cascade(Drafter):
     def commit(self, state: tuple[Decoder, Any], step: Step) -> tuple[Decoder, Any]:
         decoder, loop = state
         for row, (count, kept) in enumerate(zip(step.text.counts, step.verdict.kept, strict=True)):
-            loop = decoder.rewind(loop, row, count + kept)
+            loop = loop.cut(row, count + kept)
         return decoder, loop
 
     def join(self, state: tuple[Decoder, Any], row: int, other: tuple[Decoder, Any]) -> tuple[Decoder, Any]:

@@ -33,7 +33,7 @@ def test_a_loop_rewinds_to_a_shared_prefix(target: PreTrainedModel) -> None:
     session, text = Session(GREEDY, 64, 24), Text(torch.tensor([FIRST]), torch.tensor([len(FIRST)]))
     fresh = LOOP.begin(model, drafter, TopDown(NaiveMatch()), Chain(3), text, session)
     loop, _ = written(fresh, FIRST)
-    again = LOOP.rewind(loop, 0, 5)
+    again = loop.cut(0, 5)
     assert again.rows.reader.read == (5,) and again.rows.parts[0].state.reader.read == (5,)
     other = LOOP.begin(model, drafter, TopDown(NaiveMatch()), Chain(3), text, session)
     assert written(again, SECOND)[1] == written(other, SECOND)[1]

@@ -207,7 +207,7 @@ def test_a_joined_row_scores_what_it_scores_alone(
     reader = new().catch_up(text_of(ROWS))[0] if batch == "read" else new()
     alone = Reader.new(model(), 1, len(newcomer) + SHAPE.size).catch_up(text_of([newcomer]), known)[0]
     kept = None if alone.cache.store is None else alone.cache.store.clone()
-    joined, read = reader.join(place, alone), alone.read
+    joined, read = reader.put(place, alone), alone.read
     rows = [*ROWS[:place], newcomer, *ROWS[place + 1 :]]
     assert joined.read == (*reader.read[:place], *read, *reader.read[place + 1 :])
     after = joined.keep(text_of(rows), verdict_at(tree_below(text_of(rows)), [0] * len(rows)))
@@ -220,7 +220,7 @@ def test_a_joined_row_scores_what_it_scores_alone(
 def test_rows_may_come_one_by_one_behind_none() -> None:
     reader = new(1).catch_up(text_of(ROWS[:1]))[0]
     for row in range(1, len(ROWS)):
-        reader = reader.join(row, new(1).catch_up(text_of([ROWS[row]]))[0])
+        reader = reader.put(row, new(1).catch_up(text_of([ROWS[row]]))[0])
     assert reader.read == tuple(len(row) - 1 for row in ROWS)
     check_scores(reader, ROWS)
 
@@ -236,7 +236,7 @@ def sourced(rows: Sequence[Sequence[int]], sources: list[str]) -> Reader:
 @pytest.mark.parametrize("newcomer", [[6], [6, 4]], ids=["one token", "two tokens"])
 def test_a_source_comes_with_its_row(place: int, newcomer: list[int]) -> None:
     """Also if the newcomer's only token is its root, of which nothing was read yet."""
-    joined = sourced([[1, 2], [3]], ["a", "b"]).join(place, sourced([newcomer], ["new"]))
+    joined = sourced([[1, 2], [3]], ["a", "b"]).put(place, sourced([newcomer], ["new"]))
     assert isinstance(joined.cache, TreeCache)
     assert joined.cache.sources == (["new", "b"], ["a", "new"], ["a", "b", "new"])[place]
     check_scores(joined, ([newcomer, [3]], [[1, 2], newcomer], [[1, 2], [3], newcomer])[place])
@@ -246,21 +246,21 @@ def test_a_source_comes_with_its_row(place: int, newcomer: list[int]) -> None:
 def test_a_join_may_take_only_the_beginning(length: int) -> None:
     """A text that begins like another takes so many of its keys."""
     other = new(1).catch_up(text_of([[*ROWS[0][:3], 0, 0, 0, 0]]))[0]
-    joined = new(2).join(1, other, length)
+    joined = new(2).put(1, other.cut(0, length))
     assert joined.read == (0, min(length, 6))
-    check_scores(joined.rewind(1, 3), [ROWS[2], ROWS[0]])
+    check_scores(joined.cut(1, 3), [ROWS[2], ROWS[0]])
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 6])
 def test_what_is_forgotten_may_be_read_as_another_text(length: int) -> None:
-    reader = new().catch_up(text_of(ROWS))[0].rewind(0, length)
+    reader = new().catch_up(text_of(ROWS))[0].cut(0, length)
     assert reader.read == (length, 0, 1, 5)
-    assert reader.rewind(2, 20).read == reader.read, "nothing is forgotten of what was not read"
+    assert reader.cut(2, 20).read == reader.read, "nothing is forgotten of what was not read"
     rows = [[*ROWS[0][:length], *[0] * (7 - length), 4], *ROWS[1:]]
     check_scores(reader, rows)
-    after = check_scores(reader, rows).rewind(3, 2)
+    after = check_scores(reader, rows).cut(3, 2)
     assert after.read == (8, 1, 2, 2)
-    check_scores(after.rewind(0, min(length, 1)).rewind(1, 0).rewind(2, 0), [ROWS[0], [9, 9, 9], [1, 2], [2, 7, 3]])
+    check_scores(after.cut(0, min(length, 1)).cut(1, 0).cut(2, 0), [ROWS[0], [9, 9, 9], [1, 2], [2, 7, 3]])
 
 
 # Views.
@@ -284,19 +284,19 @@ def test_views_that_scored_nothing_yet_are_copied_and_joined_with_their_keys() -
     length, store = len(EVEN[0]) - 1, whole.cache.store
     every = torch.arange(length).expand(len(EVEN), -1)
     for view, known in (
-        (whole.of_row(1), store[:, 1:2]),
+        (whole.select([1]), store[:, 1:2]),
         (whole.first_layers(1), store[:2]),
-        (whole.of_row(2).first_layers(1), store[:2, 2:3]),
+        (whole.select([2]).first_layers(1), store[:2, 2:3]),
     ):
         rows = known.shape[1]
         close(view.compact(every[:rows], 4).cache.store[..., :length, :], known[..., :length, :])
         if rows == 1:
             close(replace(view).cache.extended().store[:, :1], known)
-    fresh = new(1).join(0, whole.of_row(1))
+    fresh = new(1).put(0, whole.select([1]))
     close(fresh.cache.store[..., :length, :], store[:, 1:2, :, :length])
     check_scores(fresh, EVEN[1:2])
     other = new(1).catch_up(text_of([EVEN[0][::-1]]))[0]
-    check_scores(whole.of_row(1).join(0, other), [EVEN[0][::-1]])
+    check_scores(whole.select([1]).put(0, other), [EVEN[0][::-1]])
     assert torch.equal(whole.cache.store[:, 1, :, :length], other.cache.store[:, 0, :, :length]), (
         "the view's keys are the whole's"
     )
@@ -387,11 +387,11 @@ def test_compact_views_join(place: int, views: str) -> None:
     batch, alone = new(2).catch_up(text_of(rows))[0], new(1).catch_up(text_of([newcomer]))[0]
     batch = batch if views == "the newcomer" else batch.compact(slots, 2 * SHAPE.size + 8)
     alone = alone if views == "the batch" else alone.compact(slots[:1, :2], 2 * SHAPE.size)
-    joined, after = batch.join(place, alone), [*rows[:place], newcomer, *rows[place + 1 :]]
+    joined, after = batch.put(place, alone), [*rows[:place], newcomer, *rows[place + 1 :]]
     tree = tree_below(text_of(after))
     found = joined.score(text_of(after), tree)[0].logits
     close(found[place], alone.score(text_of([newcomer]), of(tree, [place]))[0].logits[0])
-    forgotten = joined.rewind(place, 0)
+    forgotten = joined.cut(place, 0)
     assert forgotten.read[place] == 0
     close(
         forgotten.score(text_of([*after[:place], [7], *after[place + 1 :]]), tree)[0].logits[place, 0],

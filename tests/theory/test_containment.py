@@ -23,6 +23,7 @@ from polydraft.schemes import (
     TopK,
     TopThenIID,
     TopThenSample,
+    Uniforms,
     WithoutReplacement,
     enumerate_drafts,
 )
@@ -159,6 +160,8 @@ class Unknown:
     deterministic = False
     independent = True
     lone_draft_is_drawn = True
+    several_rows = False
+    uniforms = Uniforms.OF_TOKENS
     sample = IID.sample
     probability = IID.probability
 

@@ -15,11 +15,9 @@ from polydraft.trees import (
     Verdict,
     examples,
     fit_classifier,
-    policy_after,
-    policy_joined,
     topology,
 )
-from polydraft.trees.dynamic import Drawn
+from polydraft.trees.growing import Drawn
 
 
 def chains(lengths: list[int], longest: int) -> TokenTree:
@@ -51,19 +49,19 @@ def test_each_row_learns_for_itself_and_a_new_text_begins_anew() -> None:
     policy = AdaptiveThreshold(4, 0.6, step=0.5, smoothing=0.0, forgetting=0.0)
     policy = policy.after(chains([4, 2, 4], 4), kept([0, 2, 4], 4))
     assert policy.learnt.threshold.tolist() == pytest.approx([1.0, 0.1, 0.6])
-    assert policy_joined(policy, 1).learnt.threshold.tolist() == pytest.approx([1.0, 0.6, 0.6])
-    assert policy_joined(AdaptiveThreshold(4), 1).learnt is None
+    assert policy.select([0, -1, 2]).learnt.threshold.tolist() == pytest.approx([1.0, 0.6, 0.6])
+    assert AdaptiveThreshold(4).select([0, -1]).learnt is None
     chance = torch.tensor([[0.7], [0.7], [0.5]])
     nodes = torch.zeros(3, 1, dtype=torch.int64)
     drawn = Drawn(1, chance > 0, chance.double(), nodes, chance.unsqueeze(1), chance, nodes[:, 0], nodes, nodes)
-    assert policy.open(drawn).tolist() == [[False], [True], [False]]
-    assert AdaptiveThreshold(4, 0.6).open(drawn).tolist() == [[True], [True], [False]]
+    assert policy.opened(drawn).tolist() == [[False], [True], [False]]
+    assert AdaptiveThreshold(4, 0.6).opened(drawn).tolist() == [[True], [True], [False]]
 
 
 def test_policies_that_do_not_learn_stay_what_they_are() -> None:
     for policy in (Chain(3), Confident((1, 1), 0.4)):
-        assert policy_after(policy, chains([2], 3), kept([1], 3)) is policy
-        assert policy_joined(policy, 0) is policy
+        assert policy.after(chains([2], 3), kept([1], 3)) is policy
+        assert policy.select([-1]) is policy
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"threshold": 1.1}, {"goal": -1}, {"smoothing": 2}, {"step": 7}])
@@ -116,6 +114,6 @@ def test_a_classifier_is_a_confidence() -> None:
     drawn = Drawn(2, chance > 0, chance.double(), zero, rows, chance, torch.tensor([2]), zero, zero)
     found = Classifier((2.0, 1.0, 0.0, -0.5), 0.25).of(drawn)
     assert found[0].tolist() == pytest.approx(torch.sigmoid(torch.tensor([1.35, 0.55])).tolist(), abs=1e-6)
-    assert Confident((1, 1), 0.7, Classifier((2.0, 1.0, 0.0, -0.5), 0.25)).open(drawn).tolist() == [[True, False]]
+    assert Confident((1, 1), 0.7, Classifier((2.0, 1.0, 0.0, -0.5), 0.25)).opened(drawn).tolist() == [[True, False]]
     with pytest.raises(InvalidParameter, match=r"needs 4 weights .* but has 2"):
         Classifier((1.0, 2.0))

@@ -14,17 +14,17 @@ from polydraft.trees import (
     BestFirst,
     Confident,
     Draft,
-    DynamicPolicy,
     Eagle2,
     EntropyBound,
     ExpectedAcceptance,
     Frontier,
+    GrowingPolicy,
     Merged,
     PathProbability,
     TreePolicy,
     grow,
 )
-from polydraft.trees.dynamic import Drawn, Opened
+from polydraft.trees.growing import Drawn, Opened
 
 VOCABULARY, LISTED = 9, 5
 
@@ -48,7 +48,7 @@ class Table:
         return self.shortlist[frontier.tokens], self.probs[frontier.tokens]
 
 
-POLICIES: dict[str, DynamicPolicy] = {
+POLICIES: dict[str, GrowingPolicy] = {
     "best first": BestFirst(10, depth=4, children=3, beam=4),
     "best first, narrow": BestFirst(6, depth=6, children=2, beam=1),
     "expected": ExpectedAcceptance(10, depth=4, children=3, beam=4),
@@ -68,7 +68,7 @@ def grown(policy: TreePolicy, scheme: Scheme, rows: int = 5, seed: int = 0, tabl
 
 @each_scheme
 @each_policy
-def test_a_grown_tree_is_a_tree_and_its_children_come_from_their_parents_rows(policy: DynamicPolicy, scheme: Scheme):
+def test_a_grown_tree_is_a_tree_and_its_children_come_from_their_parents_rows(policy: GrowingPolicy, scheme: Scheme):
     table = Table(members=2 if scheme == Product() else 0)
     draft = grown(policy, scheme, table=table)
     tree, nodes = draft.tree, draft.tree.tokens.shape[1]
@@ -92,7 +92,7 @@ def test_a_grown_tree_is_a_tree_and_its_children_come_from_their_parents_rows(po
 
 @each_scheme
 @each_policy
-def test_the_numbers_of_scored_nodes_lead_back_to_them(policy: DynamicPolicy, scheme: Scheme):
+def test_the_numbers_of_scored_nodes_lead_back_to_them(policy: GrowingPolicy, scheme: Scheme):
     """A drafter finds the keys of node i under number `scored[i]`: token and ancestors must be those it was shown."""
     table = Table(members=2 if scheme == Product() else 0)
     draft = grown(policy, scheme, table=table)
@@ -114,7 +114,7 @@ def test_the_numbers_of_scored_nodes_lead_back_to_them(policy: DynamicPolicy, sc
 
 @each_scheme
 @each_policy
-def test_a_row_is_what_it_is_alone(policy: DynamicPolicy, scheme: Scheme):
+def test_a_row_is_what_it_is_alone(policy: GrowingPolicy, scheme: Scheme):
     together = grown(policy, scheme, rows=5)
     for row in range(5):
         table = Table(members=2 if scheme == Product() else 0)
@@ -147,7 +147,7 @@ class Shifted(IID):
 
 @each_policy
 @pytest.mark.parametrize("depth", [0, 1])
-def test_counts_do_not_depend_on_the_children_drawn(policy: DynamicPolicy, depth: int):
+def test_counts_do_not_depend_on_the_children_drawn(policy: GrowingPolicy, depth: int):
     """Other draws at one depth leave all counts up to this depth as they are, and change some further down."""
     counts = []
     for one in (depth, 99):
@@ -169,16 +169,16 @@ def test_counts_do_not_depend_on_the_children_drawn(policy: DynamicPolicy, depth
 def test_places_are_worth_what_they_are_expected_to_be_accepted_for():
     """An overlap of 0.6 with a half for later drafts: 0.6, 0.4 * 0.3 and 0.4 * 0.7 * 0.3."""
     one = torch.ones(1, 1, dtype=torch.float64)
-    opened = Opened(0, one > 0, one, one.unsqueeze(-1), torch.tensor([0]), None, torch.tensor([[0]]), 0.6 * one)
+    opened = Opened(0, one > 0, one, one.unsqueeze(-1), torch.tensor([0]), None, torch.tensor([[0]]), lambda: 0.6 * one)
     policy = ExpectedAcceptance(9, children=3, least=0.1, later=0.5)
-    assert policy.accepted(opened, 3)[0, 0].tolist() == pytest.approx([0.6, 0.12, 0.084])
+    assert policy.acceptance(opened, 3)[0, 0].tolist() == pytest.approx([0.6, 0.12, 0.084])
     assert policy.counts(opened).tolist() == [[2]], "0.084 is less than the least"
 
 
 def test_without_a_confidence_the_rows_entropy_speaks():
     rows, one = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.ones(1, 2, dtype=torch.float64)
     opened = Opened(0, one > 0, one, rows, torch.tensor([0]), None, torch.tensor([[0, 1]]))
-    found = ExpectedAcceptance(4).accepted(opened, 1)[0, :, 0].tolist()
+    found = ExpectedAcceptance(4).acceptance(opened, 1)[0, :, 0].tolist()
     assert found == pytest.approx([1 - (0.2 * 0.693147) ** 0.5, 1], abs=1e-6)
 
 

@@ -19,7 +19,7 @@ from polydraft.schemes import (
     TopThenSample,
     WithoutReplacement,
 )
-from polydraft.trees import Draft, Fixed, Frontier, TreeShape, Widths, grow
+from polydraft.trees import Draft, Fixed, Frontier, TreePolicy, TreeShape, Widths, grow
 
 VOCABULARY, LISTED = 7, 4
 SHAPE = TreeShape(((3,), (2, 0, 1), (2, 1)))
@@ -141,7 +141,7 @@ def test_the_shape_does_not_depend_on_what_is_drawn():
 def test_the_shape_is_decided_before_the_first_draft_row_is_known():
     table = Table()
 
-    class Fickle:
+    class Fickle(TreePolicy):
         """A policy that changes its mind when it sees a draft row."""
 
         @property

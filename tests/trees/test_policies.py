@@ -22,7 +22,7 @@ from polydraft.trees import (
     TreeShape,
     TrunkThenBranch,
     Widths,
-    policies,
+    policy,
 )
 from polydraft.verifiers import RecursiveRejection, SpeculativeSampling
 
@@ -137,7 +137,7 @@ def test_a_refusal_lists_what_can_be_written():
 
 
 def test_the_contract_is_written_down():
-    text = " ".join((policies.__doc__ or "").split())
+    text = " ".join((policy.__doc__ or "").split())
     assert "The number of children at a node is decided before they are drawn" in text
     assert "Pruning after sampling is allowed only under a deterministic scheme" in text
 

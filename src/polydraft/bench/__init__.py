@@ -1,27 +1,5 @@
-"""Measurements on real text: prompt sets, how far every rule is from the optimum, and speed (`bench.speed`)."""
+"""Measurements on real text: prompt sets, tables and intervals, and speed (`bench.speed`)."""
 
-from polydraft.bench.limits import (
-    LimitsSettings,
-    Models,
-    NodeCase,
-    NodeResult,
-    Record,
-    Results,
-    TreeCase,
-    TreeResult,
-    all_tables,
-    as_document,
-    as_lines,
-    conditions_of,
-    draw_figures,
-    fitting,
-    footnotes,
-    keys_of,
-    measure,
-    node_cases,
-    summarise,
-    tree_cases,
-)
 from polydraft.bench.prompts import SHIPPED, USUAL, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.style import require_matplotlib
 from polydraft.bench.table import Table
@@ -29,29 +7,9 @@ from polydraft.bench.table import Table
 __all__ = [
     "SHIPPED",
     "USUAL",
-    "LimitsSettings",
-    "Models",
-    "NodeCase",
-    "NodeResult",
     "Prompt",
-    "Record",
-    "Results",
     "Table",
-    "TreeCase",
-    "TreeResult",
-    "all_tables",
-    "as_document",
-    "as_lines",
-    "conditions_of",
-    "draw_figures",
-    "fitting",
-    "footnotes",
-    "keys_of",
-    "measure",
-    "node_cases",
     "read_prompt_sets",
     "read_prompts",
     "require_matplotlib",
-    "summarise",
-    "tree_cases",
 ]

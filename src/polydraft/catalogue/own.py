@@ -26,7 +26,7 @@ PAGE = "docs/own_rule_and_drafter.md"
 FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<kind>.*))?")
 OURS = "polydraft_own_"
 """How the modules begin that users' files become."""
-VERBS = ("check", "start", "draft", "commit", "join")
+VERBS = ("check", "start", "draft", "commit")
 
 
 def names_file(text: str) -> bool:

@@ -20,7 +20,7 @@ from polydraft.trees import (
     TrunkThenBranch,
     Widths,
 )
-from polydraft.trees.dynamic import EMBEDDED, Confidence
+from polydraft.trees.growing import EMBEDDED, Confidence
 
 Read = Callable[[str], TreePolicy]
 

@@ -225,10 +225,10 @@ def _means(text: str, policy: "TreePolicy") -> bool:
 
 def tree_in_words(policy: "TreePolicy") -> str:
     """Return a tree for people: the text that means it, if there is one, and of a fixed one its shape."""
-    from polydraft.trees import is_dynamic
+    from polydraft.trees import GrowingPolicy
 
     text = tree_text(policy)
-    if is_dynamic(policy):
+    if isinstance(policy, GrowingPolicy):
         return text or repr(policy)
     widths = [len(level) for level in policy.shape.levels[1:]]
     shape = f"{sum(widths)} drafts, {' + '.join(map(str, widths))} by depth"

@@ -41,29 +41,18 @@ from polydraft.cli.arguments.measuring import (
     CheckOption,
     DemoRepeatsOption,
     DemoTokensOption,
-    DraftHeatOption,
-    ExcerptOption,
-    FiguresOption,
     FixedSeedOption,
     FromOption,
-    JsonLinesOption,
     LimitOption,
-    LimitsHeatsOption,
     MaxDepthOption,
     MaxNodesOption,
-    MaxTokensOption,
-    NumbersOption,
-    OwnRulesOption,
     PageOption,
     PairOption,
     PlanFileOption,
     PromptsOption,
-    RecordsOption,
     RuleOption,
     RunsArgument,
-    ShortlistOption,
     SvgOption,
-    TreeEveryOption,
     TunedTokensOption,
     TuneHeatsOption,
     WorkOption,
@@ -103,6 +92,7 @@ from polydraft.cli.arguments.training import (
 )
 from polydraft.cli.arguments.words import drafter_word
 from polydraft.cli.benchmark import bench_app
+from polydraft.cli.lab import join_lab
 from polydraft.cli.process import exit_code_of, importing
 from polydraft.cli.serve import serve
 from polydraft.cli.stores import store_app
@@ -332,59 +322,7 @@ def models(
     raise typer.Exit(run_models(types or [], check=check, page=page, as_json=as_json))
 
 
-@app.command()
-def limits(
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    limit: LimitOption = 8,
-    max_tokens: MaxTokensOption = 64,
-    excerpt_tokens: ExcerptOption = None,
-    temperature: LimitsHeatsOption = None,
-    draft_temperature: DraftHeatOption = None,
-    verifier: OwnRulesOption = None,
-    k: NumbersOption = "1,2,3,4,6,8",
-    shortlist: ShortlistOption = 64,
-    tree_every: TreeEveryOption = 4,
-    seed: FixedSeedOption = 0,
-    out: RecordsOption = None,
-    figures: FiguresOption = False,
-    chat_template: TemplateOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    as_json: JsonLinesOption = False,
-) -> None:
-    """Measure on real text what every rule accepts and what the best possible rule would."""
-    with importing():
-        from polydraft.cli.limits import DEFAULT_PROMPTS, LimitsRequest, LimitsSettings, parse_numbers, run_limits
-
-    settings = LimitsSettings(
-        temperatures=tuple(temperature) if temperature else LimitsSettings.temperatures,
-        drafts=parse_numbers(k),
-        max_tokens=max_tokens,
-        excerpt_tokens=excerpt_tokens or LimitsSettings.excerpt_tokens,
-        draft_temperature=draft_temperature,
-        shortlist=shortlist,
-        tree_every=tree_every,
-        seed=seed,
-    )
-    chosen = tuple(prompts or DEFAULT_PROMPTS)
-    cut = excerpt_tokens is not None
-    request = LimitsRequest(
-        settings,
-        target,
-        draft,
-        chosen,
-        limit,
-        out,
-        figures,
-        dtype,
-        device,
-        excerpts=cut,
-        chat_template=chat_template,
-        verifiers=tuple(verifier or ()),
-    )
-    raise typer.Exit(run_limits(request, as_json=as_json))
+join_lab(app, "limits")
 
 
 @app.command()

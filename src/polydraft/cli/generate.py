@@ -28,7 +28,7 @@ from polydraft.engine.planning import PairPlan, load_plan, planned
 from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.probs import SamplingParams
-from polydraft.trees import TakingPolicy, TreePolicy
+from polydraft.trees import LearningPolicy, TreePolicy
 
 DRAFTED, OWN = "green", "bold"
 """The styles of accepted drafts, and of the tokens that the target chose itself."""
@@ -245,7 +245,9 @@ def drafter_of(name: str, pair: Pair, request: GenerateRequest) -> Drafter:
     if request.drafter is not None:
         return line.of(drafter)
     params = SamplingParams(request.sampling.get("temperature", 0.0))
-    chosen = request.plan is not None and not isinstance(_policy(request), TakingPolicy)
+    planner = None if request.plan is None else _policy(request)
+    weighs = isinstance(planner, LearningPolicy) and planner.weighs_lookups
+    chosen = request.plan is not None and not weighs
     fixed = request.compiled or request.tree is not None or chosen
     return default_drafter(drafter, params, pair.target.device, fixed=fixed)
 

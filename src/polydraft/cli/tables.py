@@ -6,12 +6,12 @@ from rich.table import Table
 from polydraft.catalogue import tree_in_words
 from polydraft.engine import Comparison, Run, Statistics
 from polydraft.probs import filters_in_force
-from polydraft.trees import ChoosingPolicy, TreePolicy
+from polydraft.trees import LearningPolicy, TreePolicy
 
 
 def describe_policy(policy: TreePolicy) -> str:
     """Return a tree in words; of a planner the largest."""
-    if isinstance(policy, ChoosingPolicy):
+    if isinstance(policy, LearningPolicy):
         return f"chosen for every step, at most {policy.largest.size - 1} drafts"
     return tree_in_words(policy)
 

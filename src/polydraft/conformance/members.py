@@ -3,42 +3,20 @@
 from dataclasses import fields, is_dataclass
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from polydraft.catalogue import every_scheme, node_rules, tree_rules
 from polydraft.schemes import Scheme
 from polydraft.verifiers import OutcomeLaw, TreeVerifier
+from polydraft.verifiers.law import DraftRows, Drafts, Row, VerificationRule
 from polydraft.verifiers.lift import Lift
 
 __all__ = ["NodeRule", "label", "node_rules", "schemes", "tree_rules"]
 
 
 @runtime_checkable
-class NodeRule(Protocol):
+class NodeRule(VerificationRule, Protocol):
     """What a node rule must have to be checked: less than a `NodeVerifier`, which can also state its acceptance."""
 
-    @property
-    def scheme(self) -> Scheme:
-        """The way of drafting that the rule is exact for."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The rule's name in tables."""
-        ...
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the emitted token follows the target's law exactly."""
-        ...
-
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: DraftRows, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law; see `NodeVerifier.law`."""
         ...
 

@@ -13,7 +13,7 @@ import polydraft.conformance.members as members
 from polydraft.conformance.members import NodeRule, label
 from polydraft.conformance.rows import RANDOM, Case, cases
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
 
 EXACT = 1e-9
@@ -177,8 +177,8 @@ def _foreign(rules: Sequence[NodeRule]) -> list[tuple[NodeRule, Scheme]]:
     made_for: dict[str, list[Scheme]] = {}
     for rule in rules:
         made_for.setdefault(label(rule), []).append(rule.scheme)
-    first = {label(rule): rule for rule in reversed(rules) if not isinstance(rule.scheme, Product)}
-    readable = [scheme for scheme in members.schemes() if not isinstance(scheme, Product)]
+    first = {label(rule): rule for rule in reversed(rules) if not rule.scheme.several_rows}
+    readable = [scheme for scheme in members.schemes() if not scheme.several_rows]
     return [(rule, scheme) for rule in first.values() for scheme in readable if scheme not in made_for[label(rule)]]
 
 

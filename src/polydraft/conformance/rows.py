@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.probs import Noise, normalised
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 
 ATOMS = 5
 TAILS = (0.0, 0.3)
@@ -37,8 +37,8 @@ class Case:
         return torch.cat([self.target, self.target.new_tensor([self.tail])])
 
     def draft_rows(self, scheme: Scheme) -> Float[Tensor, "*J K"]:
-        """Return the draft row; for `Product` a second, different row comes with it."""
-        if not isinstance(scheme, Product):
+        """Return the draft row; where a node has several a second, different row comes with it."""
+        if not scheme.several_rows:
             return self.draft
         return torch.stack([self.draft, (self.draft + self.draft.flip(-1)) / 2])
 

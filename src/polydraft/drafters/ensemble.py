@@ -15,6 +15,7 @@ from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.reading import Features, Reader, Step, Text, reader_of
+from polydraft.rows import parts, shared
 from polydraft.schemes import Product, Scheme, require_scheme
 from polydraft.trees import Draft, Frontier, TreePolicy, grow
 
@@ -28,9 +29,9 @@ Drafting = LanguageModel | nn.Module
 class EnsembleState:
     """One reader per model, one setting per member, and the target's number of tokens."""
 
-    readers: tuple[Reader, ...]
-    params: tuple[SamplingParams, ...]
-    vocab_size: int
+    readers: tuple[Reader, ...] = parts()
+    params: tuple[SamplingParams, ...] = shared()
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -109,28 +110,11 @@ class EnsembleDrafter(Drafter):
         """Keep the accepted nodes' keys in every cache."""
         return replace(state, readers=tuple(one.keep(step.text, step.verdict, grown=True) for one in state.readers))
 
-    def join(self, state: EnsembleState, row: int, other: EnsembleState) -> EnsembleState:
-        """Take over the newcomer's keys in every cache."""
-        both = zip(state.readers, other.readers, strict=True)
-        return replace(state, readers=tuple(one.join(row, fresh) for one, fresh in both))
-
-    def rewind(self, state: EnsembleState, row: int, length: int) -> EnsembleState:
-        """Forget keys."""
-        return replace(state, readers=tuple(one.rewind(row, length) for one in state.readers))
-
-    def of_row(self, state: EnsembleState, row: int) -> EnsembleState:
-        """Return views of the row's keys."""
-        return replace(state, readers=tuple(one.of_row(row) for one in state.readers))
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of these models."""
         if not isinstance(state, EnsembleState) or len(state.readers) != len(self.models()):
             return False
         return all(same_model(one.model, model) for one, model in zip(state.readers, self.models(), strict=True))
-
-    def untaught(self, state: EnsembleState) -> EnsembleState:
-        """Return the state: keys follow from the text."""
-        return state
 
     def _propose(
         self, state: EnsembleState, text: Text, frontier: Frontier

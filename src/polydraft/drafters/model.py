@@ -11,6 +11,7 @@ from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.models import LanguageModel, check_same_size, does_encode, draft_model, same_model
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text, reader_of
+from polydraft.rows import parts, shared
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -52,9 +53,9 @@ def runnable(model: object) -> LanguageModel:
 class ModelDraftState:
     """The draft model's reader, its sampling settings, and the target's number of tokens."""
 
-    reader: Reader
-    params: SamplingParams
-    vocab_size: int
+    reader: Reader = parts()
+    params: SamplingParams = shared()
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,25 +127,9 @@ class ModelDrafter(Drafter):
         """Keep the accepted nodes' keys."""
         return replace(state, reader=state.reader.keep(step.text, step.verdict, grown=True))
 
-    def join(self, state: ModelDraftState, row: int, other: ModelDraftState) -> ModelDraftState:
-        """Take over the newcomer's keys."""
-        return replace(state, reader=state.reader.join(row, other.reader))
-
-    def rewind(self, state: ModelDraftState, row: int, length: int) -> ModelDraftState:
-        """Forget keys."""
-        return replace(state, reader=state.reader.rewind(row, length))
-
-    def of_row(self, state: ModelDraftState, row: int) -> ModelDraftState:
-        """Return a view of the row's keys."""
-        return replace(state, reader=state.reader.of_row(row))
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this model."""
         return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)
-
-    def untaught(self, state: ModelDraftState) -> ModelDraftState:
-        """Return the state: keys follow from the text."""
-        return state
 
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier

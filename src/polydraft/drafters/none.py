@@ -34,6 +34,3 @@ class NoDraft(Drafter):
 
     def commit(self, state: None, step: Step) -> None:
         """Return no state."""
-
-    def join(self, state: None, row: int, other: None) -> None:
-        """Return no state."""

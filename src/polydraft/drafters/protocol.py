@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from polydraft.errors import InvalidParameter
+import polydraft.rows as rows
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -16,7 +16,10 @@ from polydraft.trees import Draft, Pieces, TreePolicy
 
 @runtime_checkable
 class Decoder(Protocol):
-    """A decode loop as a value, for drafters that decode with a model of their own; the engine's own loop."""
+    """A decode loop as a value, for drafters that decode with a model of their own; the engine's own loop.
+
+    Its state is `RowWise`: rows of it are put, cut and selected as those of a reader are.
+    """
 
     def begin(
         self, model: LanguageModel, drafter: Any, verifier: Any, policy: TreePolicy, text: Text, session: "Session"
@@ -51,18 +54,6 @@ class Decoder(Protocol):
 
     def drafting(self, state: Any, drafts: Any) -> Any:
         """Return the loop with another state of its drafter, for whoever knows more than the loop has seen."""
-        ...
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        """Put the only row of another state in place of a row, or behind the last."""
-        ...
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Forget a row's text beyond its first `length` tokens."""
-        ...
-
-    def of_row(self, state: Any, row: int) -> Any:
-        """Return the state of one row by itself, over the same keys; of a loop whose rows began with one drafter."""
         ...
 
 
@@ -214,11 +205,11 @@ class Drafter(Protocol):
 
     def join(self, state: Any, row: int, other: Any) -> Any:
         """Put the only row of another state of this drafter in place of a row, or behind the last row."""
-        ...
+        return rows.put(state, row, other)
 
     def rewind(self, state: Any, row: int, length: int) -> Any:
         """Forget what a row's text was beyond its first `length` tokens."""
-        return state
+        return rows.cut(state, row, length)
 
     def leave(self, state: Any, row: int) -> Any:
         """Take note that a row's text is over; the row may be joined later."""
@@ -235,13 +226,9 @@ class Drafter(Protocol):
     def of_row(self, state: Any, row: int) -> Any:
         """Return the state of one row by itself, as `join` takes it; asked for between two steps.
 
-        It may look at the same memory, of which the row's own part alone is written through it. With it an error costs
-        the rows in which it comes again, and without it all rows that are drafted for together.
-
-        Raises:
-            InvalidParameter: the drafter has no such state.
+        It may look at the same memory, of which the row's own part alone is written through it.
         """
-        raise InvalidParameter(f"The {self.name} drafter has no state of one row of several.")
+        return rows.select(state, [row])
 
     def ended(self, state: Any) -> bool:
         """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
@@ -255,13 +242,19 @@ class Drafter(Protocol):
         """Tell whether a state, of a run that is over, is one from which this drafter can go on by `join`."""
         return False
 
-    def untaught(self, state: Any) -> Any:
-        """Return what of a state follows from its text alone, without what was learnt while the text was written.
+    def carried(self, states: Sequence[Any], fresh: Any, known: int) -> Any:
+        """Return what a new text can go on from, of all states of a run that is over; the fresh state if of none.
 
-        What is drafted from it after `rewind` is what would be drafted from a new state; else a seed's text would
-        depend on the texts before it. None if nothing is left.
+        What steps taught the drafter is left behind (`rows.reuse`): so a text is that of a call which begins anew, and
+        a seed that wrote both does not verify what its own numbers led to.
+
+        Args:
+            states: the states: of this drafter, of those that it had inside, or of one that had this one inside.
+            fresh: the state of the new text, of one row, of which nothing was read.
+            known: how many tokens both texts begin with.
         """
-        return None
+        own = next((one for one in states if type(one) is type(fresh) and self.continues(one)), None)
+        return fresh if own is None else rows.reuse(own, fresh, known)
 
 
 @runtime_checkable
@@ -282,9 +275,6 @@ def is_sound(drafter: Drafter) -> bool:
 def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Session) -> Any:
     """Start a drafter on a text of one row that begins like another; the other's state stays as it is.
 
-    What the other's steps taught the drafter is left behind (`Drafter.untaught`): so the text is that of a call which
-    begins anew, and a seed that wrote both does not verify what its own numbers led to.
-
     Args:
         drafter: the drafter.
         state: its state for the other text, that of a route in which it took part, or anything else.
@@ -293,8 +283,10 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
         session: as for `start`.
     """
     fresh = drafter.start(text, session)
-    inside = (*getattr(state, "members", ()), getattr(state, "other", None))  # of a route that a prediction began
-    own = next((one for one in (state, *inside) if one is not None and drafter.continues(one)), None) if known else None
-    # the old text may be too long for the new room, and what steps taught it follows from their random numbers
-    kept = None if own is None else drafter.untaught(drafter.rewind(own, 0, known))
-    return fresh if kept is None else drafter.join(fresh, 0, kept)
+    kept = drafter.carried(states_in(state), fresh, known) if known else fresh
+    return fresh if kept is fresh else rows.put(fresh, 0, kept)
+
+
+def states_in(state: Any) -> list[Any]:
+    """Return a state, and all that stand in it, such as those of a route's members."""
+    return [] if state is None else [state, *(one for own in rows.inside(state) for one in states_in(own))]

@@ -5,9 +5,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, InvalidProbabilities
 from polydraft.probs import SamplingParams, shortlist, usable, whole_row
-from polydraft.schemes import Product, Scheme
-from polydraft.trees import TreePolicy, is_dynamic
-from polydraft.trees.policies import stopping
+from polydraft.schemes import Scheme
+from polydraft.trees import GrowingPolicy, TreePolicy
 
 LISTED = 256
 """How many tokens nodes with several drafts draw from."""
@@ -37,9 +36,9 @@ def listed(asked: int | None, scheme: Scheme, policy: TreePolicy, vocab_size: in
     """
     size = LISTED if asked is None else asked
     children = policy.shape.max_children
-    if is_dynamic(policy):
+    if isinstance(policy, GrowingPolicy):
         return size
-    if scheme.deterministic and stopping(policy) is None:  # who stops looks at chances
+    if scheme.deterministic and not policy.stops:  # who stops looks at chances
         return min(size, max(children, 1))
     return None if asked is None and children == 1 and vocab_size <= MOST_WHOLE else size
 
@@ -59,7 +58,7 @@ def draft_rows(
         scheme: under `Product` a node's only row is one of several.
     """
     tokens, probs = _usable_rows(logits, params, size)
-    return tokens, probs.unsqueeze(-2) if isinstance(scheme, Product) else probs
+    return tokens, probs.unsqueeze(-2) if scheme.several_rows else probs
 
 
 def _usable_rows(

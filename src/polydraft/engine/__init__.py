@@ -1,17 +1,17 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
 from polydraft.engine.block import Block, Emission, Statistics, summed
+from polydraft.engine.calls.compare import Comparison, compare
 from polydraft.engine.calls.loading import draft_for, head_for, load, load_models
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
-from polydraft.engine.compare import Comparison, compare
 from polydraft.engine.decode import Method, Prompts, decode
 from polydraft.engine.defaults import as_drafter, default_drafter, text_word
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.many import Completed, ManyRun, OpenBatch, OpenStep, generate_many
+from polydraft.engine.many.slots import Request, Slots
 from polydraft.engine.planner import Goodput, Planner
 from polydraft.engine.run import Run
-from polydraft.engine.slots import Request, Slots
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 

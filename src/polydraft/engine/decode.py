@@ -9,31 +9,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.calls.past import Past, check_keys
+from polydraft.engine.clock import UNTIMED, Clock
 from polydraft.engine.lessons import lessons_of
 from polydraft.engine.part import Part, beside, joint, parts_with, scored_trees, told_of, verdicts
 from polydraft.engine.stopping import Ending, in_step
 from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
-from polydraft.errors import ContextOverflow, UnpairedScheme
+from polydraft.errors import ContextOverflow
 from polydraft.models import LanguageModel, can_branch
 from polydraft.probs import Noise, sent, to_probs
 from polydraft.reading import Reader, Scored, Step, Text, reader_of
-from polydraft.schemes import require_pairs
+from polydraft.rows import reuse
 from polydraft.trees import (
     Piece,
     TokenTree,
     TreePolicy,
     Verdict,
-    check_policy,
-    largest_shape,
     stacked_tree,
 )
-from polydraft.verifiers import TreeVerifier, require_few
+from polydraft.verifiers import TreeVerifier
 
 Value = TypeVar("Value")
 
@@ -50,6 +48,7 @@ class Method:
         keeps_scores: whether blocks hold the target's logits and scores, of every node.
         logprobs: how many of the likeliest tokens are told with each token; None for no log-probabilities at all.
         teaches: the policies that learn from steps; blocks hold what they show of the chances of drafts under each.
+        clock: what the parts of a step are charged to.
     """
 
     target: LanguageModel
@@ -59,6 +58,7 @@ class Method:
     keeps_scores: bool = False
     logprobs: int | None = None
     teaches: tuple[TreePolicy, ...] = ()
+    clock: Clock = UNTIMED
 
     @property
     def room(self) -> int:
@@ -146,7 +146,7 @@ def room_for(ways: Sequence[tuple[Drafter, TreePolicy]]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass.
     """
-    return max(largest_shape(policy).size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
+    return max(policy.largest.size for _, policy in ways) + max(drafter.riders for drafter, _ in ways) + 1
 
 
 def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = None) -> Rows:
@@ -158,7 +158,7 @@ def begin(method: Method, prompts: Prompts, capacity: int, past: Past | None = N
     rows = opened(method, prompts, capacity, past)
     if past:
         check_keys(rows.reader, rows.text)
-    return read_on(rows) if getattr(method.target, "crowded", None) is None else rows
+    return read_on(rows, clock=method.clock) if getattr(method.target, "crowded", None) is None else rows
 
 
 @torch.inference_mode()
@@ -175,11 +175,12 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
     reader = reader_of(method.target, batch, room or capacity, method.drafter.reads, sources)
     known = past.known(text, method.drafter) if past else 0
     if past and known:
-        reader = reader.join(0, past.reader, known)
+        reader = reader.put(0, past.reader.cut(0, known))
     session = Session(laws[0].params, capacity, method.target.vocab_size, reader, LOOP, sources)
     drafts = past.drafts if past else None
-    noise = prompts.noise.keyed([method.drafter.outside(row) for row in range(batch)])
-    state = resumed(method.drafter, drafts, 0 if drafts is None else known, text, session)
+    with method.clock.charge("prefill"):
+        noise = prompts.noise.keyed([method.drafter.outside(row) for row in range(batch)])
+        state = resumed(method.drafter, drafts, 0 if drafts is None else known, text, session)
     own = (method.policy, laws[0].params)
     part = Part(method.drafter, method.verifier, method.policy, state, tuple(range(batch)), *own)
     going = frozenset(range(batch))
@@ -187,11 +188,12 @@ def opened(method: Method, prompts: Prompts, capacity: int, past: Past | None = 
 
 
 @torch.inference_mode()
-def read_on(rows: Rows, at_most: int | None = None) -> Rows:
+def read_on(rows: Rows, at_most: int | None = None, clock: Clock = UNTIMED) -> Rows:
     """Read prompts but for their last tokens, which are the first trees' roots; or only so many tokens of each."""
-    reader, features = rows.reader.catch_up(rows.text, at_most)
+    with clock.charge("prefill"):
+        reader, features = rows.reader.catch_up(rows.text, at_most)
     seen = rows.text if at_most is None else Text(rows.text.tokens, rows.text.lengths.new_tensor(reader.read) + 1)
-    parts = tuple(part.read(seen, features) if part.is_to_read else part for part in rows.parts)
+    parts = tuple(part.read(seen, features, clock) if part.is_to_read else part for part in rows.parts)
     return replace(rows, reader=reader, parts=parts)
 
 
@@ -208,16 +210,17 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
     A step that was interrupted may be taken again with the same rows, and is the same step: its random numbers follow
     from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
     """
-    text, fresh = rows.text, rows.noise.at(rows.steps, rows.text.lengths)
-    drafts = [part.drafted(text, rows.reader, fresh, rows.last) for part in rows.parts]
+    text, fresh, clock = rows.text, rows.noise.at(rows.steps, rows.text.lengths), method.clock
+    drafts = [part.drafted(text, rows.reader, fresh, rows.last, clock) for part in rows.parts]
     pieces = [piece for own, _ in drafts for piece in own]
     tree = stacked_tree(scored_trees(pieces, method.target.vocab_size))
-    scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
-    target, verdict, told = _verified(rows, drafts, tree, scored, fresh)
+    with clock.charge("target"):
+        scored, reader = rows.reader.score(text, tree, beside(pieces, tree, method.target.vocab_size))
+    target, verdict, told = _verified(rows, drafts, tree, scored, fresh, clock)
     lost = [row for row in sorted(rows.going) if not told[row][0]] if can_branch(method.target) else []
     if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
         scored = _with_plain_roots(rows, scored, lost)
-        target, again, _ = _verified(rows, drafts, tree, scored, fresh)
+        target, again, _ = _verified(rows, drafts, tree, scored, fresh, clock)
         others = [row for row in range(len(rows.steps)) if row not in lost]  # whose numbers were drawn before
         both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
         verdict, told = told_of(tree, joint(both), target.usable, rows.going)
@@ -235,7 +238,7 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
         steps=tuple(count + 1 for count in rows.steps),
         going=rows.going - over,
         reader=reader.keep(text, verdict, ends=[count - 1 for count in extended.counts]),
-        parts=tuple(part.committed(taken, own).finished(extended, over) for own, part in drafts),
+        parts=tuple(part.committed(taken, own, clock).finished(extended, over, clock) for own, part in drafts),
     )
     kept = (scored.logits, target.scores) if method.keeps_scores else (None, None)
     block = Block(gains, tree, verdict, *kept)
@@ -247,13 +250,23 @@ def full_step(method: Method, rows: Rows) -> tuple[Rows, Block, Step]:
 
 
 def _verified(
-    rows: Rows, drafts: Sequence[tuple[Sequence[Piece], Part]], tree: TokenTree, scored: Scored, noise: Noise
+    rows: Rows,
+    drafts: Sequence[tuple[Sequence[Piece], Part]],
+    tree: TokenTree,
+    scored: Scored,
+    noise: Noise,
+    clock: Clock,
 ) -> tuple[TargetRows, Verdict, list[list[int]]]:
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(rows.laws, scored.logits, tree, rows.text, rows.going)
-    verdict = joint(
-        [one for own, part in drafts for one in verdicts(part.verifier, own, rows.last, rows.text, target.probs, noise)]
-    )
+    with clock.charge("verify"):
+        verdict = joint(
+            [
+                one
+                for own, part in drafts
+                for one in verdicts(part.verifier, own, rows.last, rows.text, target.probs, noise)
+            ]
+        )
     return target, *told_of(tree, verdict, target.usable, rows.going)
 
 
@@ -261,7 +274,7 @@ def _with_plain_roots(rows: Rows, scored: Scored, lost: Sequence[int]) -> Scored
     """Score the roots of some rows again, each without its tree, and put what comes in the place of what was there."""
     for row in lost:
         text = rows.text.of([row])
-        plain, _ = rows.reader.of_row(row).score(text, TokenTree.root_only(text.last()))
+        plain, _ = rows.reader.select([row]).score(text, TokenTree.root_only(text.last()))
         pairs = ((scored.logits, plain.logits), *((scored.nodes[name], plain.nodes[name]) for name in plain.nodes))
         for whole, own in pairs:
             whole[row, 0] = own[0, 0]
@@ -285,34 +298,6 @@ def check_room(prompt: Text, endings: Sequence[Ending]) -> None:
             raise ContextOverflow("The prompt is empty: give at least one token.")
         if length >= most:
             raise ContextOverflow(f"The prompt has {length} tokens, but at most {most} fit, one of them new.")
-
-
-def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
-    """Check that a drafter can draw such trees as the verifier needs them.
-
-    Raises:
-        UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
-    """
-    try:
-        drafter.check(verifier.scheme)
-    except UnpairedScheme as refusal:
-        raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
-    if drafter.proposes:
-        most = largest_shape(policy).max_children
-        require_pairs(verifier.scheme, most)
-        require_few(verifier, most)
-        check_policy(policy, verifier.scheme)
-
-
-def _fitting_verifier(drafter: Drafter) -> str:
-    """Say which verifier to pass: naive match, exact for all drafts, with the first scheme that the drafter takes."""
-    for scheme in every_scheme():
-        try:
-            drafter.check(scheme)
-        except UnpairedScheme:
-            continue
-        return f"pass a verifier of such drafts, for example verifier=TopDown(NaiveMatch({scheme}))"
-    return "it takes none of this package's schemes, so pass a verifier of its own"
 
 
 def _with_room(prompt: Text, capacity: int) -> Text:
@@ -368,6 +353,43 @@ class Decoding:
     method: Method
     rows: Rows
 
+    @property
+    def part(self) -> Part:
+        """What drafts, for all rows."""
+        (part,) = self.rows.parts
+        return part
+
+    def select(self, rows: Sequence[int]) -> "Decoding":
+        """Return the loop over one row, over the same keys."""
+        (row,), own, part = rows, self.rows, self.part
+        alone = Rows(
+            text=own.text.of([row]),
+            laws=(own.laws[row],),
+            endings=(own.endings[row],),
+            noise=own.noise.of([row]),
+            steps=(own.steps[row],),
+            going=frozenset({0}),
+            reader=own.reader.select([row]),
+            parts=(replace(part, state=part.drafter.of_row(part.state, part.rows.index(row)), rows=(0,), alone=True),),
+        )
+        return replace(self, rows=alone)
+
+    def put(self, row: int, other: "Decoding") -> "Decoding":
+        """Put the only row of another loop in place of a row, or behind the last; it takes on this loop's room."""
+        rows = joined(self.rows, row, other.rows)
+        return replace(self, rows=replace(rows, endings=_replaced(rows.endings, row, self.rows.endings[0])))
+
+    def cut(self, row: int, length: int) -> "Decoding":
+        """Forget a row's text beyond its first `length` tokens."""
+        parts = tuple(part.rewound(row, length) for part in self.rows.parts)
+        return replace(self, rows=replace(self.rows, reader=self.rows.reader.cut(row, length), parts=parts))
+
+    def reuse(self, fresh: "Decoding", length: int) -> "Decoding":
+        """Return what another loop over one row, which is fresh, may keep of this one (`polydraft.rows.reuse`)."""
+        reader = self.rows.reader.cut(0, length)
+        drafts = reuse(self.part.state, fresh.part.state, length)
+        return replace(self, rows=replace(self.rows, reader=reader, parts=(replace(self.part, state=drafts),)))
+
 
 class Loop:
     """The decode loop, for drafters that decode with a model of their own (`drafters.Decoder`)."""
@@ -412,48 +434,18 @@ class Loop:
 
     def drafts(self, state: Decoding) -> Any:
         """Return the state of the loop's drafter."""
-        (part,) = state.rows.parts
-        return part.state
+        return state.part.state
 
     def drafting(self, state: Decoding, drafts: Any) -> Decoding:
         """Return the loop with another state of its drafter."""
-        (part,) = state.rows.parts
-        return replace(state, rows=replace(state.rows, parts=(replace(part, state=drafts),)))
-
-    def join(self, state: Decoding, row: int, other: Decoding) -> Decoding:
-        """Put the only row of another state in place of a row, or behind the last; it takes on this loop's room."""
-        rows = joined(state.rows, row, other.rows)
-        return replace(state, rows=replace(rows, endings=_replaced(rows.endings, row, state.rows.endings[0])))
-
-    def rewind(self, state: Decoding, row: int, length: int) -> Decoding:
-        """Forget a row's text beyond its first `length` tokens."""
-        rows = state.rows
-        parts = tuple(part.rewound(row, length) for part in rows.parts)
-        return replace(state, rows=replace(rows, reader=rows.reader.rewind(row, length), parts=parts))
-
-    def of_row(self, state: Decoding, row: int) -> Decoding:
-        """Return the loop over one row, over the same keys; of a loop whose rows began with one drafter."""
-        rows = state.rows
-        (part,) = rows.parts
-        drafts = part.drafter.of_row(part.state, part.rows.index(row))
-        alone = Rows(
-            text=rows.text.of([row]),
-            laws=(rows.laws[row],),
-            endings=(rows.endings[row],),
-            noise=rows.noise.of([row]),
-            steps=(rows.steps[row],),
-            going=frozenset({0}),
-            reader=rows.reader.of_row(row),
-            parts=(replace(part, state=drafts, rows=(0,), alone=True),),
-        )
-        return replace(state, rows=alone)
+        return replace(state, rows=replace(state.rows, parts=(replace(state.part, state=drafts),)))
 
 
 LOOP = Loop()
 
 
 @torch.inference_mode()
-def joined(rows: Rows, row: int, alone: Rows) -> Rows:
+def joined(rows: Rows, row: int, alone: Rows, clock: Clock = UNTIMED) -> Rows:
     """Return a batch in which the only row of another takes the place of a row, or comes behind the last.
 
     What drafts for it comes with it.
@@ -464,6 +456,8 @@ def joined(rows: Rows, row: int, alone: Rows) -> Rows:
     lengths = torch.nn.functional.pad(rows.text.lengths, (0, behind))
     tokens[row, :length] = alone.text.tokens[0, :length]
     lengths[row] = length
+    with clock.charge("prefill"):
+        parts = parts_with(rows.parts, row, alone.parts[0])
     return Rows(
         text=Text(tokens, lengths),
         laws=_replaced(rows.laws, row, alone.laws[0]),
@@ -471,8 +465,8 @@ def joined(rows: Rows, row: int, alone: Rows) -> Rows:
         noise=rows.noise.joined(row, alone.noise),
         steps=_replaced(rows.steps, row, 0),
         going=rows.going | {row},
-        reader=replace(rows.reader.join(row, alone.reader), layers=layers),
-        parts=parts_with(rows.parts, row, alone.parts[0]),
+        reader=replace(rows.reader.put(row, alone.reader), layers=layers),
+        parts=parts,
     )
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine.calls.chains import check_crowd
 from polydraft.engine.calls.choices import Choices, check_reads, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.fitting import check_crowd
 from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past

@@ -10,9 +10,7 @@ from torch import Tensor
 from polydraft.engine.block import Emission
 from polydraft.engine.target_law import TargetLaw
 from polydraft.trees import Draft, Piece, Verdict
-from polydraft.verifiers import TreeVerifier
-from polydraft.verifiers.law import BestAlone
-from polydraft.verifiers.nodes.speculative import is_drawn
+from polydraft.verifiers import TreeVerifier, traits
 
 Tried = tuple[int, int, float, float]
 """The depth of a node, the rank of one of its drafts, the chance that this draft had, given that the node was reached
@@ -50,7 +48,7 @@ class Lesson:
 
 def keeps_overlaps(verifier: TreeVerifier) -> bool:
     """Tell whether a rule accepts the sampled drafts of a chain as often as both laws overlap, or more."""
-    return is_drawn(verifier.scheme) and isinstance(verifier, BestAlone) and verifier.best_alone
+    return verifier.scheme.lone_draft_is_drawn and traits(verifier).best_alone
 
 
 def lessons_of(

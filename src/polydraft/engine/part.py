@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter, is_sound
+from polydraft.engine.clock import UNTIMED, Clock
 from polydraft.engine.stopping import shortened
 from polydraft.engine.wrappers.door import known_tokens, with_unknown
 from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Reader, Step, Text
-from polydraft.schemes import Product
 from polydraft.trees import (
     Draft,
     Fixed,
@@ -23,8 +23,6 @@ from polydraft.trees import (
     TreeShape,
     Verdict,
     in_pieces,
-    policy_after,
-    policy_joined,
     stacked_riders,
 )
 from polydraft.verifiers import TreeVerifier
@@ -75,13 +73,14 @@ class Part:
         """Return the text of these rows."""
         return text if self.alone else text.of(self.rows)
 
-    def read(self, text: Text, features: Features | None) -> "Part":
+    def read(self, text: Text, features: Features | None, clock: Clock = UNTIMED) -> "Part":
         """Let the drafter read prompts; see `Drafter.read`."""
         own = features if features is None or self.alone else features.of(self.rows)
-        return replace(self, state=self.drafter.read(self.state, self.text(text), own))
+        with clock.charge("prefill"):
+            return replace(self, state=self.drafter.read(self.state, self.text(text), own))
 
     def drafted(
-        self, text: Text, target: Reader, noise: Noise, last: frozenset[int] = frozenset()
+        self, text: Text, target: Reader, noise: Noise, last: frozenset[int] = frozenset(), clock: Clock = UNTIMED
     ) -> tuple[list[Piece], "Part"]:
         """Let the drafter draft; return the drafts by rows of the batch, and the part that goes on.
 
@@ -93,26 +92,30 @@ class Part:
         if self.drafter.shares:  # a part that shares has one row, or began with all: then it drafts for all of them
             one = not self.alone and len(self.rows) == 1
             before, own = (
-                self.drafter.over(before, target.of_row(self.rows[0]) if one else target),
+                self.drafter.over(before, target.select(self.rows) if one else target),
                 own if one else text,
             )
-        draft, state = self.drafter.draft(before, own, self.verifier.scheme, NOTHING if spares else self.policy, fresh)
+        scheme, policy = self.verifier.scheme, NOTHING if spares else self.policy
+        with clock.charge("draft", self.drafter):
+            draft, state = self.drafter.draft(before, own, scheme, policy, fresh)
         pieces = in_pieces(draft)
         return (list(pieces) if self.alone else list(self._placed(pieces))), replace(self, state=state)
 
-    def committed(self, step: Step, pieces: Sequence[Piece]) -> "Part":
+    def committed(self, step: Step, pieces: Sequence[Piece], clock: Clock = UNTIMED) -> "Part":
         """Tell drafter and policy what was kept of its drafts."""
         own = step if self.alone else step.of(self.rows)
         riders = max((0 if one.draft.riders is None else one.draft.riders.tokens.shape[1] for one in pieces), default=0)
         own = replace(own, scored=own.scored.with_riders(riders))
-        state = self.drafter.commit(self.state, own)
-        return replace(self, state=state, policy=policy_after(self.policy, own.tree, own.verdict))
+        with clock.charge("draft", self.drafter):
+            state = self.drafter.commit(self.state, own)
+        return replace(self, state=state, policy=self.policy.after(own.tree, own.verdict))
 
-    def finished(self, text: Text, rows: Collection[int]) -> "Part":
+    def finished(self, text: Text, rows: Collection[int], clock: Clock = UNTIMED) -> "Part":
         """Tell the drafter which rows of the batch have come to their ends with the last step."""
         part, own = self, [place for place, row in enumerate(self.rows) if row in rows]
         for place in own:
-            part = replace(part, state=part.drafter.finish(part.state, self.text(text), place))
+            with clock.charge("draft", self.drafter):
+                part = replace(part, state=part.drafter.finish(part.state, self.text(text), place))
         return part
 
     def joined(self, row: int, other: Any) -> "Part":
@@ -120,7 +123,8 @@ class Part:
         place = self.rows.index(row) if row in self.rows else len(self.rows)
         place = self.rows.index(-1) if place == len(self.rows) and -1 in self.rows else place
         rows = (*self.rows[:place], row, *self.rows[place + 1 :])
-        state, policy = self.drafter.join(self.state, place, other), policy_joined(self.policy, place)
+        state = self.drafter.join(self.state, place, other)
+        policy = self.policy.select([-1 if own == place else own for own in range(len(rows))])
         alone = self.alone and (rows == self.rows or row == len(self.rows))
         return replace(self, state=state, policy=policy, rows=rows, alone=alone)
 
@@ -225,7 +229,7 @@ def verdicts(
     noise.of(bare).again()
     return [
         *found,
-        (bare, verified(verifier, Piece(bare, Draft.nothing(roots, apart=verifier.scheme == Product())), probs, noise)),
+        (bare, verified(verifier, Piece(bare, Draft.nothing(roots, apart=verifier.scheme.several_rows)), probs, noise)),
     ]
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
+from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
-from polydraft.engine.decode import Prompts, Rows, begin, capacity_for, check_drafting, check_room, step
+from polydraft.engine.decode import Prompts, Rows, begin, capacity_for, check_room, step
 from polydraft.engine.stopping import Ending, warn_of_context
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched

@@ -131,7 +131,7 @@ class ChainReader(Reader):
             reader = reader._taken(mark, committed)
         return replace(reader, marks=(), heard=tuple(committed))
 
-    def rewind(self, row: int, length: int) -> "ChainReader":
+    def cut(self, row: int, length: int) -> "ChainReader":
         """Forget what a row read beyond its first `length` tokens; states forget all, since they cannot be cut."""
         heard = _put(self.heard, row, min(length, self.heard[row]))
         if length >= self.read[row]:
@@ -143,15 +143,14 @@ class ChainReader(Reader):
         """Return how many of a row's first `length` tokens need not be read again; of states all or none."""
         return 0 if does_remember(self.model) and length < self.read[row] else super().kept(row, length)
 
-    def join(self, row: int, other: Reader, length: int | None = None) -> "ChainReader":
+    def put(self, row: int, other: Reader) -> "ChainReader":
         """Let the only row of another reader take the place of a row, or come behind the last."""
         assert isinstance(other, ChainReader)
-        cut = other if length is None else other.rewind(0, length)
-        joined = super().join(row, cut)
-        states = self.states or (None if cut.states is None else cut.states.nothing(len(self.read)))
+        joined = super().put(row, other)
+        states = self.states or (None if other.states is None else other.states.nothing(len(self.read)))
         if states is not None:
-            states = states.joined(row, states.nothing(1) if cut.states is None else cut.states)
-        heard = _put(self.heard, row, cut.heard[0])
+            states = states.joined(row, states.nothing(1) if other.states is None else other.states)
+        heard = _put(self.heard, row, other.heard[0])
         return ChainReader(self.model, joined.cache, joined.read, self.layers, (), states, (), heard)
 
     def at(self, text: Text) -> "Reader":
@@ -164,10 +163,11 @@ class ChainReader(Reader):
             raise UnsupportedModel(f"{_name(self.model)} remembers in states, which a drafter cannot share.")
         return super().at(text)
 
-    def of_row(self, row: int) -> "ChainReader":
+    def select(self, rows: Sequence[int]) -> "ChainReader":
         """Return a view of one row, over the same keys."""
+        (row,) = rows
         states = None if self.states is None else self.states.of_row(row)
-        whole = super().of_row(row)
+        whole = super().select(rows)
         return ChainReader(self.model, whole.cache, whole.read, self.layers, (), states, (), (self.heard[row],))
 
     def compact(self, slots: Int[Tensor, "b m"], room: int) -> Reader:

@@ -182,26 +182,19 @@ class Reader:
             return True
         slot = self._slots(self.read)[0] - 1
         before = self.cache.in_slot(slot)
-        self.rewind(0, self.read[0] - 1).catch_up(text, 1)
+        self.cut(0, self.read[0] - 1).catch_up(text, 1)
         pairs = zip(before, self.cache.in_slot(slot), strict=True)
         return all(agree(model, now.flatten(), then.flatten()) for then, now in pairs)
 
-    def rewind(self, row: int, length: int) -> "Reader":
+    def cut(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""
         read = min(length, self.read[row])
         dropped = _put(self.dropped, row, min(self.dropped[row], read)) if self.dropped else ()
         return replace(self, read=_put(self.read, row, read), dropped=dropped)
 
-    def join(self, row: int, other: "Reader", length: int | None = None) -> "Reader":
-        """Let the only row of another reader take the place of a row, or come behind the last.
-
-        Args:
-            row: the row; the number of rows makes one more.
-            other: the other, which stays as it is.
-            length: no more than so many of its tokens; None for all that it has read.
-        """
-        read = other.read[0] if length is None else min(length, other.read[0])
-        gone = min(other.dropped[0], read) if other.dropped else 0
+    def put(self, row: int, other: "Reader") -> "Reader":
+        """Let the only row of another reader take the place of a row, or come behind the last."""
+        read, gone = other.read[0], other.dropped[0] if other.dropped else 0
         cache = self.cache if row < len(self.read) else self.cache.extended()
         cache.join(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
         dropped = _put(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
@@ -211,8 +204,9 @@ class Reader:
         """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
         return replace(self, read=tuple(count - 1 for count in text.counts))
 
-    def of_row(self, row: int) -> "Reader":
+    def select(self, rows: Sequence[int]) -> "Reader":
         """Return a view of one row, over the same keys."""
+        (row,) = rows
         dropped = self.dropped[row : row + 1]
         return replace(self, cache=self.cache.of_row(row), read=(self.read[row],), dropped=dropped)
 

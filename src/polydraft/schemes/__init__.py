@@ -7,16 +7,18 @@ from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
 from polydraft.schemes.scheme import (
     MOST_DRAFTS,
-    FewDrafts,
     Scheme,
+    Uniforms,
     check_scheme,
     enumerate_drafts,
+    most_drafts_of,
     require_draft_count,
     require_drawn,
     require_independent,
     require_scheme,
 )
-from polydraft.schemes.spec_hub import SpecHub, require_pairs
+from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw, set_law_of
+from polydraft.schemes.spec_hub import SpecHub, hub_of, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample
 from polydraft.schemes.without_replacement import WithoutReplacement
@@ -26,20 +28,26 @@ __all__ = [
     "MOST_DRAFTS",
     "ConditionalPoisson",
     "Coupled",
-    "FewDrafts",
+    "Draws",
     "Given",
     "Product",
     "Scheme",
+    "SchemeOfLaw",
+    "SetLaw",
     "SpecHub",
     "TopK",
     "TopThenIID",
     "TopThenSample",
+    "Uniforms",
     "WithoutReplacement",
     "check_scheme",
     "enumerate_drafts",
+    "hub_of",
+    "most_drafts_of",
     "require_draft_count",
     "require_drawn",
     "require_independent",
     "require_pairs",
     "require_scheme",
+    "set_law_of",
 ]

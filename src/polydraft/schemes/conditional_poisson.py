@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import support_size
+from polydraft.schemes.drawing import log_symmetric_sums, support_size
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
 
 
 @dataclass(frozen=True)
-class ConditionalPoisson:
+class ConditionalPoisson(SchemeOfLaw):
     """k independent draws from the draft row, given that they are distinct.
 
     Law: with q the draft row and e_k the k-th elementary symmetric polynomial, the ordered drafts x_1, ..., x_k have
@@ -21,9 +23,8 @@ class ConditionalPoisson:
     """
 
     name = "conditional poisson"
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    uniforms = Uniforms.OF_DRAFTS
+    set_law = SetLaw(Draws.DISTINCT)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
@@ -71,14 +72,9 @@ def _sums_from_each_atom(draft_probs: Float[Tensor, "*b K"], k: int) -> Float[Te
     """Return log e_j(q on the atoms i, i + 1, ...) for j = 0..k and i = 0..K.
 
     Whatever draft comes first, the others come after it: e_j from atom i on is the sum of q_l e_{j-1} from l + 1 on
-    over l >= i. Logarithms, because products of small probabilities would vanish.
+    over l >= i.
     """
-    logs = draft_probs.double().log()
-    sums = [torch.nn.functional.pad(torch.zeros_like(logs), (0, 1))]
-    for _ in range(k):
-        terms = (logs + sums[-1][..., 1:]).flip(-1)
-        sums.append(torch.nn.functional.pad(terms.logcumsumexp(dim=-1).flip(-1), (0, 1), value=-torch.inf))
-    return torch.stack(sums, dim=-2)
+    return log_symmetric_sums(draft_probs.double().log().flip(-1), k + 1).flip(-1)
 
 
 def _repeats(drafts: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b"]:

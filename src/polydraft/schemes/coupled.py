@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
 from polydraft.schemes.without_replacement import WithoutReplacement
 
 
 @dataclass(frozen=True)
-class Coupled:
+class Coupled(SchemeOfLaw):
     """The k tokens whose clocks ring first, the clocks being shared with the target.
 
     Token i has a uniform u_i tied to the seed, the position in the text and the token id, hence an exponential time
@@ -23,9 +25,8 @@ class Coupled:
     """
 
     name = "coupled"
-    deterministic = False
-    independent = False
-    lone_draft_is_drawn = False
+    uniforms = Uniforms.SHARED
+    set_law = SetLaw(Draws.SUCCESSIVE)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -37,6 +37,24 @@ def support_size(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
     return (probs > 0).sum(dim=-1)
 
 
+def largest_count(counts: Int[Tensor, "*b"]) -> int:
+    """Return the largest of some numbers of drafts; zero if there are none."""
+    return int(counts.max()) if counts.numel() else 0
+
+
+def log_symmetric_sums(logs: Float[Tensor, "*b A"], sizes: int) -> Float[Tensor, "*b s C"]:
+    """Return log e_s of the first i weights for s = 0..sizes - 1 and i = 0..A, given the weights' logarithms.
+
+    The elementary symmetric polynomial e_s is the sum over sets of s weights of their product. In logarithms, because
+    products of small probabilities would vanish.
+    """
+    chains = [torch.nn.functional.pad(torch.zeros_like(logs), (0, 1))]
+    for _ in range(1, sizes):
+        sums = (logs + chains[-1][..., :-1]).logcumsumexp(dim=-1)
+        chains.append(torch.nn.functional.pad(sums, (1, 0), value=-torch.inf))
+    return torch.stack(chains, dim=-2)
+
+
 def indicator(scheme: Scheme, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
     """Return one where the drafts are those of a deterministic scheme, else zero."""
     k = drafts.shape[-1]

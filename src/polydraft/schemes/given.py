@@ -6,17 +6,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes.drawing import indicator
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
 from polydraft.schemes.top import TopK
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(SchemeOfLaw):
     """Tokens from outside, such as an n-gram's continuation: the shortlist itself, in its order."""
 
     name = "given"
-    deterministic = True
-    independent = True
-    lone_draft_is_drawn = False
+    uniforms = Uniforms.NONE
+    set_law = SetLaw(most_certain=MOST_CERTAIN, alike=True)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

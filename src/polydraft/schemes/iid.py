@@ -7,16 +7,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes.drawing import cut, last_positive
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import SchemeOfLaw
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(SchemeOfLaw):
     """k independent draws from the draft row; the same token may come twice. A row without mass gives no drafts."""
 
     name = "iid"
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    uniforms = Uniforms.OF_DRAFTS
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from polydraft.schemes.drawing import cut
 from polydraft.schemes.iid import IID
+from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(SchemeOfLaw):
     """Independent draws from different rows, such as those of several draft models or temperatures.
 
     Law: a node has rows q_0, ..., q_{J-1} on one shortlist; draft j is drawn from q_{j mod J}, independently of the
@@ -21,9 +22,7 @@ class Product:
     """
 
     name = "product"
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    set_law = SetLaw(Draws.IN_TURN)  # given a number for each token, of which it reads one for each draft
 
     def sample(
         self, draft_probs: Float[Tensor, "*b J K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

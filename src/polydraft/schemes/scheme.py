@@ -4,6 +4,7 @@ A draft is named by its *atom*, its place in the node's shortlist. `-1` is an ab
 is exact for the drafts of one scheme only.
 """
 
+from enum import Enum
 from itertools import product
 from typing import Protocol, cast, runtime_checkable
 
@@ -17,11 +18,21 @@ MOST_DRAFTS = 4096
 """More drafts than a node of a tree can have."""
 
 
+class Uniforms(Enum):
+    """The random numbers by which the drafts of a node are drawn."""
+
+    NONE = "none; the drafts follow from the row"
+    OF_DRAFTS = "one for each draft"
+    OF_TOKENS = "one for each token of the shortlist"
+    SHARED = "one for each token, tied to its id and its place in the text, as the target's draw may be"
+
+
 @runtime_checkable
 class Scheme(Protocol):
     """How drafts are drawn at one node, given the draft row over the shortlist's K atoms.
 
-    Rows are "*b K" for all schemes but `Product`, whose nodes have J rows each: "*b J K".
+    Rows are "*b K", or "*b J K" where a node has several (`several_rows`). A scheme that knows the law of the set of
+    its drafts derives from `SchemeOfLaw` and says that law and its `uniforms`; the other properties follow.
     """
 
     @property
@@ -47,6 +58,16 @@ class Scheme(Protocol):
         """Whether a draft that is its node's only one is an independent draw from the row, and not certain."""
         ...
 
+    @property
+    def several_rows(self) -> bool:
+        """Whether a node has several draft rows, from which its drafts are drawn in turn."""
+        ...
+
+    @property
+    def uniforms(self) -> Uniforms:
+        """The random numbers by which the drafts are drawn."""
+        ...
+
     def sample(
         self, draft_probs: Float[Tensor, "*rows K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
     ) -> Int[Tensor, "*b k"]:
@@ -62,14 +83,9 @@ class Scheme(Protocol):
         ...
 
 
-@runtime_checkable
-class FewDrafts(Protocol):
-    """A scheme or rule that is defined for few drafts at a node; one without `most_drafts` is for any number."""
-
-    @property
-    def most_drafts(self) -> int:
-        """The most drafts at a node."""
-        ...
+def most_drafts_of(scheme: Scheme) -> int:
+    """Return the most drafts at a node that a scheme can draw: its `most_drafts`, or 4095 where it names no number."""
+    return getattr(scheme, "most_drafts", MOST_DRAFTS - 1)
 
 
 def enumerate_drafts(

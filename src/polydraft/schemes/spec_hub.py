@@ -10,6 +10,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import normalised, without
 from polydraft.schemes.drawing import cut
 from polydraft.schemes.scheme import Scheme
+from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
 from polydraft.schemes.top import TopK
 from polydraft.schemes.without_replacement import WithoutReplacement
 
@@ -17,7 +18,7 @@ MOST = 2
 
 
 @dataclass(frozen=True)
-class SpecHub:
+class SpecHub(SchemeOfLaw):
     """One draw from the draft row; the second draft is the likeliest token, or replaces it where it was drawn.
 
     Law: with q the draft row and a its likeliest token (the first among equals), the first draft is x ~ q. If x is
@@ -33,9 +34,7 @@ class SpecHub:
 
     name = "spechub"
     most_drafts = MOST
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    set_law = SetLaw(drawn=1, most_certain=MOST_CERTAIN)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
@@ -43,7 +42,7 @@ class SpecHub:
         """Draw two without replacement and put the hub in the second's place unless it came first."""
         _at_most_two(k)
         drafts = WithoutReplacement().sample(draft_probs, counts, uniforms, k)
-        hub = _hub(draft_probs)
+        hub = hub_of(draft_probs)
         first = drafts[..., :1]
         return cut(torch.cat([first, drafts[..., 1:].where(first == hub, hub)], dim=-1), counts)
 
@@ -53,7 +52,7 @@ class SpecHub:
         chance = WithoutReplacement().probability(draft_probs, drafts[..., :1])
         if drafts.shape[-1] < MOST:
             return chance
-        hub = _hub(draft_probs)
+        hub = hub_of(draft_probs)
         others = without(draft_probs, hub)
         after_hub = WithoutReplacement().probability(normalised(others, others), drafts[..., 1:])
         onto_hub = (drafts[..., 1] == hub.squeeze(-1)).to(chance.dtype)
@@ -73,7 +72,8 @@ def require_pairs(scheme: Scheme, children: int) -> None:
         )
 
 
-def _hub(draft_probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b 1"]:
+def hub_of(draft_probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b 1"]:
+    """Return the hub, each row's likeliest token, the first among equals; -1 in a row without mass."""
     one = torch.ones(draft_probs.shape[:-1], dtype=torch.int64, device=draft_probs.device)
     return TopK().sample(draft_probs, one, draft_probs, 1)
 

@@ -6,16 +6,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes.drawing import cut, indicator, padded
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(SchemeOfLaw):
     """The k likeliest tokens: a function of the row, no randomness."""
 
     name = "top-k"
-    deterministic = True
-    independent = True
-    lone_draft_is_drawn = False
+    uniforms = Uniforms.NONE
+    set_law = SetLaw(most_certain=MOST_CERTAIN)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

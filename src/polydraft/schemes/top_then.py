@@ -10,20 +10,18 @@ from polydraft.errors import InvalidParameter, is_whole
 from polydraft.probs import normalised, sample, without
 from polydraft.schemes.drawing import cut, indicator
 from polydraft.schemes.iid import IID
+from polydraft.schemes.scheme import Uniforms
+from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
 from polydraft.schemes.top import TopK
-
-MOST_CERTAIN = 1 << 20
-"""The most tokens that may be taken for certain; no vocabulary is larger."""
 
 
 @dataclass(frozen=True)
-class TopThenSample:
+class TopThenSample(SchemeOfLaw):
     """The k - 1 likeliest tokens, then one drawn from the others (Hu et al., arXiv 2502.18779, section 4)."""
 
     name = "top then sample"
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    uniforms = Uniforms.OF_DRAFTS
+    set_law = SetLaw(drawn=1, most_certain=MOST_CERTAIN)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
@@ -49,7 +47,7 @@ class TopThenSample:
 
 
 @dataclass(frozen=True)
-class TopThenIID:
+class TopThenIID(SchemeOfLaw):
     """The `top` likeliest tokens, then independent draws from the others.
 
     Law: with q the draft row, T its `top` likeliest tokens (earlier atoms first among equals) and q' the row without
@@ -66,8 +64,7 @@ class TopThenIID:
     """
 
     top: int
-    deterministic = False
-    independent = True
+    uniforms = Uniforms.OF_DRAFTS
 
     def __post_init__(self) -> None:
         if not is_whole(self.top) or self.top < 0:
@@ -76,16 +73,12 @@ class TopThenIID:
             raise InvalidParameter(
                 f"top must be at most {MOST_CERTAIN}, but is {self.top}; TopK takes all for certain."
             )
+        object.__setattr__(self, "set_law", SetLaw(most_certain=self.top))
 
     @property
     def name(self) -> str:
         """The scheme's name in tables."""
         return f"top {self.top} then iid"
-
-    @property
-    def lone_draft_is_drawn(self) -> bool:
-        """Whether no draft is certain."""
-        return self.top == 0
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

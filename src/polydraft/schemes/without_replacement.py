@@ -7,10 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes.drawing import clocks, cut, padded
+from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
 
 
 @dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(SchemeOfLaw):
     """k successive draws, the row renormalised without the tokens already drawn.
 
     Equal in law to the k smallest of independent exponential clocks with rates `draft_probs` (Gumbel-top-k,
@@ -18,9 +19,7 @@ class WithoutReplacement:
     """
 
     name = "without replacement"
-    deterministic = False
-    independent = True
-    lone_draft_is_drawn = True
+    set_law = SetLaw(Draws.SUCCESSIVE)
 
     def sample(
         self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.theory.rows import support_size
+from polydraft.schemes.drawing import largest_count, log_symmetric_sums, support_size
 
 
 def conditional_chain(
@@ -17,7 +17,7 @@ def conditional_chain(
     and .0222 there.
     """
     counts = torch.minimum(counts, support_size(draft_probs))
-    chains = _log_sums(draft_probs.log().gather(-1, order), _largest(counts) + 1)
+    chains = log_symmetric_sums(draft_probs.log().gather(-1, order), largest_count(counts) + 1)
     at = counts[..., None, None].expand(*counts.shape, 1, chains.shape[-1])
     chain = chains.gather(-2, at).squeeze(-2)
     return (chain - chain[..., -1:]).exp()
@@ -27,24 +27,11 @@ def conditional_inclusion(draft_probs: Float[Tensor, "*b A"], counts: Int[Tensor
     """Return q(i) e_{k-1}(all but i) / e_k(all), the probability that token i is among the drafts."""
     counts = torch.minimum(counts, support_size(draft_probs))
     logs = draft_probs.log()
-    before = _log_sums(logs, _largest(counts) + 1)
-    after = _log_sums(logs.flip(-1), _largest(counts)).flip(-1)
+    before = log_symmetric_sums(logs, largest_count(counts) + 1)
+    after = log_symmetric_sums(logs.flip(-1), largest_count(counts)).flip(-1)
     result = torch.zeros_like(draft_probs)
-    for size in range(1, _largest(counts) + 1):
+    for size in range(1, largest_count(counts) + 1):
         others = torch.stack([before[..., i, :-1] + after[..., size - 1 - i, 1:] for i in range(size)])
         drawn = (logs + others.logsumexp(dim=0) - before[..., size, -1:]).exp()
         result = torch.where((counts == size).unsqueeze(-1), drawn.clamp_max(1), result)
     return result
-
-
-def _log_sums(logs: Float[Tensor, "*b A"], sizes: int) -> Float[Tensor, "*b s A+1"]:
-    """Return log e_s of the first i weights for s = 0..sizes - 1 and i = 0..A."""
-    chains = [torch.nn.functional.pad(torch.zeros_like(logs), (0, 1))]
-    for _ in range(1, sizes):
-        sums = (logs + chains[-1][..., :-1]).logcumsumexp(dim=-1)
-        chains.append(torch.nn.functional.pad(sums, (1, 0), value=-torch.inf))
-    return torch.stack(chains, dim=-2)
-
-
-def _largest(counts: Int[Tensor, "*b"]) -> int:
-    return int(counts.max()) if counts.numel() else 0

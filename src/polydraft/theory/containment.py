@@ -4,21 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
-from polydraft.schemes import (
-    IID,
-    ConditionalPoisson,
-    Coupled,
-    Given,
-    Product,
-    Scheme,
-    SpecHub,
-    TopK,
-    TopThenIID,
-    TopThenSample,
-    WithoutReplacement,
-    check_scheme,
-)
+from polydraft.schemes import Draws, Scheme, SetLaw, set_law_of
 from polydraft.theory.conditional import conditional_chain, conditional_inclusion
 from polydraft.theory.rows import likeliest, prefix_sums
 from polydraft.theory.successive import SuccessiveLaw
@@ -45,15 +31,16 @@ def containment_chain(
         UnpairedScheme: the scheme's containment is not known.
     """
     draft_probs = draft_probs.double()
-    if isinstance(scheme, WithoutReplacement | Coupled):
+    law = set_law_of(scheme)
+    if law.draws is Draws.SUCCESSIVE:
         return SuccessiveLaw.of(draft_probs, counts).chain(order)
-    if isinstance(scheme, ConditionalPoisson):
+    if law.draws is Draws.DISTINCT:
         return conditional_chain(draft_probs, order, counts)
-    if isinstance(scheme, Product):
+    if law.draws is Draws.IN_TURN:
         times = _draws_per_row(draft_probs, counts).unsqueeze(-1)
         each = draft_probs.gather(-1, order.unsqueeze(-2).expand_as(draft_probs))
         return _prefix_shares(each).pow(times).prod(dim=-2)
-    certain, draws = certain_and_drawn(scheme, draft_probs, counts)
+    certain, draws = certain_and_drawn(law, draft_probs, counts)
     others = draft_probs.masked_fill(certain, 0.0)
     draws = draws.where((others > 0).any(dim=-1), 0).unsqueeze(-1)
     return _prefix_shares(others.gather(-1, order)).pow(draws) * _holds(certain.gather(-1, order))
@@ -86,48 +73,27 @@ def inclusion(
         UnpairedScheme: the scheme's containment is not known.
     """
     draft_probs = draft_probs.double()
-    if isinstance(scheme, WithoutReplacement | Coupled):
+    law = set_law_of(scheme)
+    if law.draws is Draws.SUCCESSIVE:
         return SuccessiveLaw.of(draft_probs, counts).inclusion()
-    if isinstance(scheme, ConditionalPoisson):
+    if law.draws is Draws.DISTINCT:
         return conditional_inclusion(draft_probs, counts)
-    if isinstance(scheme, Product):
+    if law.draws is Draws.IN_TURN:
         missed = _log_missed(draft_probs, _draws_per_row(draft_probs, counts)).sum(dim=-2)
         return -missed.expm1()
-    certain, draws = certain_and_drawn(scheme, draft_probs, counts)
+    certain, draws = certain_and_drawn(law, draft_probs, counts)
     missed = _log_missed(draft_probs.masked_fill(certain, 0.0), draws)
     return torch.where(certain, 1.0, -missed.expm1())
 
 
 def certain_and_drawn(
-    scheme: Scheme, draft_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+    law: SetLaw, draft_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
 ) -> tuple[Bool[Tensor, "*b A"], Int[Tensor, "*b"]]:
-    """Return the tokens that are drafted for certain, and how many independent draws from the others follow.
-
-    Raises:
-        UnpairedScheme: the scheme is not of this kind.
-    """
-    if isinstance(scheme, Given):
-        return likeliest((draft_probs > 0).double(), counts), torch.zeros_like(counts)
-    drawn, most = drawn_and_certain(scheme)
-    fixed = (counts - drawn).clamp_min(0)
-    fixed = fixed if most is None else fixed.clamp_max(most)
-    return likeliest(draft_probs, fixed), counts - fixed
-
-
-def drawn_and_certain(scheme: Scheme) -> tuple[int, int | None]:
-    """Return how many drafts are drawn before any is certain, and how many may be certain at most; None for any number.
-
-    Raises:
-        UnpairedScheme: the scheme does not draw its other drafts independently.
-    """
-    if isinstance(scheme, TopK | Given):
-        return 0, None
-    if isinstance(scheme, TopThenSample | SpecHub):
-        return 1, None
-    if isinstance(scheme, IID | TopThenIID):
-        return 0, scheme.top if isinstance(scheme, TopThenIID) else 0
-    check_scheme(scheme, "Containment")
-    raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")
+    """Return the tokens that are drafted for certain, and how many draws from the others follow."""
+    if not law.most_certain:
+        return torch.zeros_like(draft_probs, dtype=torch.bool), counts
+    fixed = (counts - law.drawn).clamp(0, law.most_certain)
+    return likeliest((draft_probs > 0).double() if law.alike else draft_probs, fixed), counts - fixed
 
 
 def _prefix_shares(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:

@@ -8,15 +8,7 @@ from torch import Tensor
 
 from polydraft.errors import VocabularyMismatch
 from polydraft.probs import check_probs
-from polydraft.schemes import (
-    ConditionalPoisson,
-    Coupled,
-    Product,
-    Scheme,
-    WithoutReplacement,
-    check_scheme,
-    require_draft_count,
-)
+from polydraft.schemes import Scheme, check_scheme, require_draft_count, set_law_of
 from polydraft.theory.containment import certain_and_drawn, containment_chain
 from polydraft.theory.rows import prefix_sums
 from polydraft.theory.submodular import minimising_order
@@ -63,7 +55,7 @@ def optimal_set(
         UnpairedScheme: the scheme's containment is not known.
     """
     draft_probs, target_mass = draft_probs.double(), target_mass.double()
-    if isinstance(scheme, Product):
+    if scheme.several_rows:
         order = _order_by_search(scheme, draft_probs, target_mass, counts)
     else:
         order = _order_by_ratio(scheme, draft_probs, target_mass, counts)
@@ -107,10 +99,8 @@ def optimal_acceptance(
 def _order_by_ratio(
     scheme: Scheme, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
 ) -> Int[Tensor, "*b A"]:
-    ratio = (draft_probs / target_mass).where(draft_probs > 0, -1.0)
-    if not isinstance(scheme, WithoutReplacement | Coupled | ConditionalPoisson):
-        certain, _ = certain_and_drawn(scheme, draft_probs, counts)
-        ratio = ratio.masked_fill(certain, torch.inf)
+    certain, _ = certain_and_drawn(set_law_of(scheme), draft_probs, counts)
+    ratio = (draft_probs / target_mass).where(draft_probs > 0, -1.0).masked_fill(certain, torch.inf)
     return (-ratio.view(torch.int64)).argsort(dim=-1, stable=True)  # floats >= 0 sort like their bits, but faster
 
 

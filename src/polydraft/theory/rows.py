@@ -4,16 +4,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-
-def support_size(draft_probs: Float[Tensor, "*b A"]) -> Int[Tensor, "*b"]:
-    """Return the number of tokens with any mass."""
-    return (draft_probs > 0).sum(dim=-1)
+from polydraft.schemes.drawing import largest_count, support_size
 
 
 def likeliest(draft_probs: Float[Tensor, "*b A"], number: Int[Tensor, "*b"]) -> Bool[Tensor, "*b A"]:
     """Mark the `number` likeliest tokens that have any mass, earlier ones first among equals."""
     number = torch.minimum(number, support_size(draft_probs))
-    most = int(number.max()) if number.numel() else 0
+    most = largest_count(number)
     if most == 0:
         return torch.zeros_like(draft_probs, dtype=torch.bool)
     largest = draft_probs.topk(most, dim=-1).values

@@ -1,12 +1,12 @@
 """What an acceptance rate is worth: tokens per target call, time and operations saved, and the best draft length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.errors import InvalidParameter, is_whole, require_number
 from polydraft.probs import overlap
 
 LONGEST = 4096
@@ -33,7 +33,7 @@ def lenient_acceptance(
     Raises:
         InvalidParameter: lenience is not in (0, 1].
     """
-    _require("lenience", lenience, "in (0, 1]", lambda value: 0 < value <= 1)
+    require_number("lenience", lenience, "in (0, 1]", lambda value: 0 < value <= 1)
     return overlap(target_probs / lenience, draft_probs)
 
 
@@ -148,17 +148,12 @@ def block_efficiency(parents: Sequence[int], branching: Float[Tensor, "*b n"]) -
     return 1 + expected_accepted_length(parents, branching)
 
 
-def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
-    if not is_number(value) or not holds(value):
-        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")
-
-
 def _require_share(acceptance: float) -> None:
-    _require("acceptance", acceptance, "in [0, 1]", lambda value: 0 <= value <= 1)
+    require_number("acceptance", acceptance, "in [0, 1]", lambda value: 0 <= value <= 1)
 
 
 def _require_cost(cost: float) -> None:
-    _require("cost", cost, ">= 0", lambda value: 0 <= value < float("inf"))
+    require_number("cost", cost, ">= 0", lambda value: 0 <= value < float("inf"))
 
 
 def _require_length(name: str, value: int) -> None:

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.schemes.drawing import largest_count, support_size
 from polydraft.theory.quadrature import TimeNodes, time_nodes
 from polydraft.theory.ringing import CLIP, MOST_LINEAR, fewer_rung, odds_of_ringing, rung_exactly, rung_tables
-from polydraft.theory.rows import of_others, prefix_sums, suffix_sums, support_size
+from polydraft.theory.rows import of_others, prefix_sums, suffix_sums
 
 SCALE = 2.0**60
 """Rates are draft probabilities times this power of two, so that the clock of a subnormal rate rings in finite time."""
@@ -53,7 +54,7 @@ class SuccessiveLaw:
         """Prepare the law for `counts` drafts of each row."""
         rates = draft_probs.double() * SCALE
         counts = torch.minimum(counts, support_size(draft_probs))
-        most = int(counts.max()) if counts.numel() else 0
+        most = largest_count(counts)
         return cls(rates, counts, most, time_nodes(rates, counts, most))
 
     def chain(self, order: Int[Tensor, "*b A"] | None = None) -> Float[Tensor, "*b C"]:

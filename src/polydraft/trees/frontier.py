@@ -15,7 +15,7 @@ class Frontier:
 
     Args:
         nodes: their numbers among the nodes that were ever proposed for, the root being 0. With a static shape these
-            are their numbers in the tree as well; with a dynamic policy `Draft.scored` tells which became which.
+            are their numbers in the tree as well; with a growing policy `Draft.scored` tells which became which.
         tokens: their token ids.
         depth: their depth; 0 is the root's.
         ancestors: for each, which of the first `nodes.stop` nodes it descends from, itself included.

@@ -1,10 +1,14 @@
 """Growing a token tree level by level: one proposal call per depth for all rows and all nodes of that depth.
 
+There is one loop, `grow`, over two kinds of trees. A `ShapedTree` has the policy's shape in all rows, so that all of it
+but the tokens is shared and known beforehand. In an `OpenTree` (`trees.growing`) each row has a shape of its own, which
+follows the draft.
+
 **If something fails on the way** (the drafter, the scheme's sampler or the policy raises), growth ends there and the
 tree is what was drawn so far, its deepest nodes leaves; `Draft.failure` holds the error. To drop the whole draft would
 bias the text if the error follows from drawn tokens: it is pruning after sampling. To end growth is not, whatever it
 follows from: it gives the nodes that are left no children, and a count may depend on all that was drawn before
-(`trees.dynamic.policy` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
+(`trees.growing.growth` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
 are errors of pairing at any depth, since a user has to mend them and no text comes out.
 
 **What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.sound`): a row that
@@ -16,25 +20,23 @@ finished draft is noted in the noise: whoever asked for it has what was drawn, e
 says that it is no law: its node is a leaf, and `Draft.sound` tells it to whoever asks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from polydraft.probs import Noise, sent
-from polydraft.schemes import IID, ConditionalPoisson, Coupled, Scheme, TopThenIID, TopThenSample
-from polydraft.trees.dynamic.growth import grow_dynamic
-from polydraft.trees.dynamic.policy import is_dynamic
+from polydraft.schemes import Scheme, Uniforms
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
-from polydraft.trees.policies import TreePolicy, stopping
+from polydraft.trees.growing.growth import GrowingPolicy
+from polydraft.trees.growing.open_tree import OpenTree
+from polydraft.trees.policy import TreePolicy
 from polydraft.trees.shape import TreeShape, topology
-from polydraft.trees.sound import alike, any_law, both, usable_rows
+from polydraft.trees.sound import ProposedRows, alike, both, usable_rows
 from polydraft.trees.tree import Draft, TokenTree
-
-ONE_EACH = (IID, TopThenIID, TopThenSample, ConditionalPoisson)
-"""The schemes that use one uniform per draft; others have one per token."""
 
 
 def grow(
@@ -51,92 +53,157 @@ def grow(
 
     Args:
         root: the last committed token of each row.
-        policy: decides the number of children of every node. With a dynamic one, the drafter must afterwards put its
+        policy: decides the number of children of every node. With a growing one, the drafter must afterwards put its
             keys in the tree's order: see `Draft.scored`.
         scheme: the law by which the children of a node are drawn; the verifier's.
         propose: gives the draft rows of all nodes of a depth in one call; deepest nodes are never asked.
         noise: random numbers, one stream per row.
-        overlap: what the drafter thinks of the rows that it proposed, for policies that ask for it.
+        overlap: what the drafter thinks of the rows that it proposed just now, for policies that ask for it.
         trusted: whether all rows are known to be laws of distinct tokens, or zeros where there is none, in memory that
             stays as it is; then they are not looked at, which spares time.
 
     Raises:
         Exception: whatever `propose` or the scheme raises before anything is drawn; later it is kept as the draft's
             `failure`.
-        UnpairedScheme: the policy drops drafts after they were drawn, and the scheme draws them at random.
+        UnpairedScheme: the policy's trees cannot be drawn under the scheme.
         VocabularyMismatch: the drafter says so, at any depth.
     """
-    if is_dynamic(policy):
-        draft = grow_dynamic(root, policy, scheme, propose, noise, overlap, trusted=trusted)
+    shape = policy.shape  # read once: a policy may choose another one at any time
+    policy.check(scheme)
+    if shape.counts:
+        tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
+        draft = _grown(tree, scheme, propose, noise, overlap, trusted=trusted)
     else:
-        draft = _grown(root, policy, scheme, propose, noise, trusted)
+        draft = Draft.nothing(root)
     noise.note((draft if trusted else draft.copied(), scheme))
     return draft
 
 
 def _grown(
-    root: Int[Tensor, "b"], policy: TreePolicy, scheme: Scheme, propose: Propose, noise: Noise, trusted: bool
+    tree: "ShapedTree | OpenTree",
+    scheme: Scheme,
+    propose: Propose,
+    noise: Noise,
+    overlap: Overlap | None,
+    *,
+    trusted: bool,
 ) -> Draft:
-    """Draw a tree of the policy's shape."""
-    shape = policy.shape
-    most_children, failure, sound, stopped = shape.max_children, None, None, False
-    asked = stopping(policy)
-    if not shape.counts:
-        return Draft.nothing(root)
-    tree = topology(shape, len(root), root.device)
-    tokens, atoms = [root.unsqueeze(-1)], [torch.full_like(root, -1).unsqueeze(-1)]
-    valid = [torch.ones_like(tokens[0], dtype=torch.bool)]
-    shortlist: list[Tensor] = []
-    probs: list[Tensor] = []
-    for depth, level in enumerate(_levels(shape, root.device)):
-        busy = level.nodes
-        frontier = Frontier(
-            busy, tokens[-1][:, : len(busy)], depth, tree.ancestors[:, busy.start : busy.stop, : busy.stop]
-        )
-        frontier = frontier if trusted else frontier.lent()
-        try:
-            listed, law, fine = usable_rows(propose(frontier), frontier, probs, trusted=trusted)
-            drafts = _draw(scheme, any_law(law, fine), level, _uniforms(scheme, listed, law, level, depth, noise))
-            drawn = level.children(drafts)
-            reached = level.children(listed.gather(-1, drafts.clamp_min(0))).clamp_min(0)
-        except MENDABLE:
+    """Expand a tree depth by depth, until it has no frontier any more or something fails."""
+    failure: Exception | None = None
+    try:
+        while (frontier := tree.frontier()) is not None:
+            asked = frontier if trusted else frontier.lent()
+            found = usable_rows(propose(asked), frontier, tree.first, trusted=trusted)
+            law, counts, most = tree.planned(found, overlap and partial(overlap, asked))
+            drafts = scheme.sample(law, counts, _uniforms(tree, scheme, found, noise), most) if most else None
+            tree.add(found, law, drafts)
+    except MENDABLE:
+        raise
+    except Exception as error:  # whatever it is, what was drawn must be verified
+        if not tree.depth:
             raise
-        except Exception as error:  # whatever it is, what was drawn must be verified
-            if depth == 0:
-                raise
-            failure = error
-            break
-        sound = both(sound, None if fine is None else fine | ~valid[-1][:, : len(busy)])
-        there = (drawn >= 0) & valid[-1].index_select(1, level.parents)
-        if fine is not None:
-            there &= fine.index_select(1, level.parents)
-        tokens.append(reached)
-        atoms.append(drawn.where(there, -1))
-        valid.append(there)
-        shortlist.append(_with_leaves(listed, level.leaves, -1))
-        probs.append(_with_leaves(law, level.leaves, 0.0))
-        if asked is not None and fine is None and depth + 1 < shape.depth:
-            try:
-                stopped = not asked.goes_on(depth + 1, _chances(law, drafts, level))
-            except Exception as error:  # noqa: BLE001  whatever it is, what was drawn must be verified
-                failure = error
-            if stopped or failure:
-                break
-    if len(tokens) <= shape.depth:  # growth ended early, and the deepest nodes are leaves
-        tree = topology(TreeShape(shape.counts[: len(tokens) - 1]), len(root), root.device)
-        leaves = tokens[-1].shape[1]
-        shortlist[-1], probs[-1] = _with_leaves(shortlist[-1], leaves, -1), _with_leaves(probs[-1], leaves, 0.0)
-    grown = TokenTree(torch.cat(tokens, dim=1), tree, torch.cat(valid, dim=1))
-    return Draft(
-        grown,
-        torch.cat(atoms, dim=1),
-        torch.cat(alike(shortlist, -1), dim=1),
-        torch.cat(alike(probs, 0.0), dim=1),
-        most_children=most_children,
-        failure=failure,
-        sound=sound,
-        stopped=stopped,
-    )
+        failure = error
+    return tree.draft(failure)
+
+
+def _uniforms(
+    tree: "ShapedTree | OpenTree", scheme: Scheme, found: ProposedRows, noise: Noise
+) -> Float[Tensor, "b f u"]:
+    """Return the numbers that the drafts of a depth are drawn with; a row's do not depend on the rows beside it."""
+    most, probs = tree.most_children, found.probs
+    width = most if tree.shares_streams and scheme.uniforms is Uniforms.OF_DRAFTS else max(most, probs.shape[-1])
+    if scheme.deterministic:
+        return probs.new_zeros(1).expand(*probs.shape[:2], width)
+    if scheme.uniforms is Uniforms.SHARED:
+        return noise.tied(tree.depth, found.listed)
+    stream = noise if tree.shares_streams else noise.at(tree.depth)
+    return sent(stream.uniform(probs.shape[1], width), probs.device)
+
+
+class ShapedTree:
+    """Trees of one shape in the middle of their growth; all rows of a batch share all but the tokens.
+
+    All depths draw from one stream.
+    """
+
+    shares_streams = True
+
+    def __init__(self, root: Int[Tensor, "b"], policy: TreePolicy, shape: TreeShape) -> None:
+        self._policy, self._shape, self._stops = policy, shape, policy.stops
+        self._topology, self._levels = topology(shape, len(root), root.device), _levels(shape, root.device)
+        self._tokens, self._atoms = [root.unsqueeze(-1)], [torch.full_like(root, -1).unsqueeze(-1)]
+        self._valid = [torch.ones_like(self._tokens[0], dtype=torch.bool)]
+        self._listed, self._probs = list[Tensor](), list[Tensor]()
+        self._sound: Bool[Tensor, " b"] | None = None
+        self._chances: Callable[[], Tensor] | None = None
+        self._stopped = False
+        self.depth = 0
+        """That of the nodes that get children next."""
+        self.first: Tensor | None = None
+        """The draft rows of the root, once they are known."""
+
+    @property
+    def most_children(self) -> int:
+        """The most children of a node of this depth."""
+        return self._levels[self.depth].most
+
+    def frontier(self) -> Frontier | None:
+        """Return the next nodes that get children; None where growth ends."""
+        depth = self.depth
+        if depth == len(self._levels):
+            return None
+        if self._chances is not None:
+            self._stopped = not self._policy.grows_on(depth, self._chances())
+            if self._stopped:
+                return None
+        nodes = self._levels[depth].nodes
+        ancestors = self._topology.ancestors[:, nodes.start : nodes.stop, : nodes.stop]
+        return Frontier(nodes, self._tokens[-1][:, : len(nodes)], depth, ancestors)
+
+    def planned(
+        self, found: ProposedRows, estimate: Callable[[], Float[Tensor, "b f"]] | None
+    ) -> tuple[Float[Tensor, "b f *J K"], Int[Tensor, "b f"], int]:
+        """Return the rows to draw from, the nodes' numbers of children, and the largest of these."""
+        level, law = self._levels[self.depth], found.any_law()
+        return law, level.counts.expand(law.shape[:2]), level.most
+
+    def add(self, found: ProposedRows, law: Float[Tensor, "b f *J K"], drafts: Int[Tensor, "b f k"] | None) -> None:
+        """Take in the drafts of a depth."""
+        assert drafts is not None  # every depth of a shape has children
+        level, sound = self._levels[self.depth], found.sound
+        atoms, parents = level.children(drafts), self._valid[-1]
+        tokens = level.children(found.listed.gather(-1, drafts.clamp_min(0))).clamp_min(0)
+        there = (atoms >= 0) & parents.index_select(1, level.parents)
+        if sound is not None:
+            there &= sound.index_select(1, level.parents)
+            self._sound = both(self._sound, sound | ~parents[:, : sound.shape[1]])
+        self._chances = partial(_chances, law, drafts, level) if self._stops and sound is None else None
+        self._tokens.append(tokens)
+        self._atoms.append(atoms.where(there, -1))
+        self._valid.append(there)
+        self._listed.append(_with_leaves(found.listed, level.leaves, -1))
+        self._probs.append(_with_leaves(found.probs, level.leaves, 0.0))
+        self.first, self.depth = self._probs[0], self.depth + 1
+
+    def draft(self, failure: Exception | None) -> Draft:
+        """Return the draft of what was drawn."""
+        tree, depth = self._topology, self.depth
+        listed, probs = self._listed, self._probs
+        if depth < self._shape.depth:  # growth ended early, and the deepest nodes are leaves
+            tree = topology(TreeShape(self._shape.counts[:depth]), len(self._tokens[0]), self._tokens[0].device)
+            leaves = self._tokens[-1].shape[1]
+            listed = [*listed[:-1], _with_leaves(listed[-1], leaves, -1)]
+            probs = [*probs[:-1], _with_leaves(probs[-1], leaves, 0.0)]
+        return Draft(
+            TokenTree(torch.cat(self._tokens, dim=1), tree, torch.cat(self._valid, dim=1)),
+            torch.cat(self._atoms, dim=1),
+            torch.cat(alike(listed, -1), dim=1),
+            torch.cat(alike(probs, 0.0), dim=1),
+            most_children=self._shape.max_children,
+            failure=failure,
+            sound=self._sound,
+            stopped=self._stopped,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,25 +264,3 @@ def _chances(law: Float[Tensor, "b f *J K"], drafts: Int[Tensor, "b f k"], level
     places = level.children(drafts)
     chances = level.children(rows.gather(-1, drafts.clamp_min(0)))
     return chances.where(places >= 0, 0.0)
-
-
-def _draw(
-    scheme: Scheme, law: Float[Tensor, "b f *J K"], level: _Level, uniforms: Float[Tensor, "b f u"]
-) -> Int[Tensor, "b f k"]:
-    return scheme.sample(law, level.counts.expand(law.shape[:2]), uniforms, level.most)
-
-
-def _uniforms(
-    scheme: Scheme,
-    listed: Int[Tensor, "b f K"],
-    law: Float[Tensor, "b f *J K"],
-    level: _Level,
-    depth: int,
-    noise: Noise,
-) -> Float[Tensor, "b f u"]:
-    width = level.most if isinstance(scheme, ONE_EACH) else max(level.most, law.shape[-1])
-    if scheme.deterministic:
-        return law.new_zeros(1).expand(*law.shape[:2], width)
-    if isinstance(scheme, Coupled):
-        return noise.tied(depth, listed)
-    return sent(noise.uniform(law.shape[1], width), law.device)

@@ -4,7 +4,7 @@ Every row passes here before a child is drawn from it, so that what is wrong wit
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,13 +17,33 @@ TOLERANCE = 1e-4
 """How far the sum of a draft row may be from one."""
 
 
+class ProposedRows(NamedTuple):
+    """The draft rows that were proposed for the nodes of a depth.
+
+    Args:
+        listed: their lists; no token where a row is no law.
+        probs: the rows; zeros where one is no law.
+        sound: which nodes have a law; None on the host if all have.
+    """
+
+    listed: Int[Tensor, "b f K"]
+    probs: Float[Tensor, "b f *J K"]
+    sound: Bool[Tensor, "b f"] | None
+
+    def any_law(self) -> Float[Tensor, "b f *J K"]:
+        """Return rows to draw from: any law for those that are none, since what is drawn there does not count."""
+        if self.sound is None:
+            return self.probs
+        return self.probs.where(_beside(self.sound, self.probs), 1 / self.probs.shape[-1])
+
+
 def usable_rows(
     found: tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]],
     frontier: Frontier,
-    above: Sequence[Float[Tensor, "b _ *J K"]],
+    first: Float[Tensor, "b _ *J K"] | None,
     *,
     trusted: bool,
-) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"], Bool[Tensor, "b f"] | None]:
+) -> ProposedRows:
     """Look at the draft rows that were proposed for the nodes of a depth.
 
     A node whose row is no law of distinct tokens gets no tokens and a row of zeros.
@@ -31,12 +51,9 @@ def usable_rows(
     Args:
         found: their lists and rows; whatever it is, if it is not trusted.
         frontier: the nodes.
-        above: the rows of the depths above.
+        first: the rows of the root; None if it is the root that is looked at.
         trusted: whether the rows are known to be laws of distinct tokens, or zeros; else they are copied, since
             whoever proposed them may use their memory again.
-
-    Returns:
-        the lists and rows; and which nodes have a law, None on the host if all have.
 
     Raises:
         InvalidDraft: what came are no lists and rows of these nodes.
@@ -44,17 +61,17 @@ def usable_rows(
     if trusted:
         listed, law = found
         fine = law.flatten(2).amax(dim=-1) > 0
-        return listed, law, None if law.device.type == "cpu" and bool(fine.all()) else fine
-    listed, law = _of_these(found, frontier, above)
+        return ProposedRows(listed, law, None if law.device.type == "cpu" and bool(fine.all()) else fine)
+    listed, law = _of_these(found, frontier, first)
     listed, law = listed.clone(), law.clone()
     fine = laws(law).all(dim=-1) & distinct(listed)
     if law.device.type == "cpu" and bool(fine.all()):
-        return listed, law, None
-    return listed.where(fine.unsqueeze(-1), -1), law.where(_beside(fine, law), 0.0), fine
+        return ProposedRows(listed, law, None)
+    return ProposedRows(listed.where(fine.unsqueeze(-1), -1), law.where(_beside(fine, law), 0.0), fine)
 
 
 def _of_these(
-    found: Any, frontier: Frontier, above: Sequence[Float[Tensor, "b _ *J K"]]
+    found: Any, frontier: Frontier, first: Float[Tensor, "b _ *J K"] | None
 ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
     """Return what was proposed, if it is a list and rows for every node.
 
@@ -81,7 +98,7 @@ def _of_these(
             f"The proposal's lists must be of type torch.int64 and its rows of a floating point type, but they are of "
             f"types {listed.dtype} and {law.dtype}."
         )
-    members = tuple(above[0].shape[2:-1]) if above else tuple(law.shape[2:-1][:1])
+    members = tuple(law.shape[2:-1][:1]) if first is None else tuple(first.shape[2:-1])
     if listed.dim() != 3 or tuple(law.shape[2:-1]) != members or law.shape[-1] != listed.shape[-1]:
         raise InvalidDraft(
             f"The proposal's rows have shape {tuple(law.shape)}, which does not fit lists of shape "
@@ -104,11 +121,6 @@ def distinct(listed: Int[Tensor, "b f K"]) -> Bool[Tensor, "b f"]:
             return plain
     listed = listed.sort(dim=-1).values
     return ~((listed[..., 1:] == listed[..., :-1]) & (listed[..., 1:] >= 0)).any(dim=-1)
-
-
-def any_law(law: Float[Tensor, "b f *J K"], sound: Bool[Tensor, "b f"] | None) -> Float[Tensor, "b f *J K"]:
-    """Return rows to draw from: any law in place of those that are none, since what is drawn there does not count."""
-    return law if sound is None else law.where(_beside(sound, law), 1 / law.shape[-1])
 
 
 def both(one: Bool[Tensor, "b"] | None, nodes: Bool[Tensor, "b f"] | None) -> Bool[Tensor, "b"] | None:

@@ -1,15 +1,7 @@
 """Verification rules: which draft to keep, so that the output keeps the target's law."""
 
-from polydraft.verifiers.law import (
-    NodeVerifier,
-    OutcomeLaw,
-    ScalableVerifier,
-    SharesRule,
-    TreeVerifier,
-    check_rows,
-    most_drafts,
-    require_few,
-)
+from polydraft.verifiers.checks import check_rows
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, ScalableVerifier, SharesRule, TreeVerifier
 from polydraft.verifiers.nodes.importance_weighted import ImportanceWeighted
 from polydraft.verifiers.nodes.k_seq import KSeq
 from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
@@ -21,6 +13,8 @@ from polydraft.verifiers.nodes.recursive_without_replacement import RecursiveRej
 from polydraft.verifiers.nodes.spec_hub import SpecHubRule
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.selection.rule import SelectionRule
+from polydraft.verifiers.traits import Traits, has_marginal, most_drafts, require_few, traits
 from polydraft.verifiers.trees.block import BlockVerification
 from polydraft.verifiers.trees.bottom_up import BottomUp
 from polydraft.verifiers.trees.by_shape import ByShape
@@ -46,6 +40,7 @@ __all__ = [
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
     "ScalableVerifier",
+    "SelectionRule",
     "SharedNoise",
     "SharesRule",
     "SpecHubRule",
@@ -53,11 +48,14 @@ __all__ = [
     "TopBeta",
     "TopDown",
     "TopThenSampleRule",
+    "Traits",
     "TraversalVerification",
     "TreeVerifier",
     "TypicalAcceptance",
     "check_rows",
     "expected_accepted",
+    "has_marginal",
     "most_drafts",
     "require_few",
+    "traits",
 ]

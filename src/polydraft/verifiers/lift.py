@@ -3,7 +3,8 @@
 from typing import Generic, TypeVar
 
 from polydraft.schemes import Scheme
-from polydraft.verifiers.law import BestAlone, NodeVerifier, most_drafts
+from polydraft.verifiers.law import NodeVerifier
+from polydraft.verifiers.traits import traits
 
 Rule = TypeVar("Rule", bound=NodeVerifier)
 
@@ -37,9 +38,9 @@ class Lift(Generic[Rule]):
     @property
     def best_alone(self) -> bool:
         """Whether the node rule keeps a lone drawn draft as often as draft and target rows overlap."""
-        return isinstance(self.rule, BestAlone) and self.rule.best_alone
+        return traits(self.rule).best_alone
 
     @property
     def most_drafts(self) -> int:
         """The most drafts at a node that the node rule and its scheme are defined for."""
-        return most_drafts(self.rule)
+        return traits(self.rule).most_drafts

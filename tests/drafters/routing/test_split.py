@@ -24,6 +24,7 @@ from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import reuse
 from polydraft.schemes import Product, TopK
 from polydraft.trees import BestFirst, Chain, Eagle2, TreePolicy, TreeShape, Verdict, Widths, branched, in_pieces
 
@@ -171,7 +172,7 @@ def test_grown_trees_keep_to_the_budgets_of_their_rows() -> None:
     session = Session(SamplingParams(), 64, VOCAB)
     for policy, scheme in ((BestFirst(9, children=3), Product()), (Eagle2(3, 3, 9), TopK())):
         found, trees = [], []
-        for own in (policy.rationed((2, 9, 5)), policy.rationed((9, 9, 9)), policy):
+        for own in (policy.with_budgets((2, 9, 5)), policy.with_budgets((9, 9, 9)), policy):
             noise = Noise.from_seed(0, 3)
             (piece,) = in_pieces(drafter.draft(drafter.start(text, session), text, scheme, own, noise)[0])
             tree = piece.draft.tree
@@ -186,4 +187,4 @@ def test_what_was_learnt_of_a_text_is_no_part_of_what_is_kept_of_it() -> None:
     text = Text(torch.tensor([[3, 1, 4, 1, 5]] * 2), torch.tensor([5, 5]))
     state = drafter.start(text, Session((SamplingParams(),) * 2, 40, VOCAB))
     learnt = replace(state, kept=(Kept(9, 8), Kept(5, 1)))
-    assert drafter.untaught(learnt).kept == state.kept == (Kept(), Kept())
+    assert reuse(learnt, state, 5).kept == state.kept == (Kept(), Kept())

@@ -252,15 +252,16 @@ class Blind(Planner):
         super().__init__((tree,))
         self.asked = list[bool]()
 
-    def note(self, *told: Any) -> None:
-        super().note(*told)
+    def learn(self, *told: Any) -> None:
+        super().learn(*told)
         self.current = 1
 
-    def looks(self) -> bool:
+    @property
+    def uses_lookups(self) -> bool:
         return self.steps % 2 == 1
 
-    def takes(self, found: Any) -> tuple[int, ...]:
-        self.asked.append(self.looks())
+    def rows_with_lookup(self, found: Any) -> tuple[int, ...]:
+        self.asked.append(self.uses_lookups)
         return tuple(row for row, one in enumerate(found) if one.parents)
 
 
@@ -270,7 +271,7 @@ def test_where_nothing_is_to_be_looked_up_nobody_guesses_and_the_other_drafter_d
 
     class Guessing(NgramDrafter):
         def guesses(self, state: Any, text: Any, bounds: Any) -> Any:
-            guessed.append(planner.looks())
+            guessed.append(planner.uses_lookups)
             return super().guesses(state, text, bounds)
 
     other = model()

@@ -149,7 +149,7 @@ def test_a_newcomer_fills_its_window_while_the_others_have_theirs() -> None:
     for number in range(9):
         if number == 4:
             policy = loop.rows.parts[0].origin
-            loop = LOOP.join(loop, 1, begun(drafter, [[9, 9, 4]], policy))
+            loop = loop.put(1, begun(drafter, [[9, 9, 4]], policy))
             published[1] = Published([9, 9, 4], *sizes)
         rows = LOOP.drafts(loop).rows if number else ()
         assert number != 5 or len({len(row.window.rows) for row in rows}) == 2
@@ -241,7 +241,7 @@ def test_a_row_in_a_full_batch_is_decoded_without_a_window_and_goes_on_with_it_l
         assert taken.scored.riders is not None
     check(loop, 0, published)
     before = LOOP.drafts(loop).rows[0].window
-    loop = LOOP.join(loop, 2, begun(drafter, [[9, 9, 4, 9, 9]], loop.rows.parts[0].origin))
+    loop = loop.put(2, begun(drafter, [[9, 9, 4, 9, 9]], loop.rows.parts[0].origin))
     kept = 0
     for _ in range(4):
         loop, taken = LOOP.step(loop)

@@ -38,7 +38,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
-from polydraft.trees import TreePolicy, check_policy, largest_shape
+from polydraft.trees import TreePolicy
 
 VOCAB = 24
 WIDE = Fixed(room_for_paths(12, 6, 3))
@@ -76,9 +76,9 @@ def written(folder: Path, *texts: list[int], vocab: int = VOCAB) -> Path:
 
 def test_bounds_are_those_that_were_asked_for() -> None:
     for policy, nodes, depth, children in ((TREES, 16, 12, 4), (WIDE, 12, 6, 3)):
-        shape = largest_shape(policy)
+        shape = policy.largest
         assert (shape.size - 1, shape.depth, shape.max_children) == (nodes, depth, children)
-        check_policy(policy, Given())
+        policy.check(Given())
 
 
 def test_what_followed_the_longest_match_is_drafted_by_its_length() -> None:

@@ -8,7 +8,6 @@ import typer
 from polydraft.cli.arguments.options import DRAFTING, MEASURING, OUTPUT, PROMPTS, SAMPLING
 from polydraft.cli.arguments.places import folder_to_write, to_read, to_write, to_write_beside
 from polydraft.cli.arguments.values import count, filled, seed_number
-from polydraft.cli.arguments.words import own_rules
 
 FromOption = Annotated[
     Path | None,
@@ -17,47 +16,6 @@ FromOption = Annotated[
 DemoTokensOption = Annotated[int, typer.Option(min=8, callback=count, help="Tokens per prompt.")]
 DemoRepeatsOption = Annotated[
     int, typer.Option(min=1, callback=count, help="How often every prompt is run with and without drafts.")
-]
-MaxTokensOption = Annotated[
-    int,
-    typer.Option(min=1, callback=count, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING),
-]
-LimitsHeatsOption = Annotated[
-    list[float] | None,
-    typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.", rich_help_panel=SAMPLING),
-]
-DraftHeatOption = Annotated[
-    float | None, typer.Option(help="The draft model's. Default: the target's.", rich_help_panel=SAMPLING)
-]
-NumbersOption = Annotated[
-    str,
-    typer.Option("--k", metavar="NUMBERS", help='Numbers of drafts: "1,2,4" or "1-8".', rich_help_panel=DRAFTING),
-]
-OwnRulesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--verifier",
-        metavar="FILE.py:CLASS",
-        help="A lossless rule of your own, beside those of the catalogue; may be repeated.",
-        callback=own_rules,
-        rich_help_panel=DRAFTING,
-    ),
-]
-ShortlistOption = Annotated[
-    int,
-    typer.Option(min=2, callback=count, help="Tokens that drafts are drawn from.", rich_help_panel=DRAFTING),
-]
-TreeEveryOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        callback=count,
-        help="Grow trees at every so many positions; 0: none.",
-        rich_help_panel=MEASURING,
-    ),
-]
-FiguresOption = Annotated[
-    bool, typer.Option("--figures", help="Also draw figures into the folder.", rich_help_panel=OUTPUT)
 ]
 TuneHeatsOption = Annotated[
     list[float] | None,
@@ -182,15 +140,6 @@ RunsOption = Annotated[
         metavar="FILE",
         help="File for one JSON line per run; an interrupted benchmark goes on from it.",
         callback=to_write,
-        rich_help_panel=OUTPUT,
-    ),
-]
-RecordsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder for records, tables and figures; an interrupted run goes on from it.",
-        callback=folder_to_write,
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table as RichTable
 
-from polydraft.bench import USUAL, Prompt, read_prompt_sets
+from polydraft.bench import USUAL, Prompt, Table, read_prompt_sets
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
@@ -35,11 +37,9 @@ from polydraft.bench.speed import (
 )
 from polydraft.cli.arguments import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
-from polydraft.cli.benchmark.subjects import say_busy
 from polydraft.cli.generate import named_draft
-from polydraft.cli.limits import as_rich, kept
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar
+from polydraft.cli.printing import progress_bar, styled
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load
 from polydraft.models import Pair, load_pair
@@ -47,6 +47,8 @@ from polydraft.models import Pair, load_pair
 WHOLE = 4096
 """The usual most tokens of a replayed text, which ends by itself."""
 REPLAYED = "Replayed: every arm wrote the edited file that stands in the row, not what the target would write. "
+BUSY = 1.5
+"""More threads than this that want to run, per thread of ours, disturb times."""
 
 
 @dataclass(frozen=True)
@@ -194,3 +196,30 @@ def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
         f"{replayed}{prompts} prompts, {new}, {len(records)} runs. Speed-up: all tokens over all "
         f"seconds, over the same of {PLAIN}; bootstrap over prompts."
     )
+
+
+def kept(what: str, count: int, out: Path | None) -> str:
+    """Return what Ctrl-C leaves of so many finished rounds or texts, and how to go on."""
+    if not count:
+        return "nothing was finished"
+    if out is None:
+        return f"the finished {what} are printed and not kept; with --out the same command goes on from them"
+    return f"the finished {what} are in {out}; the same command goes on from there"
+
+
+def as_rich(table: Table) -> RichTable:
+    """Return a table for the terminal."""
+    result = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(table.header):
+        result.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in table.rows:
+        result.add_row(*row, style=None if row and row[0].startswith(" ") else "italic")
+    return result
+
+
+def say_busy(console: Console, busy: float | None, place: dict[str, Any]) -> None:
+    """Say that times are not to be trusted if other programs were busy."""
+    threads = place["threads"]
+    if busy is not None and busy > BUSY * threads and not place["accelerator"]:
+        said = f"Load average {busy:.1f} on {threads} threads: other programs were busy, so do not trust it."
+        console.print(styled(said, "yellow"), soft_wrap=True)

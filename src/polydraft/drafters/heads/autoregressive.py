@@ -28,6 +28,7 @@ from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams, sent
 from polydraft.reading import Features, Step, Text
+from polydraft.rows import counts, parts, shared, slots
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
 from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow, tree_mask
 
@@ -54,14 +55,14 @@ class EagleState:
         vocab_size: its number of tokens.
     """
 
-    head: EagleHead
-    cache: HeadCache
-    states: Float[Tensor, "b m d"]
-    given: tuple[int, ...]
-    done: tuple[int, ...]
-    ends: BoundEnds
-    params: SamplingParams
-    vocab_size: int
+    head: EagleHead = shared()
+    cache: HeadCache = parts()
+    states: Float[Tensor, "b m d"] = slots()
+    given: tuple[int, ...] = counts()
+    done: tuple[int, ...] = counts(lag=1)
+    ends: BoundEnds = shared()
+    params: SamplingParams = shared()
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,34 +149,9 @@ class EagleDrafter(Drafter):
         kept = (step.whole or step.verdict).kept
         return self._given(state, step.features, [a + b for a, b in zip(step.text.counts, kept, strict=True)])
 
-    def join(self, state: EagleState, row: int, other: EagleState) -> EagleState:
-        """Take over the newcomer's keys and states."""
-        states = state.states
-        if row == len(states):
-            states = torch.cat([states, torch.zeros_like(states[:1])])
-        shared = min(states.shape[1], other.states.shape[1]) - 1
-        states[row, :shared] = other.states[0, :shared]
-        given = _put(state.given, row, min(other.given[0], shared))
-        done = _put(state.done, row, min(other.done[0], shared - 1))
-        return replace(state, cache=state.cache.join(row, other.cache), states=states, given=given, done=done)
-
-    def rewind(self, state: EagleState, row: int, length: int) -> EagleState:
-        """Forget pairs."""
-        given = _put(state.given, row, min(state.given[row], length))
-        return replace(state, given=given, done=_put(state.done, row, min(state.done[row], max(length - 1, 0))))
-
-    def of_row(self, state: EagleState, row: int) -> EagleState:
-        """Return a view of the row's keys and states."""
-        own, given, done = state.states[row : row + 1], (state.given[row],), (state.done[row],)
-        return replace(state, cache=state.cache.of_row(row), states=own, given=given, done=done)
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this head."""
         return isinstance(state, EagleState) and state.head is self.head
-
-    def untaught(self, state: EagleState) -> EagleState:
-        """Return the state: pairs follow from the target's own states."""
-        return state
 
     def _bound(self, target: LanguageModel) -> BoundEnds:
         """Return the ends, the target's output head being given states of its own precision."""
@@ -243,11 +219,6 @@ def _visible(text: Text, slots: Int[Tensor, " m"]) -> Bool[Tensor, "b 1 m"]:
 
 def _sent(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b 1"]:
     return sent(torch.tensor(list(numbers)), device).unsqueeze(-1)
-
-
-def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
-    """Return values with another in one place, or behind the last."""
-    return (*values[:place], value, *values[place + 1 :])
 
 
 @dataclass(eq=False)

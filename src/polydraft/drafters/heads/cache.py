@@ -1,5 +1,6 @@
 """Keys and values of a head's layers: slot j holds the j-th token of a row, and what is drafted lies behind."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.heads.layers import Anatomy, Seen
+from polydraft.rows import run
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class HeadCache:
         self.keys[layer].transpose(1, 2)[rows, places] = keys.transpose(1, 2).to(self.keys.dtype)
         self.values[layer].transpose(1, 2)[rows, places] = values.transpose(1, 2).to(self.values.dtype)
 
-    def join(self, row: int, other: "HeadCache") -> "HeadCache":
+    def put(self, row: int, other: "HeadCache") -> "HeadCache":
         """Return a cache in which the only row of another one takes the place of a row, or comes behind the last.
 
         The other's slots beyond this one's room are left out: nothing was read into them that could be kept.
@@ -58,12 +60,16 @@ class HeadCache:
         if row == self.keys.shape[1]:
             return HeadCache(
                 *(torch.cat([own, own.new_zeros(own[:, :1].shape)], dim=1) for own in (self.keys, self.values))
-            ).join(row, other)
+            ).put(row, other)
         shared = min(self.keys.shape[3], other.keys.shape[3]) - 1
         self.keys[:, row, :, :shared] = other.keys[:, 0, :, :shared]
         self.values[:, row, :, :shared] = other.values[:, 0, :, :shared]
         return self
 
-    def of_row(self, row: int) -> "HeadCache":
-        """Return a view of one row: what is written there is written here."""
-        return HeadCache(self.keys[:, row : row + 1], self.values[:, row : row + 1])
+    def select(self, rows: Sequence[int]) -> "HeadCache":
+        """Return a view of a run of rows: what is written there is written here."""
+        return HeadCache(self.keys[:, run(rows)], self.values[:, run(rows)])
+
+    def cut(self, row: int, length: int) -> "HeadCache":
+        """Return the cache: who reads it knows how many slots count."""
+        return self

@@ -6,7 +6,7 @@ next to nothing to draft, and every scheme and verifier applies: the row of a no
 drawn.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from polydraft.errors import VocabularyMismatch
 from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
+from polydraft.rows import parts, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
 from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
 
@@ -33,11 +34,11 @@ from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
 class BlockState:
     """The head's keys of the committed tokens, its ends for a target, its sampling settings and number of tokens."""
 
-    head: BlockHead
-    cache: HeadCache
-    ends: BoundEnds
-    params: SamplingParams
-    vocab_size: int
+    head: BlockHead = shared()
+    cache: HeadCache = parts()
+    ends: BoundEnds = shared()
+    params: SamplingParams = shared()
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,21 +136,9 @@ class BlockDrafter(Drafter):
         """Make keys of the tokens that were committed, from the target's own hidden states."""
         return self._with(state, step.features)
 
-    def join(self, state: BlockState, row: int, other: BlockState) -> BlockState:
-        """Take over the newcomer's keys."""
-        return replace(state, cache=state.cache.join(row, other.cache))
-
-    def of_row(self, state: BlockState, row: int) -> BlockState:
-        """Return a view of the row's keys."""
-        return replace(state, cache=state.cache.of_row(row))
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this head."""
         return isinstance(state, BlockState) and state.head is self.head
-
-    def untaught(self, state: BlockState) -> BlockState:
-        """Return the state: keys follow from the target's own states."""
-        return state
 
     def _check_path(self, vocab_size: int) -> None:
         """Check that the path term knows all tokens of the target, and changes as many rows as are drafted from."""

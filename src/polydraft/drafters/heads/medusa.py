@@ -29,6 +29,7 @@ from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
+from polydraft.rows import per_row, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
 from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
 
@@ -158,12 +159,12 @@ class MedusaState:
         place: that token's place in the text; -1 if nothing is known of the row.
     """
 
-    heads: MedusaHeads
-    ends: BoundEnds
-    params: SamplingParams
-    vocab_size: int
-    hidden: Float[Tensor, "b d"]
-    place: Int[Tensor, "b"]
+    heads: MedusaHeads = shared()
+    ends: BoundEnds = shared()
+    params: SamplingParams = shared()
+    vocab_size: int = shared()
+    hidden: Float[Tensor, "b d"] = per_row()
+    place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,28 +264,9 @@ class MedusaDrafter(Drafter):
         """Take the state of the last token that was accepted."""
         return _fed(state, step.features)
 
-    def join(self, state: MedusaState, row: int, other: MedusaState) -> MedusaState:
-        """Take over what is known of the newcomer."""
-        hidden = torch.cat([state.hidden[:row], other.hidden.to(state.hidden), state.hidden[row + 1 :]])
-        return replace(state, hidden=hidden, place=torch.cat([state.place[:row], other.place, state.place[row + 1 :]]))
-
-    def rewind(self, state: MedusaState, row: int, length: int) -> MedusaState:
-        """Forget the state of a token that is no longer there."""
-        kept = state.place[row : row + 1]
-        kept = kept.where(kept < length, -1)
-        return replace(state, place=torch.cat([state.place[:row], kept, state.place[row + 1 :]]))
-
-    def of_row(self, state: MedusaState, row: int) -> MedusaState:
-        """Return what is known of the row."""
-        return replace(state, hidden=state.hidden[row : row + 1], place=state.place[row : row + 1])
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of these heads."""
         return isinstance(state, MedusaState) and state.heads is self.heads
-
-    def untaught(self, state: MedusaState) -> MedusaState:
-        """Return the state: it is the target's own."""
-        return state
 
 
 def _fed(state: MedusaState, features: Features) -> MedusaState:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
+from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound, states_in
 from polydraft.drafters.text import LOOKUP, Bounds, Guess, NgramDrafter, given
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
+from polydraft.rows import parts, scratch
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, is_looked_up, restricted, rows_taken
+from polydraft.trees import Draft, Found, LearningPolicy, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_found
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -21,9 +22,9 @@ LEAST = 2
 class LookupState:
     """The other drafter's state, the state of lookups, and in which rows the other drafter drafts now."""
 
-    inner: Any
-    lookups: Any
-    asked: tuple[int, ...] = ()
+    inner: Any = parts()
+    lookups: Any = parts()
+    asked: tuple[int, ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ class LookupFirst(Drafter):
         """Look up the rows that can be, and ask the other drafter for the others."""
         found, lookups = self._found(text, policy, state.lookups)
         state = replace(state, lookups=lookups)
-        looked = rows_taken(policy, [one.found_by(LOOKUP) for one in found], LEAST) if found else ()
+        looked = _rows_looked_up(policy, found) if found else ()
         others = tuple(row for row in range(len(text.counts)) if row not in looked)
         if not others:
             return _looked_up(text, found, scheme), replace(state, asked=())
@@ -137,41 +138,18 @@ class LookupFirst(Drafter):
         own = step if len(state.asked) == len(step.text.lengths) else step.only(state.asked)
         return replace(state, inner=self.drafter.commit(state.inner, own), asked=())
 
-    def join(self, state: LookupState, row: int, other: object) -> LookupState:
-        """Let the other drafter take over the newcomer, also from a state of its own (`continues`)."""
-        own = replace(state, inner=self.drafter.join(state.inner, row, _inner(other)))
-        if not isinstance(other, LookupState):
-            return replace(own, lookups=self._lookups.rewind(own.lookups, row, 0))
-        return replace(own, lookups=self._lookups.join(own.lookups, row, other.lookups))
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Let the other drafter forget, also in a state of its own (`continues`)."""
-        inner = self.drafter.rewind(_inner(state), row, length)
-        if not isinstance(state, LookupState):
-            return inner
-        return replace(state, inner=inner, lookups=self._lookups.rewind(state.lookups, row, length))
-
-    def leave(self, state: LookupState, row: int) -> LookupState:
-        """Tell lookups and the other drafter."""
-        lookups = self._lookups.leave(state.lookups, row)
-        return replace(state, inner=self.drafter.leave(state.inner, row), lookups=lookups)
-
     def finish(self, state: LookupState, text: Text, row: int) -> LookupState:
         """Tell the other drafter."""
         return replace(state, inner=self.drafter.finish(state.inner, text, row))
 
-    def of_row(self, state: LookupState, row: int) -> LookupState:
-        """Return both states of the row."""
-        lookups = self._lookups.of_row(state.lookups, row)
-        return replace(state, inner=self.drafter.of_row(state.inner, row), lookups=lookups)
-
     def continues(self, state: object) -> bool:
-        """Ask the other drafter, also of a state of its own."""
-        return self.drafter.continues(_inner(state))
+        """Ask the other drafter, of its state in a state of this one as well."""
+        return any(map(self.drafter.continues, states_in(state)))
 
-    def untaught(self, state: Any) -> Any:
-        """Ask the other drafter, also of a state of its own."""
-        return self.drafter.untaught(_inner(state))
+    def carried(self, states: Sequence[Any], fresh: LookupState, known: int) -> LookupState:
+        """Let lookups and the other drafter take what is theirs."""
+        inner = self.drafter.carried(states, fresh.inner, known)
+        return replace(fresh, inner=inner, lookups=self._lookups.carried(states, fresh.lookups, known))
 
     @property
     def _lookups(self) -> NgramDrafter:
@@ -182,7 +160,7 @@ class LookupFirst(Drafter):
 
         None at all if the policy wants nothing looked up.
         """
-        if not is_looked_up(policy):
+        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
             return [], lookups
         length = min(self.most, Bounds.of(policy).nodes)
         bounds = Bounds(length, length, 1)
@@ -190,10 +168,13 @@ class LookupFirst(Drafter):
         return [one.within(bounds, self._lookups.vocab_size(after)) for one in found], after
 
 
+def _rows_looked_up(policy: TreePolicy, found: Sequence[Guess]) -> tuple[int, ...]:
+    """Return the rows that take their continuations."""
+    chains = [one.found_by(LOOKUP) for one in found]
+    enough = [one if len(one.parents) >= LEAST else Found() for one in chains]
+    return policy.rows_with_lookup(enough) if isinstance(policy, LearningPolicy) else rows_found(policy, enough)
+
+
 def _looked_up(text: Text, found: Sequence[Guess], scheme: Scheme) -> Draft:
     """Return the continuations as a draft under the scheme."""
     return replace(given(text, found, scheme), source=LOOKUP)
-
-
-def _inner(state: object) -> Any:
-    return state.inner if isinstance(state, LookupState) else state

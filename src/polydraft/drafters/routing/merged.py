@@ -13,6 +13,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
 from polydraft.models import Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
+from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
@@ -20,16 +21,14 @@ from polydraft.trees import (
     Chain,
     Draft,
     Fixed,
+    GrowingPolicy,
     Piece,
     Pieces,
-    RationedPolicy,
     TreePolicy,
     TreeShape,
     branched,
     cut,
     in_pieces,
-    is_dynamic,
-    largest_shape,
     restricted,
 )
 
@@ -49,11 +48,11 @@ class MergedState:
         joint: the step's joint trees by rows.
     """
 
-    members: tuple[Any, ...]
-    other: Any
-    vocab_size: int
-    kept: tuple[Kept, ...]
-    joint: tuple[tuple[tuple[int, ...], Branches], ...] = ()
+    members: tuple[Any, ...] = parts()
+    other: Any = parts()
+    vocab_size: int = shared()
+    kept: tuple[Kept, ...] = per_row(learnt=True)
+    joint: tuple[tuple[tuple[int, ...], Branches], ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +146,7 @@ class MergedDrafter(Together):
             require_scheme(scheme, (Given,), "A merge of text drafters")
             return
         self.other.check(scheme)
-        if not (scheme.deterministic or scheme == Product()):
+        if not (scheme.deterministic or scheme.several_rows):
             raise UnpairedScheme(
                 f"A merge with {self.other.name} works with drafts that are deterministic or {Product().name}, not "
                 f"{scheme.name}."
@@ -164,7 +163,7 @@ class MergedDrafter(Together):
     ) -> tuple[Draft | Pieces, MergedState]:
         """Let everybody draft, and put it into one tree for each row."""
         if not policy.shape.counts:
-            return Draft.nothing(text.last(), apart=scheme == Product()), state
+            return Draft.nothing(text.last(), apart=scheme.several_rows), state
         bounds = Bounds.of(policy)
         guesses, members = self._guessed(state, text, bounds)
         after = replace(state, members=members)
@@ -203,33 +202,6 @@ class MergedDrafter(Together):
         other = self.other.commit(state.other, own)
         return replace(state, members=members, other=other, kept=tuple(learnt), joint=())
 
-    def join(self, state: MergedState, row: int, other: MergedState) -> MergedState:
-        """Take over the newcomer."""
-        members = self.joined(state, row, other)
-        inner = None if self.other is None else self.other.join(state.other, row, other.other)
-        kept = (*state.kept[:row], other.kept[0], *state.kept[row + 1 :])
-        return replace(state, members=members, other=inner, kept=kept, joint=())
-
-    def of_row(self, state: MergedState, row: int) -> MergedState:
-        """Return everybody's state of the row, and what is known of it."""
-        return replace(super().of_row(state, row), kept=(state.kept[row],))
-
-    def rewind(self, state: MergedState, row: int, length: int) -> MergedState:
-        """Let everybody forget."""
-        inner = None if self.other is None else self.other.rewind(state.other, row, length)
-        return replace(state, members=self.rewound(state, row, length), other=inner)
-
-    def continues(self, state: object) -> bool:
-        """Ask the other drafter; members that cannot go on begin anew."""
-        if not isinstance(state, MergedState) or len(state.members) != len(self.members):
-            return False
-        return self.other is None or self.other.continues(state.other)
-
-    def untaught(self, state: MergedState) -> MergedState:
-        """Ask everybody, and forget what was kept of the other drafter."""
-        asked = self.told(state, lambda one, own: one.untaught(own))
-        return replace(asked, kept=(Kept(),) * len(state.kept), joint=())
-
     def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
         """Return every row's guesses within their budget, and the members' states."""
         found, states = list[list[Guess]](), list[Any]()
@@ -247,15 +219,15 @@ class MergedDrafter(Together):
             InvalidParameter: the trees have neither a fixed shape nor a budget.
         """
         chances = [one.chance(self.hope) for one in kept]
-        shape, grows = largest_shape(policy), is_dynamic(policy)
+        shape, grows = policy.largest, isinstance(policy, GrowingPolicy)
         worth = [
             worth_of_budgets(whole.nodes, whole.depth, whole.children, one) if grows else worth_of_levels(shape, one)
             for one in chances
         ]
         pairs = zip(worth, guesses, strict=True)
         drafts = tuple(best_split(own, guess.chances.tolist(), whole.nodes) for own, guess in pairs)
-        if grows:
-            return Split(_rationed(policy, drafts), drafts, (whole.children,) * len(drafts), grows)
+        if isinstance(policy, GrowingPolicy):
+            return Split(policy.with_budgets(drafts), drafts, (whole.children,) * len(drafts), grows)
         sizes = [size for size, _ in worth[0]]
         levels = [TreeShape(shape.counts[: 1 + sizes.index(one)]) for one in drafts]
         deepest = max(levels, key=lambda one: one.depth)
@@ -275,16 +247,3 @@ def _shares(draft: Draft | Pieces, split: Split) -> list[tuple[Piece, int]]:
             most = own.draft.most_children and min(own.draft.most_children, split.most_children[own.rows[0]])
             found.append((Piece(own.rows, cut(own.draft, drafts, most, counted=split.grows)), drafts))
     return found
-
-
-def _rationed(policy: TreePolicy, drafts: tuple[int, ...]) -> TreePolicy:
-    """Return a policy that grows trees of a budget, with a budget for each row.
-
-    Raises:
-        InvalidParameter: it has no budget that could be split.
-    """
-    if not isinstance(policy, RationedPolicy):
-        raise InvalidParameter(
-            f"A merge splits trees of a fixed shape or of a budget of drafts, such as best-first:16, not {policy!r}."
-        )
-    return policy.rationed(drafts)

@@ -13,18 +13,18 @@ from polydraft.errors import InvalidParameter, is_number, shown
 from polydraft.models import Layer, weight_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
-from polydraft.schemes import Given, Product, Scheme, require_scheme
+from polydraft.rows import parts, per_row, scratch, shared
+from polydraft.schemes import Given, Scheme, require_scheme
 from polydraft.trees import (
     BestFirst,
     Draft,
+    LearningPolicy,
     Piece,
     Pieces,
     TreePolicy,
     in_pieces,
-    is_looked_up,
-    most_drafts,
     restricted,
-    rows_taken,
+    rows_found,
 )
 
 PLAIN, OTHER = -1, -2
@@ -65,15 +65,6 @@ class Standing:
     gain: float = 0.0
     asked: int = 0
 
-    def moved(self, by: int) -> "Standing":
-        """Return the same for members whose numbers are larger by so many; those before the first are gone."""
-        kept = {one: weight for one, weight in self.weights.items() if one[0] < 0 or one[0] + by >= 0}
-        return replace(self, weights={(n if n < 0 else n + by, kind): weight for (n, kind), weight in kept.items()})
-
-    def without(self, members: Collection[int]) -> "Standing":
-        """Return the same with nothing known of some members."""
-        return replace(self, weights={one: weight for one, weight in self.weights.items() if one[0] not in members})
-
 
 @dataclass(frozen=True, eq=False)
 class Round:
@@ -109,14 +100,14 @@ class RoutedState:
         asked: the rows for which the other drafter drafts in it.
     """
 
-    members: tuple[Any, ...]
-    other: Any
-    vocab_size: int
-    standings: tuple[Standing, ...]
-    cost: float
-    trust: float = 1.0
-    rounds: tuple[Round, ...] = ()
-    asked: tuple[int, ...] = ()
+    members: tuple[Any, ...] = parts()
+    other: Any = parts()
+    vocab_size: int = shared()
+    standings: tuple[Standing, ...] = per_row(learnt=True)
+    cost: float = shared()
+    trust: float = shared()
+    rounds: tuple[Round, ...] = scratch(())
+    asked: tuple[int, ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,22 +220,22 @@ class RoutedDrafter(Together):
         self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
-        if not is_looked_up(policy):
+        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
             return self._unlooked(state, text, scheme, policy, noise)
         bounds = Bounds.of(policy)
         if self.other is not None:
             bounds = replace(bounds, depth=max(bounds.depth, min(LONG, bounds.nodes)))
-        if not (scheme.deterministic or scheme == Product()):
+        if not (scheme.deterministic or scheme.several_rows):
             bounds = bounds.chains()
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
         passes = 0 if self.other is None else self.other.passes(policy.shape.depth)
-        seconds = 1 + state.cost * passes + self.overhead + self.price * most_drafts(policy)
+        seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
         sources = [self.members[one.choice[0]].name if one.choice[0] >= 0 else "" for one in rounds]
         found = [one.offers[one.choice].found_by(source) for one, source in zip(rounds, sources, strict=True)]
-        looked = rows_taken(policy, found, 1)
+        looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
         return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:
@@ -266,59 +257,6 @@ class RoutedDrafter(Together):
             if row not in step.others:  # else whether it is told of the row hangs on the row's neighbours
                 standings[row] = self._judged(one, [token for token in path if token >= 0], row in state.asked)
         return replace(state, members=members, other=other, standings=tuple(standings), rounds=(), asked=())
-
-    def join(self, state: RoutedState, row: int, other: object) -> RoutedState:
-        """Take over the newcomer, also from a state of the other drafter alone (`continues`)."""
-        inner = None if self.other is None else self.other.join(state.other, row, _inner(other))
-        if not isinstance(other, RoutedState):
-            return replace(state, other=inner)
-        members = self.joined(state, row, other)
-        standings = (*state.standings[:row], other.standings[0], *state.standings[row + 1 :])
-        return replace(state, members=members, other=inner, standings=standings, rounds=(), asked=())
-
-    def of_row(self, state: RoutedState, row: int) -> RoutedState:
-        """Return everybody's state of the row, and its standing."""
-        return replace(super().of_row(state, row), standings=(state.standings[row],))
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Let everybody forget, also in a state of the other drafter or the last member alone."""
-        inner = None if self.other is None else self.other.rewind(_inner(state), row, length)
-        if not isinstance(state, RoutedState):
-            if self.other is not None:
-                return inner
-            state = RoutedState((state,), None, 0, (Standing(),), 0.0)
-        state = self._aligned(state)
-        members = self.rewound(state, row, length)
-        standings = tuple(one.without({at for at, own in enumerate(members) if own is None}) for one in state.standings)
-        return replace(state, members=members, other=inner, standings=standings)
-
-    def ended(self, state: Any) -> bool:
-        """Ask the other drafter, also of a state of its own."""
-        return self.other is not None and self.other.ended(_inner(state))
-
-    def continues(self, state: object) -> bool:
-        """Ask the other drafter, also of a state of its own, else the last member; who cannot go on begins anew.
-
-        A prediction stands before the members of the route that it is put before, and may be gone in the next call.
-        """
-        if self.other is not None:
-            return self.other.continues(_inner(state))
-        return isinstance(state, RoutedState) or self.members[-1].continues(state)
-
-    def untaught(self, state: Any) -> Any:
-        """Ask everybody, and forget how they did; of a state of another drafter alone ask that one."""
-        if not isinstance(state, RoutedState):
-            return None if self.other is None else self.other.untaught(state)
-        asked = self.told(state, lambda one, own: None if own is None else one.untaught(own))
-        return replace(asked, standings=tuple(Standing() for _ in state.standings), rounds=(), asked=())
-
-    def _aligned(self, state: RoutedState) -> RoutedState:
-        """Return a state of a route of as many members: the last are the same, and the first have come or gone."""
-        more = len(self.members) - len(state.members)
-        if not more:
-            return state
-        members = (*[None] * more, *state.members[max(0, -more) :])
-        return replace(state, members=members, standings=tuple(one.moved(more) for one in state.standings))
 
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds
@@ -358,7 +296,7 @@ class RoutedDrafter(Together):
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
         if self.other is None:
-            return Draft.nothing(text.last(), apart=scheme == Product()), replace(state, rounds=(), asked=())
+            return Draft.nothing(text.last(), apart=scheme.several_rows), replace(state, rounds=(), asked=())
         draft, inner = self.other.draft(state.other, text, scheme, policy, noise)
         return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(text.counts))))
 
@@ -391,7 +329,7 @@ class RoutedDrafter(Together):
         """Return the guesses of one member for the rows that take them; of none, roots alone."""
         own = text if len(rows) == len(rounds) else text.of(rows)
         if number == PLAIN:
-            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme == Product()))
+            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme.several_rows))
         draft = given(own, [rounds[row].offers[rounds[row].choice] for row in rows], scheme)
         return Piece(tuple(rows), replace(draft, source=self.members[number].name))
 
@@ -425,10 +363,6 @@ def class_of(guess: Guess) -> int:
 
 def _gain(value: float) -> float:
     return min(value, MOST) / MOST
-
-
-def _inner(state: object) -> Any:
-    return state.other if isinstance(state, RoutedState) else state
 
 
 def relative_cost(other: Drafter | None, session: Session) -> float:

@@ -1,11 +1,11 @@
 """What a route and a merge share: everybody is told what happens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polydraft.drafters.outside import known_outside
-from polydraft.drafters.protocol import Drafter
+from polydraft.drafters.protocol import Drafter, states_in
 from polydraft.drafters.text import TextDrafter
 from polydraft.models import LanguageModel
 from polydraft.reading import Features, Reader, Text
@@ -40,9 +40,16 @@ class Together(Drafter):
         """Hand the target's reader to the other drafter."""
         return state if self.other is None else replace(state, other=self.other.over(state.other, target))
 
-    def leave(self, state: Any, row: int) -> Any:
-        """Tell everybody."""
-        return self.told(state, lambda one, own: one.leave(own, row))
+    def continues(self, state: object) -> bool:
+        """Ask the other drafter, else the last member, of its state wherever it stands; the rest may begin anew."""
+        last = self.members[-1] if self.other is None else self.other
+        return any(map(last.continues, states_in(state)))
+
+    def carried(self, states: Sequence[Any], fresh: Any, known: int) -> Any:
+        """Let everybody take what is theirs: a prediction may have come before the members, or gone."""
+        pairs = zip(self.members, fresh.members, strict=True)
+        other = None if self.other is None else self.other.carried(states, fresh.other, known)
+        return replace(fresh, members=tuple(one.carried(states, own, known) for one, own in pairs), other=other)
 
     def finish(self, state: Any, text: Text, row: int) -> Any:
         """Tell everybody."""
@@ -51,22 +58,6 @@ class Together(Drafter):
     def ended(self, state: Any) -> bool:
         """Ask the other drafter."""
         return self.other is not None and self.other.ended(state.other)
-
-    def of_row(self, state: Any, row: int) -> Any:
-        """Return everybody's state of the row."""
-        return self.told(state, lambda one, own: one.of_row(own, row))
-
-    def rewound(self, state: Any, row: int, length: int) -> tuple[Any, ...]:
-        """Return the members' states up to a length; None of a member that cannot go on from what stands in its place,
-        such as a prediction of another call.
-        """
-        pairs = zip(self.members, state.members, strict=True)
-        return tuple(one.rewind(own, row, length) if one.continues(own) else None for one, own in pairs)
-
-    def joined(self, state: Any, row: int, other: Any) -> tuple[Any, ...]:
-        """Return the members' states with a newcomer's; those of which there is nothing to go on from stay."""
-        pairs = zip(self.members, state.members, other.members, strict=True)
-        return tuple(own if theirs is None else one.join(own, row, theirs) for one, own, theirs in pairs)
 
     def told(self, state: Any, tell: Tell) -> Any:
         """Return the state when everybody was told something."""

@@ -27,6 +27,10 @@ class Place:
     at: int = 0
     lost: int = 0
 
+    def cut(self, length: int) -> "Place":
+        """Return the place, or the beginning if the text became shorter than what was looked at."""
+        return self if self.known <= length else Place(length, length)
+
 
 @dataclass(frozen=True, eq=False)
 class Followed:

@@ -12,7 +12,7 @@ from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
-from polydraft.schemes import Given, Product, Scheme, require_scheme
+from polydraft.schemes import Given, Scheme, require_scheme
 from polydraft.trees import Chain, Draft, TokenTree, Topology, TreePolicy, topology
 
 LOOKUP = "lookup"
@@ -70,14 +70,6 @@ class TextDrafter(GivenDrafter):
         """Keep the state: the next draft reads the text itself."""
         return state
 
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        """Keep the state, for the same reason."""
-        return state
-
-    def of_row(self, state: Any, row: int) -> Any:
-        """Keep the state, for the same reason."""
-        return state
-
     def continues(self, state: object) -> bool:
         """Say yes: there is nothing to go on from."""
         return True
@@ -103,7 +95,7 @@ def given(text: Text, guesses: Sequence[Guess], scheme: Scheme) -> Draft:
     """
     size = 1 + max(map(len, guesses))
     if size == 1:
-        return Draft.nothing(text.last(), apart=scheme == Product())
+        return Draft.nothing(text.last(), apart=scheme.several_rows)
     batch, ranks = len(guesses), [_ranks(guess) for guess in guesses]
     most = 1 + max(int(one.max(initial=0)) for one in ranks)
     tokens, valid = np.zeros((batch, size), np.int64), np.zeros((batch, size), bool)
@@ -120,7 +112,7 @@ def given(text: Text, guesses: Sequence[Guess], scheme: Scheme) -> Draft:
     shape = topology(Chain(size - 1).shape, batch, device) if chains else Topology(_sent(parents, device))
     tree = TokenTree(_sent(tokens, device), shape, _sent(valid, device))
     tree.tokens[:, 0] = text.last()
-    laws = _apart(listed) if scheme == Product() else _falling(listed)
+    laws = _apart(listed) if scheme.several_rows else _falling(listed)
     return Draft(tree, _sent(atoms, device), _sent(listed, device), _sent(laws, device), most_children=most)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.trees import Found, TreePolicy, largest_shape, most_drafts
+from polydraft.trees import Found, TreePolicy
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Bounds:
 
         What is guessed is known from the text, so its tree follows the guesses and not the policy's shape.
         """
-        shape = largest_shape(policy)
-        return cls(most_drafts(policy), shape.depth, shape.max_children)
+        shape = policy.largest
+        return cls(policy.most_drafts, shape.depth, shape.max_children)
 
     def chains(self) -> "Bounds":
         """Return the same without branches, as long as there is room for nodes."""

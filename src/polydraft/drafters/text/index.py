@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.occurrences import LONGEST, Scanned, Tokens, as_tokens
 from polydraft.machine_code import compiled
+from polydraft.rows import per_row, shared
 
 Numbers = NDArray[np.int32]
 ROOM = 1024
@@ -120,8 +121,8 @@ class IndexedRows:
         rows: per row.
     """
 
-    vocab_size: int
-    rows: tuple[IndexedText, ...]
+    vocab_size: int = shared()
+    rows: tuple[IndexedText, ...] = per_row(IndexedText.cut)
 
     @classmethod
     def begun(cls, vocab_size: int, count: int) -> "IndexedRows":
@@ -131,18 +132,6 @@ class IndexedRows:
     def to(self, texts: Sequence[NDArray[np.int64]]) -> "IndexedRows":
         """Return the same for the rows' texts as they are now."""
         return replace(self, rows=tuple(own.to(row) for own, row in zip(self.rows, texts, strict=True)))
-
-    def put(self, row: int, own: IndexedText) -> "IndexedRows":
-        """Return the same with another text in place of a row's, or behind the last row."""
-        return replace(self, rows=(*self.rows[:row], own, *self.rows[row + 1 :]))
-
-    def rewind(self, row: int, length: int) -> "IndexedRows":
-        """Return the same when a row's text is known up to a length only."""
-        return self.put(row, self.rows[row].cut(length))
-
-    def of_row(self, row: int) -> "IndexedRows":
-        """Return the same of one row."""
-        return replace(self, rows=(self.rows[row],))
 
 
 @compiled

@@ -11,14 +11,15 @@ from polydraft.drafters.protocol import Session
 from polydraft.drafters.text.given import TextDrafter, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.reading import Step, Text
+from polydraft.rows import per_row, shared
 
 
 @dataclass(frozen=True)
 class JacobiState:
-    """The guesses of every row, which begin behind its text, and the target's number of tokens."""
+    """The guesses of every row, for places behind its text and no other, and the target's number of tokens."""
 
-    guesses: tuple[tuple[int, ...], ...]
-    vocab_size: int
+    guesses: tuple[tuple[int, ...], ...] = per_row(lambda guesses, length: ())
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,9 @@ class JacobiDrafter(TextDrafter):
             found[row] = tuple(likeliest[row][node] for node in behind) if any(there[row][1:]) else known[1:]
         return replace(state, guesses=tuple(found))
 
-    def join(self, state: JacobiState, row: int, other: JacobiState) -> JacobiState:
-        """Take over the newcomer's guesses."""
-        return replace(state, guesses=(*state.guesses[:row], other.guesses[0], *state.guesses[row + 1 :]))
-
-    def rewind(self, state: JacobiState, row: int, length: int) -> JacobiState:
-        """Forget the row's guesses, which were for places behind another text."""
-        return self.join(state, row, JacobiState(((),), state.vocab_size))
-
-    def of_row(self, state: JacobiState, row: int) -> JacobiState:
-        """Return the row's guesses."""
-        return replace(state, guesses=(state.guesses[row],))
-
     def continues(self, state: Any) -> bool:
         """Tell whether a state is one of guesses."""
         return isinstance(state, JacobiState)
-
-    def untaught(self, state: Any) -> Any:
-        """Return the state, which forgets its guesses when it is rewound."""
-        return state
 
 
 def _behind(last: int, parents: Sequence[int], there: Sequence[bool]) -> list[int]:

@@ -17,6 +17,7 @@ from polydraft.drafters.text.window import Window, layout, most_scored
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text
+from polydraft.rows import per_row, scratch, shared
 from polydraft.schemes import Given, Scheme
 from polydraft.trees import Draft, Riders, TreePolicy, Widths
 
@@ -41,6 +42,10 @@ class LookaheadRow:
     pool: NgramPool
     read: int = 0
 
+    def cut(self, length: int) -> "LookaheadRow":
+        """Return the row when its text is known up to a length only; what was found stays."""
+        return replace(self, read=min(self.read, length))
+
 
 @dataclass(frozen=True, eq=False)
 class LookaheadState:
@@ -54,11 +59,11 @@ class LookaheadState:
         model: the model whose tokens these are; None where it is not known.
     """
 
-    rows: tuple[LookaheadRow, ...]
-    vocab_size: int
-    rides: bool = False
-    before: tuple[LookaheadRow, ...] = ()
-    model: nn.Module | None = None
+    rows: tuple[LookaheadRow, ...] = per_row(LookaheadRow.cut, learnt=True)
+    vocab_size: int = shared()
+    model: nn.Module | None = shared()
+    rides: bool = scratch(False)
+    before: tuple[LookaheadRow, ...] = scratch(())
 
     def pools(self) -> tuple[NgramPool, ...]:
         """Return the pool of every row, which says whose tokens it holds."""
@@ -173,20 +178,6 @@ class LookaheadDrafter(GivenDrafter):
         if state.before:
             rows = tuple(state.before[row] if row in step.others else own for row, own in enumerate(rows))
         return replace(state, rows=rows, rides=False, before=())
-
-    def join(self, state: LookaheadState, row: int, other: LookaheadState) -> LookaheadState:
-        """Take over the newcomer's window and pool."""
-        return replace(state, rows=(*state.rows[:row], other.rows[0], *state.rows[row + 1 :]))
-
-    def rewind(self, state: LookaheadState, row: int, length: int) -> LookaheadState:
-        """Read on from there; what was found stays, unless nothing of the text does."""
-        own = state.rows[row]
-        kept = replace(own, read=min(own.read, length)) if length else self._new()
-        return replace(state, rows=(*state.rows[:row], kept, *state.rows[row + 1 :]))
-
-    def of_row(self, state: LookaheadState, row: int) -> LookaheadState:
-        """Return the row's window and pool."""
-        return replace(state, rows=(state.rows[row],))
 
     def sizes(self, rows: int) -> tuple[bool, int]:
         """Return whether windows ride in a batch of so many rows, and how many guesses each row may have."""

@@ -72,25 +72,9 @@ class NgramDrafter(TextDrafter):
         state = state.to(rows)
         return [self._of(row, own, bounds) for row, own in zip(rows, state.rows, strict=True)], state
 
-    def join(self, state: IndexedRows, row: int, other: IndexedRows) -> IndexedRows:
-        """Take over the newcomer's index."""
-        return state.put(row, other.rows[0])
-
-    def rewind(self, state: IndexedRows, row: int, length: int) -> IndexedRows:
-        """Keep what is known of a part of the text."""
-        return state.rewind(row, length)
-
-    def of_row(self, state: IndexedRows, row: int) -> IndexedRows:
-        """Return the row's index."""
-        return state.of_row(row)
-
     def continues(self, state: object) -> bool:
         """Tell whether a state has indices to go on from."""
         return isinstance(state, IndexedRows)
-
-    def untaught(self, state: IndexedRows) -> IndexedRows:
-        """Return the state: indices follow from the text."""
-        return state
 
     def _of(self, row: NDArray[np.int64], own: IndexedText, bounds: Bounds) -> Guess:
         most = min(self.matches, bounds.children)

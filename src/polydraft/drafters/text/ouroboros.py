@@ -25,6 +25,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
+from polydraft.rows import cut, parts, per_row, scratch, shared
 from polydraft.schemes import Given, Scheme
 from polydraft.trees import Chain, Draft, TokenTree, TreePolicy, TrunkThenBranch, Verdict
 
@@ -84,12 +85,12 @@ class OuroborosState:
         before: the lookahead's rows before the draft of the step that is under way; empty where nothing was drafted.
     """
 
-    decoder: Decoder
-    loop: Any
-    lookahead: LookaheadDrafter
-    vocab_size: int
-    asked: tuple[Asked, ...]
-    before: tuple[LookaheadRow, ...] = ()
+    decoder: Decoder = shared()
+    loop: Any = parts()
+    lookahead: LookaheadDrafter = shared()
+    vocab_size: int = shared()
+    asked: tuple[Asked, ...] = per_row()
+    before: tuple[LookaheadRow, ...] = scratch(())
 
     @property
     def inner(self) -> LookaheadState:
@@ -220,7 +221,7 @@ class OuroborosDrafter(GivenDrafter):
         loop, rows = state.loop, list[LookaheadRow]()
         told = zip(state.asked, state.inner.rows, likeliest, trees, step.verdict.kept, strict=True)
         for row, (asked, own, said, tree, kept) in enumerate(told):
-            loop = state.decoder.rewind(loop, row, step.text.counts[row] + min(kept, len(asked.chain)))
+            loop = cut(loop, row, step.text.counts[row] + min(kept, len(asked.chain)))
             if row in step.others:
                 rows.append(state.before[row] if state.before else own)
                 continue
@@ -229,27 +230,9 @@ class OuroborosDrafter(GivenDrafter):
         after = replace(state, loop=loop, asked=(Asked(),) * len(state.asked), before=())
         return after.with_inner(replace(after.inner, rows=tuple(rows)))
 
-    def join(self, state: OuroborosState, row: int, other: OuroborosState) -> OuroborosState:
-        """Take over the newcomer's loop."""
-        asked = (*state.asked[:row], other.asked[0], *state.asked[row + 1 :])
-        return replace(state, loop=state.decoder.join(state.loop, row, other.loop), asked=asked)
-
-    def rewind(self, state: OuroborosState, row: int, length: int) -> OuroborosState:
-        """Forget the draft model's keys, and what was found in the text, so that all is as in a new one."""
-        after = replace(state, loop=state.decoder.rewind(state.loop, row, length))
-        return after.with_inner(self.lookahead.rewind(after.inner, row, 0))
-
-    def of_row(self, state: OuroborosState, row: int) -> OuroborosState:
-        """Return the row's loop."""
-        return replace(state, loop=state.decoder.of_row(state.loop, row), asked=(state.asked[row],))
-
     def continues(self, state: object) -> bool:
         """Tell whether a state is one of this model and this lookahead."""
         return isinstance(state, OuroborosState) and state.lookahead is self.lookahead
-
-    def untaught(self, state: OuroborosState) -> OuroborosState:
-        """Return the state, which forgets its pools when it is rewound."""
-        return state
 
     def _written(
         self, state: OuroborosState, text: Text, length: int, noise: Noise

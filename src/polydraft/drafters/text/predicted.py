@@ -14,6 +14,7 @@ from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Text
+from polydraft.rows import per_row, shared
 from polydraft.schemes import Given
 from polydraft.trees import Chain
 
@@ -29,9 +30,9 @@ LOST = 0.3
 class PredictedState:
     """The rows' predictions, their places in these, and the target's number of tokens."""
 
-    predictions: tuple[NDArray[np.int64], ...]
-    places: tuple[Place, ...]
-    vocab_size: int
+    predictions: tuple[NDArray[np.int64], ...] = per_row(learnt=True)
+    places: tuple[Place, ...] = per_row(Place.cut, learnt=True)
+    vocab_size: int = shared()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,22 +99,6 @@ class PredictedDrafter(TextDrafter):
             rest = own[now.at : now.at + min(bounds.depth, bounds.nodes)]
             found.append(Guess.chain(rest, 0.95) if not now.lost else _scaled(Guess.chain(rest, 0.9), LOST))
         return found, replace(state, places=tuple(places))
-
-    def join(self, state: PredictedState, row: int, other: PredictedState) -> PredictedState:
-        """Take over the newcomer's prediction and place."""
-        predictions = (*state.predictions[:row], other.predictions[0], *state.predictions[row + 1 :])
-        places = (*state.places[:row], other.places[0], *state.places[row + 1 :])
-        return PredictedState(predictions, places, state.vocab_size)
-
-    def rewind(self, state: PredictedState, row: int, length: int) -> PredictedState:
-        """Go back to the beginning of the prediction, if the text became shorter than what was looked at."""
-        if state.places[row].known <= length:
-            return state
-        return replace(state, places=(*state.places[:row], Place(length, length), *state.places[row + 1 :]))
-
-    def of_row(self, state: PredictedState, row: int) -> PredictedState:
-        """Return the row's prediction and place."""
-        return replace(state, predictions=(state.predictions[row],), places=(state.places[row],))
 
     def continues(self, state: object) -> bool:
         """Say no: another call has another prediction."""

@@ -14,6 +14,7 @@ from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
+from polydraft.rows import counts, per_row, shared
 from polydraft.schemes import Given
 from polydraft.trees import BestFirst
 
@@ -35,9 +36,9 @@ class RecyclingState:
         read: per row, how many tokens of its prompt were read; 0 for none.
     """
 
-    tables: tuple[Table, ...]
-    vocab_size: int
-    read: tuple[int, ...]
+    tables: tuple[Table, ...] = per_row(learnt=True)
+    vocab_size: int = shared()
+    read: tuple[int, ...] = counts(learnt=True)
 
 
 @dataclass(frozen=True)
@@ -111,20 +112,6 @@ class RecyclingDrafter(TextDrafter):
             new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
             tables.append(self._with(table, new))
         return replace(state, tables=tuple(tables))
-
-    def join(self, state: RecyclingState, row: int, other: RecyclingState) -> RecyclingState:
-        """Take over the newcomer's table."""
-        read = (*state.read[:row], other.read[0], *state.read[row + 1 :])
-        return replace(state, tables=(*state.tables[:row], other.tables[0], *state.tables[row + 1 :]), read=read)
-
-    def rewind(self, state: RecyclingState, row: int, length: int) -> RecyclingState:
-        """Keep the table; what comes behind so many tokens is read when it comes."""
-        read = (*state.read[:row], min(length, state.read[row]), *state.read[row + 1 :])
-        return replace(state, read=read)
-
-    def of_row(self, state: RecyclingState, row: int) -> RecyclingState:
-        """Return the row's table."""
-        return replace(state, tables=(state.tables[row],), read=(state.read[row],))
 
     def continues(self, state: object) -> bool:
         """Tell whether a state has tables to go on from."""

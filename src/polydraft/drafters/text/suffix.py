@@ -15,6 +15,7 @@ from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import parts, per_row, shared
 from polydraft.schemes import Given
 from polydraft.trees import Fixed, TreeShape
 
@@ -59,14 +60,18 @@ class Told:
         """Return what holds of a text in progress."""
         return cls(known, False, Once())
 
+    def cut(self, length: int) -> "Told":
+        """Return what holds behind a part of the text, of which the store may know something."""
+        return Told.begun(min(length, self.known))
+
 
 @dataclass(frozen=True, eq=False)
 class SuffixState:
     """The target's number of tokens, what the store was given of each row, and the rows' indices."""
 
-    vocab_size: int
-    rows: tuple[Told, ...]
-    texts: IndexedRows
+    vocab_size: int = shared()
+    rows: tuple[Told, ...] = per_row(Told.cut)
+    texts: IndexedRows = parts()
 
 
 @dataclass(frozen=True)
@@ -159,26 +164,9 @@ class SuffixDrafter(TextDrafter):
             self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
         return _with(state, row, Told(length, True, told.once))
 
-    def join(self, state: SuffixState, row: int, other: SuffixState) -> SuffixState:
-        """Take the newcomer's place in the store along, and its index."""
-        return replace(_with(state, row, other.rows[0]), texts=state.texts.put(row, other.texts.rows[0]))
-
-    def rewind(self, state: SuffixState, row: int, length: int) -> SuffixState:
-        """Go on behind a part of the text, of which the store may know something."""
-        after = _with(state, row, Told.begun(min(length, state.rows[row].known)))
-        return replace(after, texts=state.texts.rewind(row, length))
-
-    def of_row(self, state: SuffixState, row: int) -> SuffixState:
-        """Return the row's place in the store, and its index."""
-        return replace(state, rows=(state.rows[row],), texts=state.texts.of_row(row))
-
     def continues(self, state: object) -> bool:
         """Say whether a state is one of this drafter's, which knows what the store has been given."""
         return isinstance(state, SuffixState)
-
-    def untaught(self, state: SuffixState) -> SuffixState:
-        """Return the state, which says what the store has been given."""
-        return state
 
     def _of(self, own: IndexedText, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)

@@ -19,17 +19,17 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import Drafter, NgramDrafter
-from polydraft.engine.calls.chains import chained, check_crowd, without_branches
+from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
-from polydraft.engine.planner import PLANNERS, PlanningPolicy
+from polydraft.engine.planner import PLANNERS
 from polydraft.errors import CheckpointError, InvalidParameter, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_known
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Confident, Fixed, TakingPolicy, TreePolicy, TreeShape, Widths, as_chain, is_dynamic
+from polydraft.trees import Chain, Confident, Fixed, LearningPolicy, TreePolicy, TreeShape, Widths, as_chain
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
 
 _FILE = "{0} names a file, {1}, which the command line runs but Python does not: import its class and pass {0}=CLASS()."
@@ -87,7 +87,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     if _only_names_one(given):
-        fixed = choices.compile or (policy is not None and not isinstance(policy, TakingPolicy))
+        weighs = policy is None or (isinstance(policy, LearningPolicy) and policy.weighs_lookups)
+        fixed = choices.compile or not weighs
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     if choices.prediction is not None:
         drafter = with_prediction(choices.prediction, drafter)
@@ -95,8 +96,8 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
     usual = usual if unable is None else as_chain(usual)
-    if isinstance(policy, PlanningPolicy):
-        policy.suits(usual)
+    if isinstance(policy, LearningPolicy):
+        policy.suited(usual)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
     return Parts(drafter, verifier, policy if unable is None else chained(policy, unable))
@@ -225,9 +226,13 @@ def chosen_policy(given: object) -> TreePolicy | None:
         return Chain(given)
     if isinstance(given, Sequence):
         return _with_drafts(Widths(tuple(cast(Sequence[int], given))))
-    if isinstance(given, TreePolicy) and isinstance(given.shape, TreeShape):  # a tensor has a shape as well
-        is_dynamic(given)  # or lacks something of a dynamic policy, and says what
+    if isinstance(given, TreePolicy):
         return given
+    if isinstance(getattr(given, "shape", None), TreeShape):  # a tensor has a shape as well
+        raise InvalidParameter(
+            f"{type(given).__name__} has a tree's shape, but its class derives neither from TreePolicy nor from "
+            "GrowingPolicy; see docs/trees.md."
+        )
     raise InvalidParameter(
         'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '
         f"{_described(given)}."

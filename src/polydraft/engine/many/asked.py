@@ -18,7 +18,7 @@ from polydraft.engine.calls.choices import (
 from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
-from polydraft.engine.slots import Request
+from polydraft.engine.many.slots import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
@@ -39,8 +39,7 @@ from polydraft.models import (
     take_apart,
 )
 from polydraft.probs import Noise, SamplingParams
-from polydraft.trees import ChoosingPolicy
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import GrowingPolicy, LearningPolicy, TreePolicy
 
 Prompt = Int[Tensor, "..."] | np.ndarray | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]
 """One prompt: a row of token ids, or what a tokenizer or a chat template returns."""
@@ -236,9 +235,11 @@ def _of_text(target: HuggingFaceModel, asked: Asked) -> Asked:
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
     """Tell whether two choices are the same objects, or equal words, numbers and trees of one shape."""
-    plain = (str, int, tuple, SamplingParams, FixedShape)
-    pairs = zip(one, other, strict=True)
-    return all(left is right or (isinstance(left, plain) and left == right) for left, right in pairs)
+    plain, pairs = (str, int, tuple, SamplingParams, TreePolicy), zip(one, other, strict=True)
+    return all(
+        left is right or (isinstance(left, plain) and not isinstance(left, GrowingPolicy) and left == right)
+        for left, right in pairs
+    )
 
 
 def _refused_planner(asked: Asked, parts: Parts) -> Parts:
@@ -247,7 +248,7 @@ def _refused_planner(asked: Asked, parts: Parts) -> Parts:
     Raises:
         InvalidParameter: the policy is one.
     """
-    if not isinstance(parts.policy, ChoosingPolicy):
+    if not isinstance(parts.policy, LearningPolicy):
         return parts
     if "policy" in asked.own:
         raise InvalidParameter(f"Prompt {asked.name!r} has a planner of its own; give it as policy for all prompts.")

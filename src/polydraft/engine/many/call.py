@@ -10,14 +10,14 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import Drafter
-from polydraft.engine.calls.chains import check_crowd
 from polydraft.engine.calls.choices import (
     Choices,
     chosen_parts,
     with_hugging_faces_words,
 )
+from polydraft.engine.calls.fitting import check_crowd, check_drafting
 from polydraft.engine.calls.logprobs import checked_logprobs
-from polydraft.engine.decode import check_drafting, room_for
+from polydraft.engine.decode import room_for
 from polydraft.engine.defaults import target_model
 from polydraft.engine.many.asked import (
     LARGEST_SEED,

@@ -53,7 +53,7 @@ def known_of(rows: Rows, row: int) -> tuple[Past, Part]:
     It holds until the row takes its next step or is another's.
     """
     part = next(part for part in rows.parts if row in part.rows)
-    reader = rows.reader if len(rows.steps) == 1 else rows.reader.of_row(row)
+    reader = rows.reader if len(rows.steps) == 1 else rows.reader.select([row])
     text = Text(rows.text.tokens[row : row + 1], rows.text.lengths[row : row + 1])
     return Past(rows.reader.model, committed(text), reader, _drafts_of(part, row), None), part
 
@@ -61,20 +61,20 @@ def known_of(rows: Rows, row: int) -> tuple[Past, Part]:
 def copied(past: Past, part: Part) -> Past:
     """Return a past in memory of its own, no more than it needs."""
     count = past.text.counts[0]
-    reader = reader_of(past.target, 1, count, past.reader.layers).join(0, past.reader)
+    reader = reader_of(past.target, 1, count, past.reader.layers).put(0, past.reader)
     if past.drafts is None:
         return replace(past, reader=reader)
     session = Session(part.params, count + 1, past.target.vocab_size, reader, LOOP)
     drafts = resumed(part.drafter, past.drafts, count - 1, past.text, session)
-    return replace(past, reader=reader, drafts=part.drafter.untaught(drafts))
+    return replace(past, reader=reader, drafts=drafts)
 
 
 def _drafts_of(part: Part, row: int) -> Any:
-    """Return what the drafter made of a row's text, without what steps taught it; None if that cannot be had."""
+    """Return what the drafter made of a row's text; None if that cannot be had."""
     if not part.drafter.continues(part.state):
         return None
     try:
-        return part.drafter.untaught(part.drafter.of_row(part.state, part.rows.index(row)))
+        return part.drafter.of_row(part.state, part.rows.index(row))
     except Exception:  # noqa: BLE001  whatever a drafter does wrong must not lose a text: it begins anew
         return None
 

@@ -12,8 +12,8 @@ from polydraft.engine.calls.past import Past
 from polydraft.engine.decode import Method, Prompts, Rows, joined, opened, read_on, room_for, step
 from polydraft.engine.many.kept import KeptTexts, copied, known_of
 from polydraft.engine.many.pace import Pace, clock_of
+from polydraft.engine.many.slots import Request
 from polydraft.engine.part import Part
-from polydraft.engine.slots import Request
 from polydraft.errors import ContextOverflow
 from polydraft.models import can_branch, does_remember
 from polydraft.probs import Noise
@@ -237,7 +237,7 @@ class OpenBatch:
             unread = alone.unread
             if unread and left is not None and left <= 0:
                 continue
-            alone = read_on(alone, left)
+            alone = read_on(alone, left, self.method.clock)
             left = None if left is None else left - max(1, unread - alone.unread)
             self._reading[name] = one = replace(one, alone=alone)
             if alone.unread:
@@ -275,7 +275,7 @@ class OpenBatch:
         free = next((row for row, one in enumerate(self._guests) if one is None), len(self._guests))
         if free == len(self._guests) and self._moves:
             rows = self._longer(rows)
-        self._rows = joined(rows, free, alone)
+        self._rows = joined(rows, free, alone, self.method.clock)
         self._guests = (*self._guests[:free], guest, *self._guests[free + 1 :])
 
     def _first(self, alone: Rows) -> Rows:
@@ -284,11 +284,11 @@ class OpenBatch:
         if self._whole is None:
             tokens = torch.nn.functional.pad(alone.text.tokens, (0, self.capacity - alone.text.tokens.shape[1]))
             whole = reader_of(self.method.target, 1, self.capacity, alone.reader.layers)
-            reader = whole.join(0, alone.reader)
+            reader = whole.put(0, alone.reader)
         else:
             tokens = self._tokens[:1]
             tokens[0, :count] = alone.text.tokens[0, :count]
-            reader = self._view(1, (0,), alone.reader).join(0, alone.reader)
+            reader = self._view(1, (0,), alone.reader).put(0, alone.reader)
         return replace(alone, text=Text(tokens, alone.text.lengths.clone()), reader=reader)
 
     def _view(self, rows: int, read: Sequence[int], like: Reader) -> Reader:
@@ -342,7 +342,7 @@ class OpenBatch:
         reader, tokens, counts = rows.reader, rows.text.tokens, rows.text.counts
         for row, place in places.items():
             if row != place:
-                reader = reader.join(place, reader.of_row(row))
+                reader = reader.put(place, reader.select([row]))
                 tokens[place, : counts[row]] = tokens[row, : counts[row]]
         order = [row for row, _ in sorted(places.items(), key=lambda pair: pair[1])]
         lengths = torch.tensor([counts[row] for row in order], device=tokens.device)

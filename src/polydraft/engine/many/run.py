@@ -7,7 +7,7 @@ from typing import Any
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Emission, Statistics, names_of
 from polydraft.engine.many.asked import Asked, Completed, request_for
-from polydraft.engine.slots import BatchStep, Slots
+from polydraft.engine.many.slots import BatchStep, Slots
 from polydraft.engine.stopping import warn_of_context
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.watched import Watched

@@ -2,7 +2,7 @@
 
 from polydraft.engine.planner.costs import Costs, Spent
 from polydraft.engine.planner.goodput import Goodput
-from polydraft.engine.planner.planner import Opening, Planner, PlanningPolicy, arms_beside, relative_cost
+from polydraft.engine.planner.planner import Opening, Planner, arms_beside, relative_cost
 from polydraft.engine.planner.words import PLANNERS
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Goodput",
     "Opening",
     "Planner",
-    "PlanningPolicy",
     "Spent",
     "arms_beside",
     "relative_cost",

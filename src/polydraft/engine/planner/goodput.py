@@ -6,8 +6,7 @@ from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner.costs import Costs, Spent, costs_for
 from polydraft.engine.planner.planner import PLAIN, Opening
 from polydraft.errors import InvalidParameter
-from polydraft.trees import Chain, TreePolicy, TreeShape
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import Chain, LearningPolicy, TreeShape
 
 FIRST = 0.7
 """The acceptance that is assumed at the beginning of a generation."""
@@ -17,7 +16,7 @@ OF_FIRST = 4.0
 """How many drafts' worth the first guess counts for."""
 
 
-class Goodput(FixedShape):
+class Goodput(LearningPolicy):
     """Chains whose length has the largest expected goodput; none where plain decoding has more.
 
     Rule: with the mean acceptance alpha, a chain of k drafts brings l(k) = 1 + alpha + ... + alpha^k tokens of each
@@ -58,15 +57,12 @@ class Goodput(FixedShape):
         """The mean chance of a draft to be accepted once those before it are."""
         return self._won / self._faced
 
-    def suits(self, usual: TreePolicy) -> None:
-        """Take chains, whatever else would suit."""
-
-    def opens(self, opening: Opening) -> None:
+    def texts_opened(self, opening: Opening) -> None:
         """Begin a generation with the first guess at the acceptance."""
         self.costs = costs_for(self._of_rows, opening.rows, opening.relative)
         self._forget()
 
-    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+    def learn(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
         """Learn from a step and choose the next chain."""
         if not lessons:
             return

@@ -23,8 +23,7 @@ from polydraft.engine.planner.going import Going, by_depth
 from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, weight_bytes
-from polydraft.trees import Acceptance, Chain, ChoosingPolicy, Found, TreePolicy, TreeShape, Widths, is_dynamic
-from polydraft.trees.policies import FixedShape
+from polydraft.trees import Acceptance, Chain, Found, GrowingPolicy, LearningPolicy, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
 STAKE = 0.01
@@ -55,7 +54,7 @@ def arms_beside(usual: TreePolicy) -> tuple[TreePolicy, ...]:
 
     Beside a chain there are chains alone: above temperature 0 chains verified as blocks were faster than trees.
     """
-    if is_dynamic(usual):
+    if isinstance(usual, GrowingPolicy):
         return BRANCHING
     if usual.shape.max_children > 1:
         return (usual, *BRANCHING)
@@ -101,24 +100,7 @@ class Opening:
     soon: int = 0
 
 
-@runtime_checkable
-class PlanningPolicy(ChoosingPolicy, Protocol):
-    """A policy that is told what steps bring and take, and chooses the tree of the next one by it."""
-
-    def suits(self, usual: TreePolicy) -> None:
-        """Take note of the trees that suit the drafter, before anything else."""
-        ...
-
-    def opens(self, opening: Opening) -> None:
-        """Choose the first tree of new texts, before their prompts are read."""
-        ...
-
-    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
-        """Learn from a step and choose the next tree."""
-        ...
-
-
-class Planner(FixedShape):
+class Planner(LearningPolicy):
     """A tree policy that learns while it runs: before each step it takes the tree with the most tokens per second.
 
     Problem: find the fastest way to draft without losing much time on slow ones. With texts r of a batch, trees T, and
@@ -154,6 +136,8 @@ class Planner(FixedShape):
         InvalidParameter: there is no tree, or one of them drafts nothing.
     """
 
+    weighs_lookups = True
+
     def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: Measured | None = None) -> None:
         if trees is not None and (not trees or any(not tree.shape.counts for tree in trees)):
             raise InvalidParameter("A planner needs at least one tree, and every tree a draft.")
@@ -182,7 +166,7 @@ class Planner(FixedShape):
         """The largest shape that it may choose."""
         return max(self.shapes, key=lambda shape: shape.size)
 
-    def suits(self, usual: TreePolicy) -> None:
+    def suited(self, usual: TreePolicy) -> None:
         """Choose from the trees that suit a drafter, unless others were named or it has begun."""
         if self._suited and not self.steps:
             self._choose_from(arms_beside(usual))
@@ -192,7 +176,7 @@ class Planner(FixedShape):
         self._last, self._forgone = [0] * len(self.shapes), [0.0] * len(self.shapes)
         self._going: Going | None = None
 
-    def opens(self, opening: Opening) -> None:
+    def texts_opened(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
         known = self._plan.costs if self._plan else None
         self.timed = costs_for(self._of_rows, opening.rows, opening.relative, known)
@@ -207,11 +191,12 @@ class Planner(FixedShape):
         self._unread = missed if self.current else self._unread
         self._looks = not self._looking_loses()
 
-    def looks(self) -> bool:
-        """Tell whether continuations are looked up for the next tree."""
+    @property
+    def uses_lookups(self) -> bool:
+        """Whether continuations are looked up for the next tree."""
         return self._looks
 
-    def takes(self, found: Sequence[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: Sequence[Found]) -> tuple[int, ...]:
         """Return which rows take the continuation that was looked up for them, given its shape and who found it.
 
         The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
@@ -236,7 +221,7 @@ class Planner(FixedShape):
         """Who drafts for rows for which nothing was looked up."""
         return "" if self.shape.counts else None
 
-    def note(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+    def learn(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
         """Learn from a step and choose the next tree.
 
         Args:
@@ -317,7 +302,7 @@ class Planner(FixedShape):
         """Whether growth may be asked to stop: not where a level costs next to nothing."""
         return self._now().stops
 
-    def goes_on(self, depth: int, chances: Float[Tensor, "b c"]) -> bool:
+    def grows_on(self, depth: int, chances: Float[Tensor, "b c"]) -> bool:
         """Tell whether the next level is expected to bring as many tokens as its time is worth elsewhere.
 
         With R the expected number of this depth's nodes that will be accepted, in all texts, by the draft probabilities

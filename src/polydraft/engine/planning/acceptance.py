@@ -12,8 +12,7 @@ from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.trees import Acceptance, Chain, Draft, TreePolicy, Verdict, Widths
-from polydraft.verifiers import NodeVerifier, TreeVerifier
-from polydraft.verifiers.law import OfNodes
+from polydraft.verifiers import NodeVerifier, TreeVerifier, traits
 
 OBSERVED: tuple[TreePolicy, ...] = (Widths((3, 2, 1, 1)), Chain(4))
 """The trees that are watched; the second for verifiers of one draft per node."""
@@ -124,7 +123,7 @@ def tally(verifier: TreeVerifier, found: list[Visit], most: int, seed: int = 0) 
     verified by another that accepts more. Any other verifier is counted, and a child is taken to be accepted
     as often whatever siblings come after it, which holds for rules that try the children in turn.
     """
-    rule = verifier.node_rule if isinstance(verifier, OfNodes) else None
+    rule = traits(verifier).node_rule
     if rule:
         return _computed(rule, found, most, seed)
     return _counted(found, most)

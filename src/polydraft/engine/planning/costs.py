@@ -9,8 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session
+from polydraft.engine.clock import Stopwatch
 from polydraft.engine.planner.curves import Curve
-from polydraft.engine.wrappers.timed import Stopwatch
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import ModelDrafter, NoDraft
-from polydraft.engine.calls.chains import check_crowd, without_branches
+from polydraft.engine.calls.fitting import check_crowd, without_branches
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
 from polydraft.engine.planner.curves import Curve, StepCosts

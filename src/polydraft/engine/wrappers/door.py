@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
-from polydraft.schemes import Product, Scheme
-from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape, largest_shape
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape
 from polydraft.trees.sound import distinct, laws
 
 
@@ -72,7 +72,7 @@ def checked_draft(
         raise InvalidDraft(f"draft must return a Draft, but returned a {type(draft).__name__}.")
     _check_tensors(draft, text, scheme)
     _check_places(draft, text)
-    _check_size(draft, largest_shape(policy))
+    _check_size(draft, policy.largest)
     _check_gaps(draft.tree, scheme)
     draft = draft if drawn is None else _as_drawn(draft, drawn, scheme)
     if draft.whole and not _is_whole(draft, vocab_size):
@@ -155,7 +155,7 @@ def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:
     if draft.resume is not None:
         _check_kind("resume", draft.resume, Resume)
     batch, nodes, places = len(text.lengths), _last_size(draft.tree.tokens), _last_size(draft.shortlist)
-    several = tuple(draft.probs.shape[2:-1][:1]) if isinstance(scheme, Product) else ()
+    several = tuple(draft.probs.shape[2:-1][:1]) if scheme.several_rows else ()
     expected: tuple[tuple[str, object, tuple[int, ...], torch.dtype | None], ...] = (
         ("tree.tokens", draft.tree.tokens, (batch, nodes), torch.int64),
         ("tree.parents", draft.tree.parents, (batch, nodes), torch.int64),

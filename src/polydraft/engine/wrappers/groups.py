@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces, policy_of
+from polydraft.trees import Draft, Piece, Pieces, TreePolicy, in_pieces
 
 NEAR = 1e-3
 """How far the probabilities of a row in a batch may be from those of the row alone, by rounding."""
@@ -76,7 +76,7 @@ class Asked:
         """Return the same of some rows; of -1 of a text that is nobody's."""
         if tuple(rows) == tuple(range(len(self.text.counts))):
             return self
-        return Asked(self.text.of(rows), self.scheme, policy_of(self.policy, rows), self.noise.of(rows))
+        return Asked(self.text.of(rows), self.scheme, self.policy.select(rows), self.noise.of(rows))
 
     def recorded(self) -> "Asked":
         """Return the same, with a record of what is drawn."""

@@ -133,7 +133,7 @@ class Guarded(Drafter):
         count = len(target.read)
 
         def over(own: Group) -> Any:
-            view = target if len(own.rows) == count else target.of_row(own.rows[0])
+            view = target if len(own.rows) == count else target.select([own.rows[0]])
             return self.drafter.over(own.state, view)
 
         return self._each(state, count, over)
@@ -220,6 +220,12 @@ class Guarded(Drafter):
         """Ask the drafter, unless it had failed."""
         return not isinstance(state, Failed | Split) and self.drafter.continues(state)
 
+    def carried(self, states: Sequence[Any], fresh: Any, known: int) -> Any:
+        """Let the drafter take what is its own, unless it has failed."""
+        if isinstance(fresh, Failed):
+            return fresh
+        return self._tried(lambda: self.drafter.carried(states, fresh, known))
+
     def of_row(self, state: Any, row: int) -> Any:
         """Return the drafter's state of a row, or that it has failed there."""
         if not isinstance(state, Failed | Split):
@@ -227,10 +233,6 @@ class Guarded(Drafter):
         groups = state.groups if isinstance(state, Split) else ()
         own = next((one for one in groups if one.place(row) >= 0), None)
         return Failed(state.reason) if own is None else self.drafter.of_row(own.state, own.place(row))
-
-    def untaught(self, state: Any) -> Any:
-        """Ask the drafter, unless it had failed."""
-        return None if isinstance(state, Failed | Split) else self.drafter.untaught(state)
 
     def _proposed(self, group: Group, asked: Asked, errors: list[Exception]) -> list[Proposal]:
         """Ask for a group's drafts; after an error row by row, with each row's numbers from their beginning."""

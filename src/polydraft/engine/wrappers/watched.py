@@ -8,23 +8,23 @@ from functools import cached_property
 from polydraft.drafters import Drafter
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.choices import Parts
+from polydraft.engine.clock import Stopwatch
 from polydraft.engine.decode import Method
-from polydraft.engine.planner import Opening, PlanningPolicy, Spent, relative_cost
+from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.engine.target_law import TargetLaw
 from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.timed import Stopwatch, TimedDrafter, TimedModel, TimedVerifier
 from polydraft.models import LanguageModel
-from polydraft.trees import TreePolicy
+from polydraft.trees import LearningPolicy, TreePolicy
 from polydraft.verifiers import TreeVerifier
 
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A planner, the drafter of its texts, and the stopwatch of what they draft."""
+    """A planner, the drafter of its texts, and who is charged for what they draft; None for the usual drafter."""
 
-    planner: PlanningPolicy
+    planner: LearningPolicy
     drafter: Drafter
-    watch: Stopwatch
+    guard: Guarded | None
     target: LanguageModel
 
     @cached_property
@@ -57,34 +57,26 @@ class Watched:
         logprobs: int | None = None,
         time: bool = False,
     ) -> None:
-        planner = policy if isinstance(policy, PlanningPolicy) else None
+        planner = policy if isinstance(policy, LearningPolicy) else None
         self._watch = Stopwatch(target.device, timed=time or planner is not None)
         self._guard = Guarded(drafter, fallback)
         self._torn, self._target, self._timed = False, target, time
-        self._planned = [_Planned(planner, drafter, self._watch, target)] if planner else []
-        model, drafts = TimedModel(target, self._watch), TimedDrafter(self._guard, self._watch)
-        rule, teaches = TimedVerifier(verifier, self._watch), (policy,) if planner else ()
-        self.method = Method(model, drafts, rule, policy, keeps_scores, logprobs, teaches)
+        self._planned = [_Planned(planner, drafter, None, target)] if planner else []
+        teaches = (policy,) if planner else ()
+        self.method = Method(target, self._guard, verifier, policy, keeps_scores, logprobs, teaches, self._watch)
         self._others: dict[int, tuple[Parts, Guarded, Method]] = {}
 
     def method_of(self, parts: Parts) -> Method:
         """Return the method of a text that has parts of its own, the same one for the same parts."""
         if id(parts) not in self._others:
-            guard, usual = Guarded(parts.drafter), self.method
-            verifier = TimedVerifier(parts.verifier, self._watch)
-            drafter = TimedDrafter(self._of_planner(parts, guard), self._watch)
-            method = replace(usual, drafter=drafter, verifier=verifier, policy=parts.policy)
+            guard = Guarded(parts.drafter)
+            if isinstance(parts.policy, LearningPolicy):
+                self._watch.timed = True
+                self._planned.append(_Planned(parts.policy, parts.drafter, guard, self._target))
+                self.method = replace(self.method, teaches=(*self.method.teaches, parts.policy))
+            method = replace(self.method, drafter=guard, verifier=parts.verifier, policy=parts.policy)
             self._others[id(parts)] = parts, guard, method
         return self._others[id(parts)][2]
-
-    def _of_planner(self, parts: Parts, guard: Guarded) -> Drafter:
-        """Return the drafter of parts behind a stopwatch of their planner's, which is taken in; without one, itself."""
-        if not isinstance(parts.policy, PlanningPolicy):
-            return guard
-        watch = Stopwatch(self._target.device, timed=True)
-        self._planned.append(_Planned(parts.policy, parts.drafter, watch, self._target))
-        self.method = replace(self.method, teaches=(*self.method.teaches, parts.policy))
-        return TimedDrafter(guard, watch)
 
     def forget(self, parts: Parts) -> None:
         """Drop the method of parts that no text has any more."""
@@ -110,12 +102,11 @@ class Watched:
         whose = self.method.policy if policy is None else policy
         for one in self._planned:
             if one.planner is whose:
-                one.planner.opens(Opening(length, left, rows, one.relative, law.in_force, others, soon))
+                one.planner.texts_opened(Opening(length, left, rows, one.relative, law.in_force, others, soon))
 
     def begins(self) -> None:
         """Note that a step begins: what was done since the last one, such as texts that joined, is no part of it."""
-        for watch in {id(watch): watch for watch in (self._watch, *(one.watch for one in self._planned))}.values():
-            watch.lap()
+        self._watch.lap()
 
     @contextmanager
     def counting(self, statistics: Statistics) -> Iterator[None]:
@@ -133,10 +124,10 @@ class Watched:
         """Let planners learn from a step, unless it was torn by an interrupt: then its time is no lesson."""
         if not self._planned:
             return
+        own = [None if one.guard is None else self._watch.own(one.guard) for one in self._planned]
         spent, torn, self._torn = self._watch.lap(), self._torn, False
         rest = max(0.0, spent["total"] - spent["draft"] - spent["target"])  # on a GPU these are of two clocks
-        for one, lessons in zip(self._planned, block.lessons, strict=True):
-            drafted = spent["draft"] if one.watch is self._watch else one.watch.lap()["draft"]
+        for one, charged, lessons in zip(self._planned, own, block.lessons, strict=True):
             if lessons and not torn:
-                drafted *= len(block.rows) / len(lessons)
-                one.planner.note(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())
+                drafted = (spent["draft"] if charged is None else charged) * len(block.rows) / len(lessons)
+                one.planner.learn(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())

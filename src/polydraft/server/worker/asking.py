@@ -11,7 +11,7 @@ from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
 from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_policy
-from polydraft.engine.decode import check_drafting
+from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
@@ -19,7 +19,7 @@ from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.blame import with_name
 from polydraft.server.worker.served import Served
-from polydraft.trees import Chain, ChoosingPolicy, TreePolicy, largest_shape
+from polydraft.trees import Chain, LearningPolicy, TreePolicy
 
 MOST_NODES = 128
 """The largest tree that a request may ask for; every text has room for it."""
@@ -228,14 +228,14 @@ class PartsShelf:
                 drafter = self._drafter(own.drafter, params, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         parts = chosen_parts(choices, self.served.target, params)
-        if own.tree and isinstance(parts.policy, ChoosingPolicy):
+        if own.tree and isinstance(parts.policy, LearningPolicy):
             raise InvalidParameter(f"tree is {own.tree}, a planner, which is the server's to have; name a tree.")
         most = own.max_draft_tokens
-        if most and largest_shape(parts.policy).size - 1 > most:
+        if most and parts.policy.largest.size - 1 > most:
             if own.tree:
                 raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
             parts = chosen_parts(replace(choices, policy=Chain(most)), self.served.target, params)
-        if largest_shape(parts.policy).size > MOST_NODES or parts.drafter.riders >= MOST_RIDERS:
+        if parts.policy.largest.size > MOST_NODES or parts.drafter.riders >= MOST_RIDERS:
             raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
         check_drafting(parts.drafter, parts.verifier, parts.policy)
         return parts

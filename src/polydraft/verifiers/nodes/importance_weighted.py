@@ -3,21 +3,17 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.machine_code import compiled
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.host import node_by_node
-from polydraft.verifiers.law import SharesRule, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
+from polydraft.verifiers.selection.rule import SelectionRule
 from polydraft.verifiers.selection.shared_pairs import share_pairs
 
 
 @dataclass(frozen=True)
-class ImportanceWeighted(SharesRule):
+class ImportanceWeighted(SelectionRule):
     """Select one draft with weights that bring its law close to the target's, then apply the single-draft rule to it.
 
     Problem: two independent drafts, x_1 ~ l and x_2 ~ r, a target mass m of total <= 1 and draft capacity 1: accept one
@@ -64,35 +60,12 @@ class ImportanceWeighted(SharesRule):
             if value is not None and (not is_whole(value) or value < 0):
                 raise InvalidParameter(f"{name} must be an integer >= 0, or None for all, but is {value!r}.")
 
-    def divided(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return Pr[x is selected | drafts] min(1, m(x) / s(x)) for each draft, at its first copy, and min(m, s)."""
-        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
-        if alone:
-            return alone
-        shares, marginal = node_by_node(self._at_node, draft_probs, target_mass, present(drafts), drafts)
-        return onto_first_copies(shares, drafts), marginal
-
-    def marginal(
-        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
-        """Return min(m, s)."""
-        return node_by_node(self._at_node, draft_probs, target_mass, counts)[1]
-
-    def _at_node(
-        self, draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None
-    ) -> tuple[Numbers, Numbers]:
+    def at_node(self, row: Numbers, mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts, copies of a token apart, and min(m, s)."""
-        winner = self._winner(_entrants(draft_row, count), target_mass)
-        marginal = np.minimum(target_mass, winner.law)
-        if drafts is None:
-            return np.zeros(0), marginal
-        kept = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
-        return winner.chances(drafts) * kept, marginal
+        winner = self._winner(_entrants(row, count), mass)
+        marginal = np.minimum(mass, winner.law)
+        accepted = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
+        return winner.chances(drafts) * accepted, marginal
 
     def _winner(self, entrants: "list[_Entrant]", mass: Numbers) -> "_Entrant":
         while len(entrants) > 1:

@@ -7,8 +7,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Scheme, require_scheme
-from polydraft.verifiers.law import SharesRule, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.law import (
+    Counts,
+    Drafts,
+    Rate,
+    Row,
+    Shares,
+    SharesRule,
+    lone_draft,
+    onto_first_copies,
+    present,
+)
 
 PARTS = 64
 ROUNDS = 7
@@ -44,38 +53,27 @@ class KSeq(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID,), "K-SEQ")
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: Row, target_mass: Row, counts: Counts) -> Row:
         """Return min(m / rho, q) (1 - (1 - beta)^k) / beta."""
-        return _marginal(_kept(draft_probs, target_mass, counts), counts).to(target_mass.dtype)
+        return _marginal(_passing(draft_probs, target_mass, counts), counts).to(target_mass.dtype)
 
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
+    def acceptance(self, draft_probs: Row, target_probs: Row, counts: Counts) -> Rate:
         """Return 1 - (1 - beta)^k."""
-        beta = _kept(draft_probs, target_probs, counts).sum(dim=-1)
+        beta = _passing(draft_probs, target_probs, counts).sum(dim=-1)
         return _accepted(beta, counts).to(target_probs.dtype)
 
-    def divided(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+    def divided(self, drafts: Drafts, draft_probs: Row, target_mass: Row) -> tuple[Shares, Row]:
         """Return Pr[the drafts before x_j fail] min(1, m(x_j) / (rho q(x_j))), at first copies, and the marginal."""
         alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
         if alone:
             return alone
         counts = present(drafts)
-        kept = _kept(draft_probs, target_mass, counts)
-        shares, marginal = _shares(drafts, draft_probs, kept), _marginal(kept, counts)
+        passing = _passing(draft_probs, target_mass, counts)
+        shares, marginal = _shares(drafts, draft_probs, passing), _marginal(passing, counts)
         return shares.to(target_mass.dtype), marginal.to(target_mass.dtype)
 
 
-def threshold(
-    draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-) -> Float[Tensor, "*b"]:
+def threshold(draft_probs: Row, target_mass: Row, counts: Counts) -> Rate:
     """Return rho in [1, k] with 1 - (1 - beta(rho))^k = rho beta(rho), rounded up, in float64.
 
     Where the two sides agree for all rho, as at disjoint rows, any rho in [1, k] may come back.
@@ -94,7 +92,7 @@ def threshold(
 
 
 def _sides(
-    draft: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"], most: Int[Tensor, "*b 1"]
+    draft: Row, mass: Row, most: Int[Tensor, "*b 1"]
 ) -> tuple[Float[Tensor, "*b I"], Float[Tensor, "*b I"], Float[Tensor, "*b I"], Float[Tensor, "*b I"]]:
     """Cut [1, k] where m / rho and q change places for a token; beta(rho) = A / rho + B between two cuts.
 
@@ -118,29 +116,25 @@ def _too_small(
     return _accepted(beta, most) > rho * beta
 
 
-def _kept(
-    draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-) -> Float[Tensor, "*b A"]:
+def _passing(draft_probs: Row, target_mass: Row, counts: Counts) -> Row:
     """Return min(m / rho, q) in float64: how often one draft is this token and passes."""
     rho = threshold(draft_probs, target_mass, counts)
     return torch.minimum(target_mass.double() / rho.unsqueeze(-1), draft_probs.double())
 
 
-def _shares(
-    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*b A"], kept: Float[Tensor, "*b A"]
-) -> Float[Tensor, "*b k"]:
+def _shares(drafts: Drafts, draft_probs: Row, passing: Row) -> Shares:
     draft = draft_probs.double().gather(-1, drafts.clamp_min(0))
-    passed = kept.gather(-1, drafts.clamp_min(0)) / draft.where(draft > 0, torch.ones_like(draft)) * (drafts >= 0)
+    passed = passing.gather(-1, drafts.clamp_min(0)) / draft.where(draft > 0, torch.ones_like(draft)) * (drafts >= 0)
     failed = torch.nn.functional.pad((1 - passed).cumprod(dim=-1)[..., :-1], (1, 0), value=1.0)
     return onto_first_copies(passed * failed, drafts)
 
 
-def _marginal(kept: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]) -> Float[Tensor, "*b A"]:
-    beta = kept.sum(dim=-1)
+def _marginal(passing: Row, counts: Counts) -> Row:
+    beta = passing.sum(dim=-1)
     tries = _accepted(beta, counts) / beta.where(beta > 0, torch.ones_like(beta))
-    return kept * tries.unsqueeze(-1)
+    return passing * tries.unsqueeze(-1)
 
 
-def _accepted(beta: Float[Tensor, "*b"], counts: Int[Tensor, "*#b"]) -> Float[Tensor, "*b"]:
+def _accepted(beta: Rate, counts: Int[Tensor, "*#b"]) -> Rate:
     """Return 1 - (1 - beta)^k, keeping the digits of a small beta."""
     return -torch.expm1(counts * torch.log1p(-beta.clamp(0, 1 - 2.0**-53)))

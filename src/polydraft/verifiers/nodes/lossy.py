@@ -1,17 +1,17 @@
 """Lossy rules: faster, and no longer the target's law. Each says what is lost."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, is_number, is_whole
+from polydraft.errors import InvalidParameter, is_whole, require_number
 from polydraft.schemes import IID, Scheme, TopK, check_scheme, require_scheme
+from polydraft.schemes.drawing import largest_count
 from polydraft.theory import containment
-from polydraft.verifiers.law import OutcomeLaw
+from polydraft.verifiers.law import Counts, DraftRows, Drafts, OutcomeLaw, Rate, Row
 from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection, after_rejection
 
 
@@ -20,16 +20,11 @@ class KeepsLikeliest:
 
     scheme: Scheme
 
-    def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
+    def accepts(self, target_probs: Row) -> Bool[Tensor, "*b A"]:
         """Mark the tokens that are accepted."""
         raise NotImplementedError
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: DraftRows, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law, which keeps one draft or none for certain, the first of equals."""
         passed = self.accepts(target_probs).gather(-1, drafts.clamp_min(0)) & (drafts >= 0)
         mass = target_probs.gather(-1, drafts.clamp_min(0)).where(passed, -torch.ones_like(target_probs[..., :1]))
@@ -38,9 +33,7 @@ class KeepsLikeliest:
         child = torch.zeros_like(mass).scatter(-1, best, 1.0) * any_passed
         return OutcomeLaw(child, target_probs * ~any_passed)
 
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*rows A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
+    def acceptance(self, draft_probs: DraftRows, target_probs: Row, counts: Counts) -> Rate:
         """Return the probability that an accepted token is drafted."""
         missed = containment(self.scheme, draft_probs, ~self.accepts(target_probs), counts)
         return (1 - missed).to(target_probs.dtype)
@@ -78,10 +71,10 @@ class TypicalAcceptance(KeepsLikeliest):
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme, "Typical acceptance")
-        _require("epsilon", self.epsilon, "in (0, 1]", lambda value: 0 < value <= 1)
-        _require("delta", self.delta, "> 0", lambda value: 0 < value < inf)
+        require_number("epsilon", self.epsilon, "in (0, 1]", lambda value: 0 < value <= 1)
+        require_number("delta", self.delta, "> 0", lambda value: 0 < value < inf)
 
-    def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
+    def accepts(self, target_probs: Row) -> Bool[Tensor, "*b A"]:
         """Mark the typical tokens."""
         entropy = -torch.xlogy(target_probs, target_probs).sum(dim=-1, keepdim=True)
         return target_probs > (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
@@ -120,9 +113,9 @@ class TopBeta(KeepsLikeliest):
         check_scheme(self.scheme, "The top-beta rule")
         if not is_whole(self.beta) or self.beta < 1:
             raise InvalidParameter(f"beta must be an integer >= 1, but is {self.beta!r}.")
-        _require("tau", self.tau, ">= 0", lambda value: 0 <= value < inf)
+        require_number("tau", self.tau, ">= 0", lambda value: 0 <= value < inf)
 
-    def accepts(self, target_probs: Float[Tensor, "*b A"]) -> Bool[Tensor, "*b A"]:
+    def accepts(self, target_probs: Row) -> Bool[Tensor, "*b A"]:
         """Mark the tokens that pass."""
         highest = target_probs.topk(min(self.beta, target_probs.shape[-1]), dim=-1).values
         near = target_probs.log() >= highest[..., :1].log() - self.tau
@@ -157,32 +150,20 @@ class Lenient:
     lossless = False
 
     def __post_init__(self) -> None:
-        _require("lenience", self.lenience, "in (0, 1]", lambda value: 0 < value <= 1)
+        require_number("lenience", self.lenience, "in (0, 1]", lambda value: 0 < value <= 1)
         require_scheme(self.scheme, (IID,), "Lenient rejection")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: Row, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law of recursive rejection against a smaller draft row."""
         return RecursiveRejection().law(drafts, self.lenience * draft_probs, target_probs)
 
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
+    def acceptance(self, draft_probs: Row, target_probs: Row, counts: Counts) -> Rate:
         """Return one minus the probability that every draft is rejected."""
         left, missing = target_probs, torch.zeros_like(target_probs[..., 0])
         reached = torch.ones_like(missing)
-        for place in range(int(counts.max()) if counts.numel() else 0):
+        for place in range(largest_count(counts)):
             row = self.lenience * draft_probs
             passed = torch.minimum(left, row).sum(dim=-1) / self.lenience
             reached = torch.where(place < counts, reached * (1 - passed), reached)
             left, _, _ = after_rejection(left, missing, row)
         return 1 - reached
-
-
-def _require(name: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
-    if not is_number(value) or not holds(value):
-        raise InvalidParameter(f"{name} must be {rule}, but is {value!r}.")

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.probs import without
 from polydraft.schemes import Scheme, TopK, check_scheme
 from polydraft.theory import inclusion
-from polydraft.verifiers.law import OutcomeLaw, SharesRule, first_copies
+from polydraft.verifiers.law import Counts, DraftRows, Drafts, OutcomeLaw, Row, Shares, SharesRule, first_copies
 
 
 @dataclass(frozen=True)
@@ -35,27 +33,15 @@ class NaiveMatch(SharesRule):
     def __post_init__(self) -> None:
         check_scheme(self.scheme, "Naive match")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: DraftRows, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law of one target draw."""
         return OutcomeLaw(self.shares(drafts, draft_probs, target_probs), without(target_probs, drafts))
 
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
+    def shares(self, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> Shares:
         """Return the target mass of each drafted token, at its first copy."""
         mass = target_mass.gather(-1, drafts.clamp_min(0))
         return mass.where(first_copies(drafts), torch.zeros_like(mass))
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: DraftRows, target_mass: Row, counts: Counts) -> Row:
         """Return mass(x) Pr[x is drafted]."""
         return target_mass * inclusion(self.scheme, draft_probs, counts).to(target_mass.dtype)

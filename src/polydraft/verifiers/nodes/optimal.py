@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
@@ -19,18 +15,17 @@ from polydraft.schemes import (
     require_scheme,
 )
 from polydraft.theory import optimal_set
-from polydraft.verifiers.host import node_by_node
-from polydraft.verifiers.law import SharesRule, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
+from polydraft.verifiers.law import Counts, Rate, Row
 from polydraft.verifiers.selection.clipped import clip
 from polydraft.verifiers.selection.ordered import Numbers, Places
+from polydraft.verifiers.selection.rule import SelectionRule
 from polydraft.verifiers.selection.walk import accepted_shares
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
 
 
 @dataclass(frozen=True)
-class Optimal(SharesRule):
+class Optimal(SelectionRule):
     """Accept drafts as often as any exact rule can.
 
     Problem: drafts of a known law, a target mass m of total a <= 1: accept one of the drafts or none, each token at
@@ -61,35 +56,11 @@ class Optimal(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, SCHEMES, "The optimal rule")
 
-    def divided(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return the probability of accepting each draft, for a repeated token at its first copy, and min(m, t)."""
-        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
-        if alone:
-            return alone
-        shares, marginal = node_by_node(self._at_node, draft_probs, target_mass, present(drafts), drafts)
-        return onto_first_copies(shares, drafts), marginal
-
-    def marginal(
-        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
-        """Return min(m, t)."""
-        return node_by_node(self._at_node, draft_probs, target_mass, counts)[1]
-
-    def acceptance(
-        self, draft_probs: Float[Tensor, "*b A"], target_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b"]:
+    def acceptance(self, draft_probs: Row, target_probs: Row, counts: Counts) -> Rate:
         """Return 1 + min_H [m(H) - Q(H)]."""
         return optimal_set(self.scheme, draft_probs, target_probs, counts).acceptance.to(target_probs.dtype)
 
-    def _at_node(
-        self, draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None
-    ) -> tuple[Numbers, Numbers]:
+    def at_node(self, row: Numbers, mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts, copies of a token apart, and min(m, t)."""
-        clipped = clip(self.scheme, draft_row, target_mass, count)
-        shares = np.zeros(0) if drafts is None else accepted_shares(clipped, clipped.places(drafts))
-        return shares, clipped.by_token(clipped.accepted)
+        clipped = clip(self.scheme, row, mass, count)
+        return accepted_shares(clipped, clipped.places(drafts)), clipped.by_token(clipped.accepted)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.schemes import (
     IID,
@@ -17,14 +15,11 @@ from polydraft.schemes import (
     TopThenSample,
     require_scheme,
 )
-from polydraft.verifiers.host import node_by_node
-from polydraft.verifiers.law import SharesRule, onto_first_copies, present
-from polydraft.verifiers.nodes.speculative import lone_draft
 from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.selection.race_law import RaceLaw, common_mass, first_rates, moved, race_shares
+from polydraft.verifiers.selection.rule import SelectionRule
 
 SCHEMES = (IID, Product, TopThenIID, TopThenSample, SpecHub, TopK, Given)
-NO_DRAFTS: Places = np.zeros(0, dtype=np.int64)
 MOST_ROUNDS = 40
 STEP = 1.8
 MOMENTUM = 0.2
@@ -43,7 +38,7 @@ WORTHWHILE = 1e-5
 
 
 @dataclass(frozen=True)
-class Race(SharesRule):
+class Race(SelectionRule):
     """Give every token a rate, let the drafts race, and accept the winner as often as the target mass bears.
 
     Problem: that of `Optimal`: drafts of a known law, a target mass m of total a <= 1, as many drafts accepted as
@@ -75,32 +70,11 @@ class Race(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, SCHEMES, "The race, unlike Optimal,")
 
-    def divided(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
-        """Return a(x_j) / sum_l a(x_l) min(1, m_j / r_j), for a repeated token at its first copy, and min(m, r)."""
-        alone = lone_draft(self.scheme, drafts, draft_probs, target_mass)
-        if alone:
-            return alone
-        shares, marginal = node_by_node(self._at_node, draft_probs, target_mass, present(drafts), drafts)
-        return onto_first_copies(shares, drafts), marginal
-
-    def marginal(
-        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
-        """Return min(m, r)."""
-        return node_by_node(self._at_node, draft_probs, target_mass, counts)[1]
-
-    def _at_node(
-        self, draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None
-    ) -> tuple[Numbers, Numbers]:
+    def at_node(self, row: Numbers, mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts, copies of a token apart, and min(m, r)."""
-        law = RaceLaw.of(self.scheme, draft_row, count)
-        log_rates = fitted_rates(law, target_mass)
-        return race_shares(NO_DRAFTS if drafts is None else drafts, log_rates, law.taken(log_rates), target_mass)
+        law = RaceLaw.of(self.scheme, row, count)
+        log_rates = fitted_rates(law, mass)
+        return race_shares(drafts, log_rates, law.taken(log_rates), mass)
 
 
 def fitted_rates(law: RaceLaw, target_mass: Numbers) -> Numbers:

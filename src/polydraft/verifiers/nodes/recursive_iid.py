@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.law import SharesRule, accept_ratio, at_draft
+from polydraft.schemes.drawing import largest_count
+from polydraft.verifiers.law import Counts, DraftRows, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,25 @@ class RecursiveRejection(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, Product), "Recursive rejection")
 
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*rows A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
+    def shares(self, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> Shares:
         """Return Pr[the drafts before x_j are rejected] min(1, m_j(x_j) / q_j(x_j)) for each draft x_j."""
         left, missing = target_mass, shortfall(target_mass)
         reached = torch.ones_like(missing)
         shares: list[Tensor] = []
         for place, draft in enumerate(drafts.unbind(dim=-1)):
             row = self._row(draft_probs, place)
-            accepted = accept_ratio(at_draft(left, draft), at_draft(row, draft)) * (draft >= 0)
+            accepted = accepted_alone(left, row, draft)
             shares.append(reached * accepted)
             reached = reached * (1 - accepted)
             left, missing, _ = after_rejection(left, missing, row)
         return torch.stack(shares, dim=-1)
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*rows A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: DraftRows, target_mass: Row, counts: Counts) -> Row:
         """Return sum_j Pr[the first j - 1 drafts are rejected] min(m_j, q_j)."""
         left, missing = target_mass, shortfall(target_mass)
         reached = torch.ones_like(missing)
         marginal = torch.zeros_like(target_mass)
-        for place in range(_most(counts)):
+        for place in range(largest_count(counts)):
             row = self._row(draft_probs, place)
             reached = reached * (place < counts)
             marginal = marginal + reached.unsqueeze(-1) * torch.minimum(left, row)
@@ -71,20 +64,18 @@ class RecursiveRejection(SharesRule):
             reached = reached * rejected
         return marginal
 
-    def _row(self, draft_probs: Float[Tensor, "*rows A"], place: int) -> Float[Tensor, "*b A"]:
+    def _row(self, draft_probs: DraftRows, place: int) -> Row:
         """Return the law of the draft at this place."""
-        return draft_probs[..., place % draft_probs.shape[-2], :] if isinstance(self.scheme, Product) else draft_probs
+        return draft_probs[..., place % draft_probs.shape[-2], :] if self.scheme.several_rows else draft_probs
 
 
-def shortfall(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
+def shortfall(mass: Row) -> Rate:
     """Return what a mass lacks to a distribution: 1 - |mass|, exactly zero where only rounding is missing."""
     missing = 1 - mass.sum(dim=-1)
     return missing.where(missing > 16 * torch.finfo(mass.dtype).eps, torch.zeros_like(missing))
 
 
-def after_rejection(
-    mass: Float[Tensor, "*b A"], missing: Float[Tensor, "*b"], draft: Float[Tensor, "*b A"]
-) -> tuple[Float[Tensor, "*b A"], Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+def after_rejection(mass: Row, missing: Rate, draft: Row) -> tuple[Row, Rate, Rate]:
     """Return the mass left after a rejection, what it lacks to one, and the probability of the rejection.
 
     A draft x ~ q is rejected with probability 1 - b = |(m - q)+| + 1 - |m|, where m is the mass and b = sum min(m, q);
@@ -94,7 +85,3 @@ def after_rejection(
     rejected = left.sum(dim=-1) + missing
     scale = rejected.where(rejected > 0, torch.ones_like(rejected))
     return left / scale.unsqueeze(-1), missing / scale, rejected
-
-
-def _most(counts: Int[Tensor, "*b"]) -> int:
-    return int(counts.max()) if counts.numel() else 0

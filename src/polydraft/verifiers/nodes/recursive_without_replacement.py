@@ -4,16 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import normalised, without
 from polydraft.schemes import Scheme, WithoutReplacement, require_scheme
-from polydraft.verifiers.host import node_by_node
-from polydraft.verifiers.law import OutcomeLaw, SharesRule, accept_ratio, at_draft
+from polydraft.verifiers.law import Counts, Drafts, OutcomeLaw, Row, Shares, SharesRule, accepted_alone
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
 from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.selection.rejections import MOST, average_accepted
+from polydraft.verifiers.selection.rule import node_by_node
 
 
 @dataclass(frozen=True)
@@ -47,29 +46,17 @@ class RecursiveRejectionWithoutReplacement(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (WithoutReplacement,), "Recursive rejection without replacement")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: Row, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law by running the recursion on probabilities instead of coins."""
         shares, left = _recursion(drafts, draft_probs, target_probs)
         rejected = (1 - shares.sum(dim=-1, keepdim=True)).clamp_min(0)
         return OutcomeLaw(shares, rejected * normalised(left, target_probs))
 
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
+    def shares(self, drafts: Drafts, draft_probs: Row, target_mass: Row) -> Shares:
         """Return Pr[the drafts before x_j are rejected] min(1, m_j(x_j) / q_j(x_j)) for each draft x_j."""
         return _recursion(drafts, draft_probs, target_mass)[0]
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: Row, target_mass: Row, counts: Counts) -> Row:
         """Return sum_R Pr[R is rejected] min(m_R, q_R) over the sequences R of at most counts - 1 rejected tokens.
 
         Raises:
@@ -82,20 +69,18 @@ class RecursiveRejectionWithoutReplacement(SharesRule):
         return tokens ** (drafts - 1) <= MOST
 
 
-def _average(draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places | None) -> tuple[Numbers, Numbers]:
-    return np.zeros(0), average_accepted(draft_row, target_mass, count)
+def _average(draft_row: Numbers, target_mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
+    return np.zeros(len(drafts)), average_accepted(draft_row, target_mass, count)
 
 
-def _recursion(
-    drafts: Int[Tensor, "*b k"], draft_probs: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"]
-) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b A"]]:
+def _recursion(drafts: Drafts, draft_probs: Row, mass: Row) -> tuple[Shares, Row]:
     """Return the drafts' shares, and the mass that is left when all are rejected."""
     left, missing, law = mass, shortfall(mass), draft_probs
     reached = torch.ones_like(missing)
     shares: list[Tensor] = []
     for draft in drafts.unbind(dim=-1):
         there = draft >= 0
-        accepted = accept_ratio(at_draft(left, draft), at_draft(law, draft)) * there
+        accepted = accepted_alone(left, law, draft)
         shares.append(reached * accepted)
         reached = reached * (1 - accepted)
         after, missing_after, _ = after_rejection(left, missing, law)

@@ -3,12 +3,22 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.probs import without
-from polydraft.schemes import Scheme, SpecHub, TopK, require_scheme
-from polydraft.verifiers.law import SharesRule, accept_ratio, at_draft
+from polydraft.schemes import Scheme, SpecHub, hub_of, require_scheme
+from polydraft.verifiers.law import (
+    Counts,
+    Drafts,
+    Rate,
+    Row,
+    Shares,
+    SharesRule,
+    accept_ratio,
+    accepted_alone,
+    at_draft,
+)
 
 
 @dataclass(frozen=True)
@@ -43,15 +53,10 @@ class SpecHubRule(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (SpecHub,), "The SpecHub rule")
 
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
+    def shares(self, drafts: Drafts, draft_probs: Row, target_mass: Row) -> Shares:
         """Return the stages' acceptance of each draft: stages 1 and 4 for (x, a), stages 2 and 3 for (a, x)."""
         first = drafts[..., 0]
-        lone = accept_ratio(at_draft(target_mass, first), at_draft(draft_probs, first)) * (first >= 0)
+        lone = accepted_alone(target_mass, draft_probs, first)
         if drafts.shape[-1] == 1:
             return lone.unsqueeze(-1)
         stages, second = _Stages.of(draft_probs, target_mass), drafts[..., 1]
@@ -64,12 +69,10 @@ class SpecHubRule(SharesRule):
         shares = pair.where((second >= 0).unsqueeze(-1), alone)
         return torch.nn.functional.pad(shares, (0, drafts.shape[-1] - 2))
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: Row, target_mass: Row, counts: Counts) -> Row:
         """Return min(m, q / (1 - q(a))) off the hub and min(m(a), what that leaves) at it; min(m, q) for one draft."""
         counts = torch.minimum(counts, (draft_probs > 0).sum(dim=-1))
-        hub = _hub(draft_probs).clamp_min(0)
+        hub = hub_of(draft_probs).clamp_min(0)
         onto_hub, from_hub = _pairs(draft_probs)
         accepted = torch.minimum(target_mass, onto_hub + from_hub)
         room = (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0)
@@ -83,14 +86,14 @@ class _Stages:
     """The probabilities of acceptance in the four stages: of x per token, of the hub per row."""
 
     hub: Int[Tensor, "*b"]
-    other_before_hub: Float[Tensor, "*b A"]
-    other_after_hub: Float[Tensor, "*b A"]
-    hub_before_other: Float[Tensor, "*b"]
-    hub_after_other: Float[Tensor, "*b"]
+    other_before_hub: Row
+    other_after_hub: Row
+    hub_before_other: Rate
+    hub_after_other: Rate
 
     @classmethod
-    def of(cls, draft_probs: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"]) -> "_Stages":
-        hub = _hub(draft_probs).clamp_min(0)
+    def of(cls, draft_probs: Row, mass: Row) -> "_Stages":
+        hub = hub_of(draft_probs).clamp_min(0)
         onto_hub, from_hub = _pairs(draft_probs)
         after = (mass - onto_hub).clamp_min(0)
         at_hub = mass.gather(-1, hub).squeeze(-1)
@@ -105,14 +108,9 @@ class _Stages:
         )
 
 
-def _hub(draft_probs: Float[Tensor, "*b A"]) -> Int[Tensor, "*b 1"]:
-    one = torch.ones(draft_probs.shape[:-1], dtype=torch.int64, device=draft_probs.device)
-    return TopK().sample(draft_probs, one, draft_probs, 1)
-
-
-def _pairs(draft_probs: Float[Tensor, "*b A"]) -> tuple[Float[Tensor, "*b A"], Float[Tensor, "*b A"]]:
+def _pairs(draft_probs: Row) -> tuple[Row, Row]:
     """Return the probabilities of the pairs (x, a) and (a, x) for every x; zero at the hub a."""
-    hub = _hub(draft_probs)
+    hub = hub_of(draft_probs)
     others = without(draft_probs, hub)
     total = others.sum(dim=-1, keepdim=True)
     share = others / total.where(total > 0, torch.ones_like(total))

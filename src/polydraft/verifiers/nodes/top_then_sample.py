@@ -8,9 +8,20 @@ from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
-from polydraft.verifiers.law import OutcomeLaw, SharesRule, accept_ratio, at_draft, law_of_shares, present
+from polydraft.schemes.drawing import largest_count
+from polydraft.verifiers.law import (
+    Counts,
+    Drafts,
+    OutcomeLaw,
+    Row,
+    Shares,
+    SharesRule,
+    accepted_alone,
+    law_of_shares,
+    lone_draft,
+    present,
+)
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
-from polydraft.verifiers.nodes.speculative import lone_draft
 
 
 @dataclass(frozen=True)
@@ -42,12 +53,7 @@ class TopThenSampleRule(SharesRule):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (TopThenSample,), "The top-then-sample rule")
 
-    def law(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_probs: Float[Tensor, "*b A"],
-    ) -> OutcomeLaw:
+    def law(self, drafts: Drafts, draft_probs: Row, target_probs: Row) -> OutcomeLaw:
         """Return the outcome law; the last present draft is the sampled one."""
         alone = lone_draft(self.scheme, drafts, draft_probs, target_probs)
         if alone:
@@ -58,12 +64,7 @@ class TopThenSampleRule(SharesRule):
         left = (1 - accepted) * residual(target_probs, drawn)
         return OutcomeLaw(_shared(left, top, is_last, accepted), without(left, top))
 
-    def shares(
-        self,
-        drafts: Int[Tensor, "*b k"],
-        draft_probs: Float[Tensor, "*b A"],
-        target_mass: Float[Tensor, "*b A"],
-    ) -> Float[Tensor, "*b k"]:
+    def shares(self, drafts: Drafts, draft_probs: Row, target_mass: Row) -> Shares:
         """Return min(1, m(x) / draft'(x)) for the last draft x, and what its rejection leaves to the top ones."""
         is_last, last, top = _apart(drafts)
         drawn = _drawn(draft_probs, top) * (last >= 0).unsqueeze(-1)
@@ -71,41 +72,32 @@ class TopThenSampleRule(SharesRule):
         left, _, _ = after_rejection(target_mass, shortfall(target_mass), drawn)
         return _shared((1 - accepted) * left, top, is_last, accepted)
 
-    def marginal(
-        self, draft_probs: Float[Tensor, "*b A"], target_mass: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]
-    ) -> Float[Tensor, "*b A"]:
+    def marginal(self, draft_probs: Row, target_mass: Row, counts: Counts) -> Row:
         """Return the mass itself on the top tokens and min(m, draft') elsewhere; zero where there is no draft."""
-        fixed, most = (counts - 1).clamp_min(0), int(counts.max()) if counts.numel() else 0
+        fixed, most = (counts - 1).clamp_min(0), largest_count(counts)
         top = TopK().sample(draft_probs, fixed, draft_probs, most)
         accepted = torch.minimum(target_mass, _drawn(draft_probs, top))
         certain = target_mass - without(target_mass, top)
         return (accepted + certain) * (counts > 0).unsqueeze(-1)
 
 
-def _apart(drafts: Int[Tensor, "*b k"]) -> tuple[Bool[Tensor, "*b k"], Int[Tensor, "*b"], Int[Tensor, "*b k"]]:
+def _apart(drafts: Drafts) -> tuple[Bool[Tensor, "*b k"], Int[Tensor, "*b"], Drafts]:
     """Return which draft is the last present one, that one (-1 for none), and the others with -1 in its place."""
     place = present(drafts).unsqueeze(-1) - 1
     is_last = torch.arange(drafts.shape[-1], device=drafts.device) == place
     return is_last, drafts.gather(-1, place.clamp_min(0)).squeeze(-1), drafts.masked_fill(is_last, -1)
 
 
-def _accepted(
-    drawn: Float[Tensor, "*b A"], mass: Float[Tensor, "*b A"], last: Int[Tensor, "*b"]
-) -> Float[Tensor, "*b 1"]:
+def _accepted(drawn: Row, mass: Row, last: Int[Tensor, "*b"]) -> Float[Tensor, "*b 1"]:
     """Return min(1, m(x) / draft'(x)) for the last draft x, zero where there is none."""
-    return (accept_ratio(at_draft(mass, last), at_draft(drawn, last)) * (last >= 0)).unsqueeze(-1)
+    return accepted_alone(mass, drawn, last).unsqueeze(-1)
 
 
-def _shared(
-    left: Float[Tensor, "*b A"],
-    top: Int[Tensor, "*b k"],
-    is_last: Bool[Tensor, "*b k"],
-    accepted: Float[Tensor, "*b 1"],
-) -> Float[Tensor, "*b k"]:
+def _shared(left: Row, top: Drafts, is_last: Bool[Tensor, "*b k"], accepted: Float[Tensor, "*b 1"]) -> Shares:
     """Return the top drafts' shares of what the last one leaves, and its own."""
     return torch.where(is_last, accepted, left.gather(-1, top.clamp_min(0)) * (top >= 0))
 
 
-def _drawn(draft_probs: Float[Tensor, "*b A"], top: Int[Tensor, "*b k"]) -> Float[Tensor, "*b A"]:
+def _drawn(draft_probs: Row, top: Drafts) -> Row:
     remaining = without(draft_probs, top)
     return normalised(remaining, remaining)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polydraft.machine_code import compiled
-from polydraft.schemes import ConditionalPoisson, Scheme, WithoutReplacement
+from polydraft.schemes import Draws, Scheme, set_law_of
 from polydraft.theory.successive import SCALE
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent, certain_tokens
@@ -77,9 +77,10 @@ def clip(scheme: Scheme, draft_row: Numbers, target_mass: Numbers, count: int) -
 
 
 def _ordered(scheme: Scheme, weights: Numbers, certain: int, count: int) -> OrderedRow:
-    if isinstance(scheme, WithoutReplacement):
+    draws = set_law_of(scheme).draws
+    if draws is Draws.SUCCESSIVE:
         return Successive.of(weights, count)
-    if isinstance(scheme, ConditionalPoisson):
+    if draws is Draws.DISTINCT:
         return Conditional.of(weights, count)
     return Independent.of(weights, certain, count)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polydraft.machine_code import compiled
-from polydraft.schemes import ConditionalPoisson, Given, Scheme, WithoutReplacement
-from polydraft.theory.containment import drawn_and_certain
+from polydraft.schemes import Scheme, set_law_of
 from polydraft.verifiers.selection.ordered import EVERY, LOWEST, Flags, Numbers
 
 
@@ -48,12 +47,8 @@ def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    if isinstance(scheme, WithoutReplacement | ConditionalPoisson):
-        return np.zeros(len(draft_row), dtype=np.bool_)
-    drawn, most = drawn_and_certain(scheme)
-    fixed = max(count - drawn, 0)
-    fixed = fixed if most is None else min(fixed, most)
-    return _likeliest(draft_row, fixed, isinstance(scheme, Given))
+    law = set_law_of(scheme)
+    return _likeliest(draft_row, law.certain(count), law.alike)
 
 
 @compiled

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.machine_code import compiled
-from polydraft.schemes import Product, Scheme
+from polydraft.schemes import Scheme
 from polydraft.verifiers.selection.independent import certain_tokens
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places
 
@@ -41,9 +41,9 @@ class RaceLaw:
 
     @classmethod
     def of(cls, scheme: Scheme, draft_row: Numbers, count: int) -> "RaceLaw":
-        """Return the law of a scheme's drafts; `Product` has several rows."""
+        """Return the law of a scheme's drafts, from one draft row or several."""
         rows = draft_row.reshape(-1, draft_row.shape[-1])
-        if isinstance(scheme, Product):
+        if scheme.several_rows:
             live = int((rows > 0).any(axis=1).cumprod().sum())  # the first row without mass ends the drafts
             drawn, certain = count if live == len(rows) else min(count, live), np.zeros(rows.shape[1], dtype=np.bool_)
         else:

@@ -40,10 +40,10 @@ def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Nu
     row = _by_ratio(draft_row, target_mass)
     ended, several = np.zeros((2, len(row.draft) + 1)), [_Sequences(NONE, np.ones(1), np.zeros(1), np.ones(1))]
     for _ in range(count - 2):
-        several = [longer for one in several for longer in _longer(one, _followed(row, one, ended))]
-        _require_few(sum(len(one.weight) for one in several) * len(row.draft), count)
-    for one in several:
-        _end(row, one, _followed(row, one, ended), ended)
+        several = [longer for batch in several for longer in _longer(batch, _followed(row, batch, ended))]
+        _require_few(sum(len(batch.weight) for batch in several) * len(row.draft), count)
+    for batch in several:
+        _end(row, batch, _followed(row, batch, ended), ended)
     return _accepted(row, ended, len(draft_row))
 
 
@@ -196,6 +196,6 @@ def _accepted(row: _Row, ended: Table, size: int) -> Numbers:
     result, weight, dose = np.zeros(size), 0.0, 0.0
     for place in range(len(row.tokens)):
         weight, dose = weight + ended[0, place], dose + ended[1, place]
-        kept = row.mass[place] * (1 - weight) + row.draft[place] * dose
-        result[row.tokens[place]] = min(max(kept, 0.0), row.mass[place])
+        accepted = row.mass[place] * (1 - weight) + row.draft[place] * dose
+        result[row.tokens[place]] = min(max(accepted, 0.0), row.mass[place])
     return result

@@ -13,20 +13,17 @@ from polydraft.machine_code import compiled
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme, require_drawn
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import divided, require_few
+from polydraft.verifiers.law import divided
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, numbers
-from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.emission import plain
-from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.trials import Division, divided_by, first_success, trials
+from polydraft.verifiers.trees.trials import Division, FromLeaves, divided_by
 from polydraft.verifiers.trees.walk import verdict_of
 
 Rows = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class BlockVerification:
+class BlockVerification(FromLeaves):
     """Accept the longest beginning of a chain x_1 ... x_L whose trial succeeds, tried from its end.
 
     Rule: with a_0 = 1 and a_i = min(1, a_{i-1} target(x_i) / draft(x_i)), the first i drafts are kept with probability
@@ -51,29 +48,17 @@ class BlockVerification:
     def __post_init__(self) -> None:
         require_drawn(self.scheme, "Block verification")
 
-    def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    def tried(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the longest beginning that succeeds.
 
         Raises:
             InvalidDraft: on a CPU, a list names a token that the target has not, or tables do not fit the tree.
-            UnpairedScheme: a node has more than one draft.
         """
-        if draft.tree.tokens.shape[-1] == 1:
-            return plain(target_probs, noise)
-        require_few(self, draft.tree.topology.width)
-        certain = certain_verdict(draft, target_probs)
-        if certain:
-            return certain
         if target_probs.device.type == "cpu":
             return by_rows(draft, target_probs, noise)
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
+        return super().tried(draft, target_probs, noise)
 
-    def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
-        """Return the law of the verdict given the draft."""
-        require_few(self, draft.tree.topology.width)
-        return trials(draft, target_probs, self._divide).law(draft.tree.topology.post_order)
-
-    def _divide(
+    def divide(
         self,
         drafts: Int[Tensor, "b f 1"],
         draft_probs: Float[Tensor, "*rows A"],

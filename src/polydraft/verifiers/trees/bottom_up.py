@@ -9,16 +9,14 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import ScalableVerifier, check_rule, check_scalable, check_shares, divided, require_few
+from polydraft.verifiers.checks import check_node_rule, check_scalable, check_shares
+from polydraft.verifiers.law import ScalableVerifier, divided
 from polydraft.verifiers.lift import Lift
-from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.emission import plain
-from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.trials import Division, divided_by, first_success, trials
+from polydraft.verifiers.trees.trials import Division, FromLeaves, divided_by, first_success, trials
 
 
 @dataclass(frozen=True)
-class BottomUp(Lift[ScalableVerifier]):
+class BottomUp(FromLeaves, Lift[ScalableVerifier]):
     """Verify a whole path at once where `TopDown` verifies token by token, so that a rejection above can be made good.
 
     Rule: a node v with scale a (the root has 1) passes to its child c the share S(c | C) that the node rule accepts of
@@ -46,7 +44,7 @@ class BottomUp(Lift[ScalableVerifier]):
     direction = "bottom up"
 
     def __post_init__(self) -> None:
-        check_rule(self.rule, "BottomUp")
+        check_node_rule(self.rule, "BottomUp")
         check_scalable(self.rule, "BottomUp")
         require_independent(self.rule.scheme, "BottomUp")
 
@@ -55,23 +53,12 @@ class BottomUp(Lift[ScalableVerifier]):
         """The node rule's name and the lift's."""
         return f"{self.rule.name}, bottom up"
 
-    def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-        """Keep the path to the first node that succeeds, from the leaves up."""
-        if draft.tree.tokens.shape[-1] == 1:
-            return plain(target_probs, noise)
-        require_few(self.rule, draft.tree.topology.width)
-        certain = certain_verdict(draft, target_probs) if self.lossless else None
-        if certain:
-            return certain
-        return first_success(
-            trials(draft, target_probs, partial(self._divide, checked=True)), draft, target_probs, noise
-        )
+    def tried(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+        """Toss the coins of the trees' nodes; what a rule from outside gives is checked."""
+        checked = trials(draft, target_probs, partial(self.divide, checked=True))
+        return first_success(checked, draft, target_probs, noise)
 
-    def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
-        """Return the law of the verdict given the draft."""
-        return trials(draft, target_probs, self._divide).law(draft.tree.topology.post_order)
-
-    def _divide(
+    def divide(
         self,
         drafts: Int[Tensor, "b f k"],
         draft_probs: Float[Tensor, "*rows A"],
@@ -80,6 +67,7 @@ class BottomUp(Lift[ScalableVerifier]):
         *,
         checked: bool = False,
     ) -> Division:
+        """Divide the mass of nodes as the node rule does."""
         mass = scale.unsqueeze(-1) * target_probs
         both = divided(self.rule, drafts, draft_probs, mass)
         if checked:

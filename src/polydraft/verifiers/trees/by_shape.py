@@ -10,8 +10,9 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme, TopThenSample
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import BestAlone, NodeVerifier, OfNodes
+from polydraft.verifiers.law import NodeVerifier
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.traits import traits
 from polydraft.verifiers.trees.block import BlockVerification
 from polydraft.verifiers.trees.law import PathLaw, PathVerifier
 from polydraft.verifiers.trees.top_down import TopDown
@@ -45,11 +46,11 @@ class ByShape:
     def __post_init__(self) -> None:
         for rule in cast(tuple[object, ...], (self.chain, self.tree)):
             if isinstance(rule, type) or not isinstance(rule, PathVerifier):
-                told = f"rules for trees with a path_law, such as TopDown(NaiveMatch()), not {rule!r}."
-                raise InvalidParameter(f"ByShape takes {told}")
+                wanted = f"rules for trees with a path_law, such as TopDown(NaiveMatch()), not {rule!r}."
+                raise InvalidParameter(f"ByShape takes {wanted}")
         if self.chain.scheme != self.tree.scheme:
-            one, other = (f"{rule.name} of {rule.scheme.name}" for rule in (self.chain, self.tree))
-            raise UnpairedScheme(f"Both rules must verify the same drafts, but are {one} and {other}.")
+            chain, tree = (f"{rule.name} of {rule.scheme.name}" for rule in (self.chain, self.tree))
+            raise UnpairedScheme(f"Both rules must verify the same drafts, but are {chain} and {tree}.")
 
     @property
     def scheme(self) -> Scheme:
@@ -69,12 +70,12 @@ class ByShape:
     @property
     def best_alone(self) -> bool:
         """Whether the rule for chains keeps a lone drawn draft as often as draft and target rows overlap."""
-        return isinstance(self.chain, BestAlone) and self.chain.best_alone
+        return traits(self.chain).best_alone
 
     @property
     def node_rule(self) -> NodeVerifier | None:
         """The node rule of the rule for trees, if that has one."""
-        return self.tree.node_rule if isinstance(self.tree, OfNodes) else None
+        return traits(self.tree).node_rule
 
     def rule_for(self, draft: Draft) -> PathVerifier:
         """Return the rule that verifies a draft, by what was fixed before it was drawn."""

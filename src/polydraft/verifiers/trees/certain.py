@@ -1,11 +1,27 @@
-"""Targets without a choice: where every row has all its mass on one token, as at temperature 0."""
+"""Verdicts without a rule: of trees without drafts, and of targets without a choice, as at temperature 0."""
 
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft.probs import Noise
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.law import VerificationRule
 from polydraft.verifiers.selection.ordered import Places
+from polydraft.verifiers.traits import require_few
+from polydraft.verifiers.trees.emission import plain
 from polydraft.verifiers.trees.walk import verdict_of
+
+
+def settled(rule: VerificationRule, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict | None:
+    """Return the verdict for which no rule is needed: of trees without drafts, or of a target without a choice.
+
+    Raises:
+        UnpairedScheme: the rule is for fewer drafts at a node.
+    """
+    if draft.tree.tokens.shape[-1] == 1:
+        return plain(target_probs, noise)
+    require_few(rule, draft.tree.topology.width)
+    return certain_verdict(draft, target_probs) if rule.lossless else None
 
 
 def certain_verdict(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Verdict | None:
@@ -28,7 +44,7 @@ def _followed(children: Places, tokens: Places, target: Places) -> tuple[list[in
     """Return the nodes of one row below its root that hold the target's own tokens, and the token that follows."""
     path, node = list[int](), 0
     while True:
-        child = next((one for one in children[node].tolist() if one >= 0 and tokens[one] == target[node]), None)
+        child = next((below for below in children[node].tolist() if below >= 0 and tokens[below] == target[node]), None)
         if child is None:
             return path, int(target[node])
         path.append(node := child)

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent, to_atoms
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw, check_law, check_rule, require_few
+from polydraft.verifiers.checks import check_law, check_node_rule
+from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.lift import Lift
-from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.emission import emit, listed_atoms, plain
+from polydraft.verifiers.trees.certain import settled
+from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw
 from polydraft.verifiers.trees.walk import walk
 
@@ -36,18 +37,14 @@ class TopDown(Lift[NodeVerifier]):
     direction = "top down"
 
     def __post_init__(self) -> None:
-        check_rule(self.rule, "TopDown")
+        check_node_rule(self.rule, "TopDown")
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path that the node rule accepts from the root down."""
-        size = draft.tree.tokens.shape[-1]
-        if size == 1:
-            return plain(target_probs, noise)
-        require_few(self.rule, draft.tree.topology.width)
-        certain = certain_verdict(draft, target_probs) if self.lossless else None
-        if certain:
-            return certain
-        uniforms = sent(noise.uniform(size + 1), target_probs.device)
+        verdict = settled(self.rule, draft, target_probs, noise)
+        if verdict:
+            return verdict
+        uniforms = sent(noise.uniform(draft.tree.tokens.shape[-1] + 1), target_probs.device)
         drafts = draft.drafted_atoms()
 
         def decide(rows: Tensor, nodes: Tensor, _: int) -> tuple[Tensor, Tensor]:

@@ -6,18 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, without
-from polydraft.schemes import IID, Scheme, WithoutReplacement, require_scheme
-from polydraft.trees import Draft, Verdict
+from polydraft.probs import normalised, without
+from polydraft.schemes import IID, Draws, Scheme, WithoutReplacement, require_scheme, set_law_of
 from polydraft.verifiers.law import at_draft
-from polydraft.verifiers.trees.certain import certain_verdict
-from polydraft.verifiers.trees.emission import plain
-from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.trials import Division, first_success, share_of, trials
+from polydraft.verifiers.trees.trials import Division, FromLeaves, share_of
 
 
 @dataclass(frozen=True)
-class TraversalVerification:
+class TraversalVerification(FromLeaves):
     """Try the leaves first; a subtree that fails changes its parent's target and scale for the next.
 
     Rule: a node v has a target row and a scale a, 1 at the root. The subtree of its child x gets the scale
@@ -45,26 +41,14 @@ class TraversalVerification:
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, WithoutReplacement), "Traversal verification")
 
-    def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-        """Keep the path to the first node that succeeds, from the leaves up."""
-        if draft.tree.tokens.shape[-1] == 1:
-            return plain(target_probs, noise)
-        certain = certain_verdict(draft, target_probs)
-        if certain:
-            return certain
-        return first_success(trials(draft, target_probs, self._divide), draft, target_probs, noise)
-
-    def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
-        """Return the law of the verdict given the draft."""
-        return trials(draft, target_probs, self._divide).law(draft.tree.topology.post_order)
-
-    def _divide(
+    def divide(
         self,
         drafts: Int[Tensor, "b f k"],
         draft_probs: Float[Tensor, "b f A"],
         target_probs: Float[Tensor, "b f A"],
         scale: Float[Tensor, "b f"],
     ) -> Division:
+        """Divide the mass of nodes among their drafts in turn, each against what the failures before it leave."""
         mass, law = scale.unsqueeze(-1) * target_probs, draft_probs
         children: list[Tensor] = []
         for place, draft in enumerate(drafts.unbind(dim=-1), 1):
@@ -74,6 +58,6 @@ class TraversalVerification:
             failed = left.sum(dim=-1) + 1 - scale
             mass = torch.where(there.unsqueeze(-1), share_of(left, failed.unsqueeze(-1)), mass)
             scale = torch.where(there, mass.sum(dim=-1), scale)
-            if isinstance(self.scheme, WithoutReplacement) and place < drafts.shape[-1]:
+            if set_law_of(self.scheme).draws is Draws.SUCCESSIVE and place < drafts.shape[-1]:
                 law = normalised(without(law, draft.unsqueeze(-1)), law)
         return Division(torch.stack(children, dim=-1), mass, scale)

@@ -9,7 +9,7 @@ v succeeds with probability |rest| / (|rest| + 1 - a).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent
 from polydraft.trees import Draft, Verdict
+from polydraft.verifiers.law import TreeVerifier
+from polydraft.verifiers.traits import require_few, traits
+from polydraft.verifiers.trees.certain import settled
 from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw, path_to
 
@@ -37,6 +40,34 @@ class Division(NamedTuple):
 
 Divide = Callable[[Tensor, Tensor, Tensor, Tensor], Division]
 """Divides the mass of nodes, given drafts "b f k", draft rows "b f A", target rows "b f A" and scales "b f"."""
+
+
+class _Divides(TreeVerifier, Protocol):
+    def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division: ...
+
+    def tried(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict: ...
+
+
+class FromLeaves:
+    """A rule that verifies from the leaves up; it derives from this and writes `divide`."""
+
+    def verify(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+        """Keep the path to the first node that succeeds, from the leaves up.
+
+        Raises:
+            UnpairedScheme: a node has more drafts than the rule is for.
+        """
+        verdict = settled(traits(self).node_rule or self, draft, target_probs, noise)
+        return verdict or self.tried(draft, target_probs, noise)
+
+    def tried(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+        """Toss the coins of a tree that has drafts and a target that has a choice."""
+        return first_success(trials(draft, target_probs, self.divide), draft, target_probs, noise)
+
+    def path_law(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
+        """Return the law of the verdict given the draft."""
+        require_few(traits(self).node_rule or self, draft.tree.topology.width)
+        return trials(draft, target_probs, self.divide).law(draft.tree.topology.post_order)
 
 
 def divided_by(
@@ -98,14 +129,14 @@ def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -
     return Trials(success[:, :-1], rest[:, :-1], atoms)
 
 
-def first_success(found: Trials, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+def first_success(tried: Trials, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
     """Toss every node's coin and keep the path to the first that succeeds."""
     tree = draft.tree
     uniforms = sent(noise.uniform(tree.tokens.shape[-1] + 2), target_probs.device)
-    failed = uniforms[:, 2:] >= found.success
+    failed = uniforms[:, 2:] >= tried.success
     end = (tree.topology.post_order + failed * tree.tokens.shape[-1]).argmin(dim=-1)
     rows = torch.arange(len(end), device=end.device)
-    atom = sample(found.emitted(rows, end), uniforms[:, 1])
+    atom = sample(tried.emitted(rows, end), uniforms[:, 1])
     next_token = emit(draft.shortlist, target_probs, end, atom, uniforms[:, 0])
     return Verdict(path_to(tree, end), tree.depth[rows, end], next_token)
 

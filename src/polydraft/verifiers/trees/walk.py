@@ -30,8 +30,8 @@ def walk(tree: TokenTree, decide: Decide) -> tuple[Int[Tensor, "b D"], Int[Tenso
         if depth == height:
             break
         if children.device.type == "cpu":
-            kept = place >= 0
-            rows, place = rows[kept], place[kept]
+            goes_on = place >= 0
+            rows, place = rows[goes_on], place[goes_on]
             if not len(rows):
                 break
         below = children[rows, last[rows]].gather(-1, place.clamp_min(0).unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,1 @@
+"""What is measured for research, and is in no wheel: limits of rules, and what passes, rules and planners cost."""

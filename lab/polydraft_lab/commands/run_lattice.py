@@ -1,0 +1,148 @@
+"""`polydraft bench lattice`: one draft head under many rules, at equal numbers of scored nodes."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench import Table
+from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.process import INTERRUPTED
+from polydraft.drafters.rows import LISTED
+from polydraft.engine import head_for
+from polydraft.errors import InvalidParameter
+from polydraft.models import embedded_head, shipped_head
+from polydraft_lab.commands.results import (
+    Source,
+    conditions_of,
+    gathered,
+    show,
+)
+from polydraft_lab.subjects import LatticeOptions, LatticeResult, measure_lattice
+
+
+def run_lattice(
+    options: LatticeOptions, source: Source, *, as_json: bool, page: bool, quiet: bool, into: Path | None = None
+) -> int:
+    """Measure and print, or put the tables into a page.
+
+    Args:
+        options: what is measured.
+        source: models and prompts; without models the embedded target and its head.
+        as_json: print lines of JSON.
+        page: print Markdown.
+        quiet: show no progress.
+        into: a page, whose part between `marks_of` the target is written anew if the run comes to its end.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C with nothing finished lost.
+
+    Raises:
+        InvalidParameter: options clash, or the page has no such part.
+    """
+    refuse_clashes(
+        both_outputs(as_json, quiet),
+        (page and as_json, "--page and --json are two ways to print: leave one out."),
+        (bool(into) and (page or as_json), "--into writes the tables into a page: leave --page and --json out."),
+        (
+            bool(source.target) != bool(source.draft or shipped_head(source.target)),
+            "--target and --draft go together here: a draft head belongs to one target, as pair-head to pair.",
+        ),
+    )
+    if into:
+        with_tables(into, source.target, "")  # says before the hours of work that there is no place for the tables
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    pair = replace(source, draft=None).load(notes)
+    folder = source.draft or shipped_head(source.target) or embedded_head()
+    head = head_for(folder, pair.target)
+    prompts = source.token_ids(pair, options.max_new_tokens, notes)
+    results, interrupted = gathered(partial(measure_lattice, pair, head, prompts, options), notes)
+    settings = {**asdict(options), "head": source.draft or "shipped", "prompts": len(prompts)}
+    conditions = conditions_of("lattice", pair, settings)
+    if into and not interrupted:
+        tables = as_page(results, conditions, options, interrupted=False)
+        into.write_text(with_tables(into, source.target, tables))
+    elif page or into:
+        sys.stdout.write(as_page(results, conditions, options, interrupted=interrupted))
+    else:
+        return show(
+            conditions, results, tables_of(results), notes_on(options), as_json=as_json, interrupted=interrupted
+        )
+    return INTERRUPTED if interrupted else 0
+
+
+def with_tables(page: Path, target: str | None, tables: str) -> str:
+    """Return a page's text with its part for a target put in anew.
+
+    Raises:
+        InvalidParameter: the page cannot be read, or has no such part, or several.
+    """
+    begin, end = marks_of(target)
+    try:
+        text = page.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(f"The page {page} cannot be read: {error}.") from error
+    if text.count(begin) != 1 or end not in text.partition(begin)[2]:
+        raise InvalidParameter(
+            f"The page {page} has no place for these tables: write {begin} and {end} once, in lines."
+        )
+    before, _, behind = text.partition(begin)
+    return f"{before}{begin}\n\n{tables}\n{end}{behind.partition(end)[2]}"
+
+
+def marks_of(target: str | None) -> tuple[str, str]:
+    """Return what stands in a page before and behind the tables for a target; the embedded one has no name."""
+    return f"<!-- table: lattice{f' of {target}' if target else ''} -->", "<!-- end of table -->"
+
+
+def as_page(
+    results: Sequence[LatticeResult], conditions: dict[str, Any], options: LatticeOptions, *, interrupted: bool
+) -> str:
+    """Return the tables in Markdown, with what they depend on."""
+    place, model = conditions["machine"], conditions["models"]["target"]
+    where = place["accelerator"] or f"{place['processor']}, {place['threads']} threads"
+    busy = conditions["load"] or 0
+    said = [
+        *(["Interrupted; this is what was finished."] if interrupted else []),
+        f"A target of {model['parameters'] / 1e6:.1f} M parameters, {where}, {model['dtype']}, torch "
+        f"{conditions['torch']}; {conditions['prompts']} prompts; load average at the end {busy:.1f}. "
+        f"{notes_on(options)[0]}",
+    ]
+    return "\n\n".join([*said, *(one.as_markdown() for one in tables_of(results))]) + "\n"
+
+
+def tables_of(results: Sequence[LatticeResult]) -> list[Table]:
+    """Return a table for every temperature and number of drafts."""
+    return [
+        _table(heat, drafts, [one for one in results if (one.temperature, one.drafts) == (heat, drafts)])
+        for heat, drafts in dict.fromkeys((one.temperature, one.drafts) for one in results)
+    ]
+
+
+def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
+    rows = list[tuple[str, ...]]()
+    for trees in dict.fromkeys(one.trees for one in results):
+        group = [one for one in results if one.trees == trees]
+        size, best = f"{group[0].nodes:.1f} drafts", group[0].optimum
+        rows += [(), (f"{trees} ({size})", "", "", f"at most {best:.3f}", "", "")]
+        for one in group:
+            low, high = one.interval
+            share = f"{100 * one.first / best:.1f} %" if best else ""
+            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
+            rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
+    head = ("rule", "tokens/call", "95 % interval", "first kept", "of the optimum", "over plain")
+    return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
+
+
+def notes_on(options: LatticeOptions) -> list[str]:
+    """Return what the tables do not say by themselves."""
+    return [
+        f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
+        f"tree see the same trees. Drafts are drawn from the {LISTED} likeliest tokens of each row, except where whole "
+        "rows are named. First kept: how often a call keeps a draft at all, computed for lifted rules and estimated "
+        "for others, and what share that is of the largest chance that any exact rule has. Over plain: median over "
+        "texts that all arms wrote side by side."
+    ]

@@ -1,0 +1,64 @@
+"""`polydraft bench passes`: what a pass of the target and of its drafts costs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+
+from polydraft.bench import Table
+from polydraft.cli.arguments import LONE_DRAFT, both_outputs, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.fetched import is_derived
+from polydraft.models import HuggingFaceModel, LanguageModel, draft_model, load_draft
+from polydraft.models.derived import check_word
+from polydraft_lab.commands.results import (
+    DRAFT,
+    TARGET,
+    Source,
+    conditions_of,
+    gathered,
+    show,
+)
+from polydraft_lab.subjects import PassSettings, PassTime, check_room, time_passes
+
+
+def run_passes(settings: PassSettings, source: Source, named: Sequence[str], *, as_json: bool, quiet: bool) -> int:
+    """Time the target of a source and draft models by their names, and print.
+
+    Returns the exit code: 0, or 130 after Ctrl-C.
+    """
+    twice = len({*named}) < len(named) or TARGET in named
+    refuse_clashes(
+        both_outputs(as_json, quiet),
+        (bool(named) and not source.target, LONE_DRAFT),
+        (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
+    )
+    for name in filter(is_derived, named):
+        check_word(name)
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    pair = source.load(notes)
+    others = {name: load_draft(name, pair.target) for name in named}
+    drafts = {**({} if pair.draft is None else {DRAFT: pair.draft}), **others}
+    models: dict[str, LanguageModel] = {
+        TARGET: HuggingFaceModel(pair.target),
+        **{name: draft_model(one) for name, one in drafts.items()},
+    }
+    check_room(models, settings)
+    results, interrupted = gathered(partial(time_passes, models, settings), notes)
+    conditions = conditions_of("passes", pair, asdict(settings), others)
+    return show(
+        conditions, results, [pass_table(results)] if results else [], [], as_json=as_json, interrupted=interrupted
+    )
+
+
+def pass_table(results: list[PassTime]) -> Table:
+    """Return the medians, with models as rows, below the number of tokens that they had read."""
+    widths = sorted({one.width for one in results})
+    rows = list[tuple[str, ...]]()
+    for known in dict.fromkeys(one.known for one in results):
+        times = {(one.model, one.width): one.milliseconds for one in results if one.known == known}
+        rows += [()] if rows else []
+        rows.append((f"after {known:,} tokens", *[""] * len(widths)))
+        for name in dict.fromkeys(name for name, _ in times):
+            rows.append((f" {name}", *(f"{times[name, width]:.1f}" for width in widths)))
+    title = f"Milliseconds of a pass, by the tokens that it scores; medians of {results[0].passes}"
+    return Table(title, ("model", *map(str, widths)), tuple(rows))

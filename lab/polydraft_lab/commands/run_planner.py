@@ -1,0 +1,83 @@
+"""`polydraft bench planner`: the planner beside plain decoding and fixed trees."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from statistics import median
+
+from torch import Tensor
+
+from polydraft.bench import Table
+from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.models import Pair
+from polydraft_lab.commands.results import (
+    Source,
+    conditions_of,
+    gathered,
+    show,
+)
+from polydraft_lab.subjects import (
+    PlannerOptions,
+    PlannerSetting,
+    PlannerSpeed,
+    Progress,
+    measure_planner,
+    settings_named,
+)
+
+
+def run_planner(options: PlannerOptions, settings: Sequence[str], source: Source, *, as_json: bool, quiet: bool) -> int:
+    """Measure and print; return the exit code: 0, or 130 after Ctrl-C with no finished setting lost.
+
+    Settings are parts of their names; none are all.
+    """
+    refuse_clashes(both_outputs(as_json, quiet))
+    source.refuse_lone_model()
+    chosen = settings_named(settings)
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    pair = source.load(notes)
+    prompts = source.token_ids(pair, options.max_new_tokens, notes)
+    results, interrupted = gathered(partial(measured, chosen, options, pair, prompts), notes)
+    conditions = conditions_of("planner", pair, {**asdict(options), "prompts": len(prompts)})
+    return show(
+        conditions,
+        results,
+        [planner_table(results)] if results else [],
+        notes_on(options, results),
+        as_json=as_json,
+        interrupted=interrupted,
+    )
+
+
+def measured(
+    chosen: Sequence[PlannerSetting],
+    options: PlannerOptions,
+    pair: Pair,
+    prompts: Sequence[Tensor],
+    on_progress: Progress,
+) -> Iterator[PlannerSpeed]:
+    """Measure the settings one after the other."""
+    for setting in chosen:
+        yield from measure_planner(pair, prompts, setting, options, on_progress)
+
+
+def planner_table(results: list[PlannerSpeed]) -> Table:
+    """Return every arm's speed beside plain decoding's and the fastest fixed tree's, below each setting."""
+    rows = list[tuple[str, ...]]()
+    for setting in dict.fromkeys(one.setting for one in results):
+        rows += [(), (setting, *[""] * 4)]
+        for one in (one for one in results if one.setting == setting):
+            plain, best = one.against_plain, one.against_best
+            cells = (f"{one.tokens_per_second:.1f}", f"{median(plain):.2f}x", f"{min(plain):.2f} to {max(plain):.2f}")
+            rows.append((f" {one.arm}", *cells, f"{median(best):.2f}x" if best else ""))
+    head = ("arm", "tokens/s", "over plain", "range", "best tree")
+    return Table("The planner and other arms, side by side: medians over texts", head, tuple(rows[1:]))
+
+
+def notes_on(options: PlannerOptions, results: Sequence[PlannerSpeed]) -> list[str]:
+    """Return what the table does not say by itself."""
+    planners = "a new planner for every text" if options.fresh else "one planner for all texts of a setting"
+    counts = sorted({len(one.against_plain) for one in results})
+    texts = f" Texts or batches of a setting: {', '.join(map(str, counts))}." if counts else ""
+    return [f"{options.max_new_tokens} new tokens each, {planners}.{texts} Best tree: over the fastest of the trees."]

@@ -1,0 +1,219 @@
+"""`polydraft bench rules`: what verification rules cost, and what they accept beside the optimum."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from polydraft.bench import Table
+from polydraft.catalogue import scheme_by_name
+from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.printing import console as new_console
+from polydraft.engine import as_drafter
+from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
+from polydraft.schemes import Scheme
+from polydraft.verifiers import NodeVerifier, TreeVerifier
+from polydraft_lab.commands.options import LAWS, OPTIMUM, PARTS, SHARES
+from polydraft_lab.commands.results import (
+    Source,
+    conditions_of,
+    gathered,
+    show,
+)
+from polydraft_lab.limits import Models
+from polydraft_lab.subjects import (
+    OptimumTime,
+    Progress,
+    Rows,
+    RuleLaw,
+    RuleShare,
+    RulesSettings,
+    measure_laws,
+    measure_optima,
+    measure_shares,
+    node_rules_for,
+    rows_of_texts,
+    tree_rules_for,
+)
+
+Found = RuleLaw | RuleShare | OptimumTime
+Kind = TypeVar("Kind", RuleLaw, RuleShare, OptimumTime)
+
+
+@dataclass(frozen=True)
+class RulesRequest:
+    """One call of `polydraft bench rules`: the options as given; no words are all lossless rules and all schemes.
+
+    `parts` are the tables that were asked for; none are all.
+    """
+
+    settings: RulesSettings
+    source: Source
+    verifiers: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    bottom_up: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rules that a request means: at nodes, on trees, and the schemes of all of them."""
+
+    nodes: list[NodeVerifier]
+    trees: list[TreeVerifier]
+    schemes: list[Scheme]
+
+
+def refuse_idle_options(
+    parts: Sequence[str] | None, *, bottom_up: bool, tree: Sequence[str] | None, vocabulary: int | None
+) -> None:
+    """Refuse options of a part that was not asked for.
+
+    Raises:
+        InvalidParameter: one was given.
+    """
+    wanted = parts or PARTS
+    refuse_clashes(
+        (bottom_up and SHARES not in wanted, "--bottom-up is for the part shares: leave it out, or add that part."),
+        (tree and SHARES not in wanted, "--tree is for the part shares: leave it out, or add that part."),
+        (vocabulary and OPTIMUM not in wanted, "--vocabulary is for the part optimum: leave it out, or add that part."),
+    )
+
+
+def run_rules(request: RulesRequest, *, as_json: bool, quiet: bool) -> int:
+    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C."""
+    refuse_clashes(both_outputs(as_json, quiet))
+    request.source.refuse_lone_model()
+    notes = new_console(errors=True, quiet=as_json or quiet)
+    pair = request.source.load(notes)
+    rules = chosen_rules(request, pair)
+    prompts = request.source.token_ids(pair, request.settings.max_tokens, notes)
+    results, interrupted = gathered(partial(measured, request, rules, pair, prompts), notes)
+    conditions = conditions_of("rules", pair, {**asdict(request.settings), "prompts": len(prompts)})
+    return show(conditions, results, tables_of(results), notes_on(results), as_json=as_json, interrupted=interrupted)
+
+
+def chosen_rules(request: RulesRequest, pair: Pair) -> Measured:
+    """Return the rules that a request means.
+
+    Raises:
+        InvalidParameter: there are none, or none for a part that was asked for.
+    """
+    drafter, schemes = as_drafter(pair.draft), [scheme_by_name(word) for word in request.schemes]
+    nodes = node_rules_for(drafter, request.verifiers, schemes)
+    trees = tree_rules_for(drafter, request.verifiers, schemes, bottom_up=request.bottom_up)
+    given = {LAWS: nodes, SHARES: trees}
+    empty = [part for part in given if part in request.parts and not given[part]]
+    if empty or not (nodes or trees):
+        raise InvalidParameter(
+            f"There is nothing to measure for {' and '.join(empty) or 'these rules'}: none of the rules that "
+            "--verifier and --scheme name is of the kind, or a draft model does not draw by the scheme."
+        )
+    own = [rule.scheme for rule in (*nodes, *trees)]
+    return Measured(nodes, trees, list(dict.fromkeys(own)))
+
+
+def measured(
+    request: RulesRequest, rules: Measured, pair: Pair, prompts: Sequence[Tensor], on_progress: Progress
+) -> Iterator[Found]:
+    """Measure the parts that were asked for, one after the other."""
+    settings, parts = request.settings, request.parts or PARTS
+    if LAWS in parts:
+        models = Models.of(pair)
+        rows = list[Rows]()
+        for heat in settings.temperatures:
+            rows.append(rows_of_texts(models, prompts, heat, settings))
+            on_progress("texts", len(rows), len(settings.temperatures))
+        yield from measure_laws(rules.nodes, rows, settings, on_progress)
+    if SHARES in parts:
+        yield from measure_shares(rules.trees, pair, prompts, settings, on_progress)
+    if OPTIMUM in parts:
+        yield from measure_optima(rules.schemes, settings, on_progress)
+
+
+def tables_of(results: Sequence[Found]) -> list[Table]:
+    """Return a table for each part that has results."""
+    laws, shares, optima = _of(results, RuleLaw), _of(results, RuleShare), _of(results, OptimumTime)
+    return [
+        *([law_table(laws)] if laws else []),
+        *([share_table(shares)] if shares else []),
+        *([optimum_table(optima)] if optima else []),
+    ]
+
+
+def _of(results: Sequence[Found], kind: type[Kind]) -> list[Kind]:
+    return [one for one in results if isinstance(one, kind)]
+
+
+def law_table(results: list[RuleLaw]) -> Table:
+    """Return what rules accept and cost at a node, below the optimum of their scheme and number of drafts."""
+    rows, schemes = list[tuple[str, ...]](), list(dict.fromkeys(one.scheme for one in results))
+    for scheme, temperature, drafts in sorted({_case(one) for one in results}, key=lambda case: _order(schemes, case)):
+        found = [one for one in results if _case(one) == (scheme, temperature, drafts)]
+        name = f"{scheme}, k = {drafts}, T = {temperature:g}"
+        rows += [(), (name, _percent(found[0].optimum), "", "", "")]
+        rows += [
+            (f" {_named(one)}", _percent(one.acceptance), *_times(one.node_ms, one.slowest_ms, one.batch_ms))
+            for one in found
+        ]
+    head = ("scheme, rule", "accepts", "node", "slowest", f"{results[0].nodes} nodes")
+    return Table("Laws: acceptance and its optimum in %; milliseconds with one thread", head, tuple(rows[1:]))
+
+
+def _case(one: RuleLaw) -> tuple[str, float, int]:
+    return one.scheme, one.temperature, one.drafts
+
+
+def _order(schemes: Sequence[str], case: tuple[str, float, int]) -> tuple[int, float, int]:
+    return schemes.index(case[0]), *case[1:]
+
+
+def share_table(results: list[RuleShare]) -> Table:
+    """Return what verifying takes of a step, below each scheme, tree and temperature."""
+    rows = list[tuple[str, ...]]()
+    for case in dict.fromkeys((one.scheme, one.tree, one.temperature) for one in results):
+        scheme, tree, temperature = case
+        rows += [(), (f"{scheme}, tree {tree}, T = {temperature:g}", *[""] * 4)]
+        for one in (one for one in results if (one.scheme, one.tree, one.temperature) == case):
+            cells = (f"{100 * one.share:.1f} %", f"{one.block_efficiency:.2f}", *_times(one.verify_ms, one.step_ms))
+            rows.append((f" {_named(one)}", *cells))
+    head = ("scheme, rule", "share", "tokens/call", "verify, ms", "step, ms")
+    return Table("Shares: what verifying takes of a step, with one thread", head, tuple(rows[1:]))
+
+
+def optimum_table(results: list[OptimumTime]) -> Table:
+    """Return what computing the optimum takes, below the size of the rows."""
+    rows = list[tuple[str, ...]]()
+    for nodes, tokens in dict.fromkeys((one.rows, one.tokens) for one in results):
+        rows += [(), (f"{nodes} {'node' if nodes == 1 else 'nodes'}, {tokens:,} tokens", *[""] * 6)]
+        for one in (one for one in results if (one.rows, one.tokens) == (nodes, tokens)):
+            accuracy = ("", "") if one.error is None else (str(one.quadrature), f"{one.error:.0e}")
+            times = _times(one.milliseconds, one.fastest, one.slowest)
+            rows.append((f" {one.scheme}", str(one.drafts), *times, *accuracy))
+    head = ("scheme", "k", "median", "fastest", "slowest", "quadrature", "error")
+    return Table("The optimum on random rows: milliseconds with one thread", head, tuple(rows[1:]))
+
+
+def notes_on(results: Sequence[Found]) -> list[str]:
+    """Return what the tables do not say by themselves."""
+    laws = _of(results, RuleLaw)
+    if not laws:
+        return []
+    note = f"Acceptance is computed, the mean over {laws[0].positions} positions; a scheme's row is its optimum."
+    dear = any(one.acceptance is None for one in laws)
+    return [note, *(["What a rule without a number accepts is too dear to compute."] if dear else [])]
+
+
+def _named(one: RuleLaw | RuleShare) -> str:
+    return one.rule if one.lossless else f"{one.rule} (LOSSY)"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
+
+
+def _times(*milliseconds: float) -> list[str]:
+    return [f"{one:.2f}" for one in milliseconds]
