@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.index import ROOM, IndexedRows, IndexedText, TextIndex
 from polydraft.drafters.text.occurrences import SENTINEL, Scanned, Tokens, as_tokens
+from polydraft.rows import cut, put, select
 
 LONGEST = (1, 3, 64, 100)
 Row = NDArray[np.int64]
@@ -123,7 +124,7 @@ def test_rows_of_a_batch_have_their_own() -> None:
     first, second, third = np.array([1, 2, 1]), np.array([3, 3, 3, 3]), np.array([5, 6, 5, 6])
     rows = IndexedRows.begun(10, 2).to([first, second])
     newcomer = IndexedRows.begun(10, 1).to([third])
-    joined = rows.put(0, newcomer.rows[0]).to([third, second])
+    joined = put(rows, 0, newcomer).to([third, second])
     assert agrees(joined.rows[0], third) and agrees(joined.rows[1], second) and agrees(rows.rows[0], first)
-    assert joined.rows[0].index is newcomer.rows[0].index and rows.of_row(1).rows == (rows.rows[1],)
-    assert len(rows.put(2, newcomer.rows[0]).rows) == 3 and rows.rewind(0, 1).rows[0].known == 1
+    assert joined.rows[0].index is newcomer.rows[0].index and select(rows, [1]).rows == (rows.rows[1],)
+    assert len(put(rows, 2, newcomer).rows) == 3 and cut(rows, 0, 1).rows[0].known == 1

@@ -35,16 +35,23 @@ class LookaheadRow:
     Args:
         window: its guesses for the places ahead.
         pool: n-grams that were found.
+        first: the pool that it began with.
         read: how many tokens of its text gave their n-grams to the pool.
     """
 
     window: Window
     pool: NgramPool
+    first: NgramPool
     read: int = 0
 
+    @classmethod
+    def begun(cls, pool: NgramPool) -> "LookaheadRow":
+        """Return what is known of a row at its beginning."""
+        return cls(Window(), pool, pool)
+
     def cut(self, length: int) -> "LookaheadRow":
-        """Return the row when its text is known up to a length only; what was found stays."""
-        return replace(self, read=min(self.read, length))
+        """Return the row when its text is known up to a length only; what was found stays, unless nothing of it does."""
+        return replace(self, read=min(self.read, length)) if length else LookaheadRow.begun(self.first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +194,7 @@ class LookaheadDrafter(GivenDrafter):
         return False, min(self.guesses, share // (self.level - 1))
 
     def _new(self) -> LookaheadRow:
-        return LookaheadRow(Window(), self.pool or NgramPool(self.level, self.guesses))
+        return LookaheadRow.begun(self.pool or NgramPool(self.level, self.guesses))
 
     def _read(self, row: LookaheadRow, text: NDArray[np.int64]) -> LookaheadRow:
         """Begin the window, and put the n-grams of what is new in the text into the pool, if they are wanted."""
