@@ -91,10 +91,10 @@ MINUTES := 30
 soak: env
 	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server/test_soak.py
 
-# The documentation as a site, in build/site: pages gathered by lab/gather_pages.py, a reference from docstrings.
+# The documentation as a site, in build/site: pages gathered by docs/gather_pages.py, a reference from docstrings.
 site: env
 	$(PIP) $(PINS) -e '.[docs]'
-	$(BIN)/python lab/gather_pages.py
+	$(BIN)/python docs/gather_pages.py
 	$(BIN)/mkdocs build --strict
 
 lint: env

@@ -80,8 +80,8 @@ def test_pages_that_the_source_names_are_there() -> None:
     assert not [name for name in sorted(named - theirs) if not (ROOT / name).is_file()]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / f"{name}.py")
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -90,7 +90,7 @@ def script(name: str) -> ModuleType:
 
 def test_the_results_are_those_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure put in by hand is found, and so is a record that changed without the page."""
-    module, page = script("make_results"), (DOCS / "results.md").read_text()
+    module, page = script("docs/results/make.py"), (DOCS / "results.md").read_text()
     assert module.page() == page
     records = sorted((DOCS / "results").glob("*.jsonl"))
     assert records and page.count("\n## ") == len(records) and page.count("* Machine: ") == len(records)
@@ -102,7 +102,7 @@ def test_the_results_are_those_of_the_records(tmp_path: Path, monkeypatch: pytes
 
 
 def test_times_of_a_busy_machine_are_left_out() -> None:
-    module = script("make_results")
+    module = script("docs/results/make.py")
     assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [
         True,
         True,
@@ -115,7 +115,7 @@ def test_times_of_a_busy_machine_are_left_out() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of the site, as `make site` gathers them."""
     folder = tmp_path_factory.mktemp("site")
-    script("gather_pages").gather(folder)
+    script("docs/gather_pages.py").gather(folder)
     return folder
 
 
@@ -147,7 +147,7 @@ def test_links_of_the_site_lead_somewhere(site: Path) -> None:
 
 @pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
 def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
-    module = script("draw_pictures")
+    module = script("lab/draw_pictures.py")
     for path in module.draw(tmp_path):
         shipped = ROOT / "docs" / "pictures" / path.name
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -157,7 +157,7 @@ def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
 
 
 def test_the_figure_shows_the_numbers_of_the_table() -> None:
-    module = script("draw_pictures")
+    module = script("lab/draw_pictures.py")
     page = module.measured()
     assert all(path.read_text() in page for path in PERFORMANCE)
     found = {(one.arm, one.temperature): one.speed_up.total for one in module.results(page)}
@@ -170,7 +170,7 @@ def test_the_figure_shows_the_numbers_of_the_table() -> None:
 
 
 def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
-    page, module = (DOCS / "performance" / "stores.md").read_text(), script("stores")
+    page, module = (DOCS / "performance" / "stores.md").read_text(), script("lab/stores.py")
     found, alone = module.read(page)
     assert [one.tokens for one in found] == list(module.SIZES) and 0 < alone.hits < found[-1].both.hits < 1
     for one in found:
@@ -186,7 +186,7 @@ def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "lab")  # it takes over how its neighbour asks
-    module = script("measure_stores")
+    module = script("lab/measure_stores.py")
     texts = module.Texts.of(0)
     assert (texts[7] == texts[7]).all() and (texts[7] != texts[8]).any()
     read, grows = tmp_path / "rest", tmp_path / "suffix"

@@ -1,4 +1,4 @@
-"""Gather the pages of the site: `python lab/gather_pages.py`, which `make site` runs before mkdocs.
+"""Gather the pages of the site: `python docs/gather_pages.py`, which `make site` runs before mkdocs.
 
 The site is the pages of docs/, README.md as its first page, CONTRIBUTING.md and CHANGELOG.md, and a reference: a
 page for each room of names, which mkdocstrings fills from their docstrings. The names are read from the source, so that

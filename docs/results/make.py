@@ -1,4 +1,4 @@
-"""Write docs/results.md from the records in docs/results: `python lab/make_results.py`.
+"""Write docs/results.md from the records in docs/results: `python docs/results/make.py`.
 
 A record is a file that `polydraft bench ... --out docs/results/NAME.jsonl` wrote, committed as it is. The page says
 nothing that is not in one, and the conditions of each stand below its table. Times of runs beside which other programs
@@ -23,11 +23,11 @@ from polydraft.bench.speed.pages.page import conditions_in_words
 from polydraft.bench.speed.pages.tables import NOTHING, interval, overall, setting_in_words
 from polydraft.bench.table import Table
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1]
 RECORDS, PAGE = DOCS / "results", DOCS / "results.md"
 HEAD = """# Results with records
 
-Written by `python lab/make_results.py` from the records in `docs/results`, a line for each run; a test fails where
+Written by `python docs/results/make.py` from the records in `docs/results`, a line for each run; a test fails where
 this page and they differ. To measure again, or more: `polydraft bench ... --out docs/results/NAME.jsonl` with a new
 name on a machine with nothing else to do, then the command above. Figures of runs whose records were not kept have
 their dates in [performance.md](performance.md).
