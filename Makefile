@@ -15,7 +15,7 @@ MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-models test-grammars \
-	test-smollm2 test-browser soak lint format clean
+	test-smollm2 test-browser soak site lint format clean
 
 env: $(READY)
 
@@ -90,6 +90,12 @@ test-browser: env
 MINUTES := 30
 soak: env
 	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server/test_soak.py
+
+# The documentation as a site, in build/site: pages gathered by docs/gather_pages.py, a reference from docstrings.
+site: env
+	$(PIP) $(PINS) -e '.[docs]'
+	$(BIN)/python docs/gather_pages.py
+	$(BIN)/mkdocs build --strict
 
 lint: env
 	$(BIN)/ruff format --check src lab tests

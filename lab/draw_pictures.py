@@ -1,6 +1,6 @@
 """Draw the pictures of README.md: `python lab/draw_pictures.py`, in a clone with `pip install ".[figures]"`.
 
-`tree.svg` is a real step of the embedded pair. `speed.svg` shows rows of the tables of docs/performance.md; nothing is
+`tree.svg` is a real step of the embedded pair. `speed.svg` shows rows of the tables of docs/performance; nothing is
 measured here, so that a number stands in one place.
 """
 
@@ -16,8 +16,9 @@ from polydraft.bench.speed.pages.figures import speed_ups
 from polydraft.bench.speed.ratios import SpeedUp
 from polydraft.bench.style import save
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-PICTURES = PAGE.parent / "pictures"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = DOCS / "performance"
+PICTURES = DOCS / "pictures"
 PROMPT = "def read_json(path):\n    with open("
 STEP = 2
 """Which step is drawn, counted from 0."""
@@ -32,7 +33,7 @@ SHOWN = {
         "Hugging Face's prompt lookup": "SmolLM2, prompt lookup: Hugging Face",
     },
 }
-"""Section of docs/performance.md -> arm as its table names it -> name in the picture."""
+"""Section of a page of docs/performance -> arm as its table names it -> name in the picture."""
 CELL = re.compile(r"\**([\d.]+)x\**(?: \(([\d.]+) to ([\d.]+)\))?")
 
 
@@ -44,6 +45,11 @@ def tree() -> str:
     block = [next(run) for _ in range(STEP + 1)][-1]
     path = block.verdict.path[0, : int(block.verdict.length[0])].tolist()
     return polydraft.draw_svg(block.tree, lambda token: str(pair.tokenizer.decode([token])), path)
+
+
+def measured() -> str:
+    """Return the pages of what was measured, one after the other."""
+    return "\n".join(path.read_text() for path in sorted(PAGES.glob("*.md")))
 
 
 def rows_of(page: str, section: str) -> Iterator[list[str]]:
@@ -78,7 +84,7 @@ def results(page: str) -> list[ArmResult]:
 
 def draw(folder: Path) -> list[Path]:
     """Write both pictures into a folder."""
-    page = PAGE.read_text()
+    page = measured()
     (folder / "tree.svg").write_text(tree())
 
     def figure() -> Any:

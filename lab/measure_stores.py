@@ -1,7 +1,7 @@
 """Measure what large stores cost: `python lab/measure_stores.py`, with `pip install ".[figures]"`.
 
 A store that is only read is built of synthetic tokens, and a store that grows takes more texts than its bound has room
-for; both are asked at places of texts that they do not hold. Prints the table of docs/performance.md with its
+for; both are asked at places of texts that they do not hold. Prints the table of docs/performance/stores.md with its
 conditions. It takes 2.5 GB of memory, 0.8 GB of disk and some minutes; `--rest-tokens 100000 --texts 500` is a quick
 look.
 

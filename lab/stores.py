@@ -1,8 +1,9 @@
 """Measure what stores cost and hit by their size: `python lab/stores.py`, with `pip install ".[figures]"`.
 
 Stores of growing sizes are built from the Python files of this machine, as tokens of the embedded pair, and asked at
-places of files that are held out. Draws `stores.svg` and puts the table behind it into docs/performance.md, between
-comments. It takes two minutes on one core; `--largest 100000 --out FOLDER` is a quick look, `--redraw` draws the table.
+places of files that are held out. Draws `stores.svg` and puts the table behind it into
+docs/performance/stores.md, between comments. It takes two minutes on one core; `--largest 100000 --out FOLDER` is a
+quick look, `--redraw` draws the table.
 """
 
 import argparse
@@ -25,8 +26,9 @@ from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Scanned, a
 from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
 from polydraft.training.corpus import SourceFile, gather
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-PICTURES = PAGE.parent / "pictures"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "performance" / "stores.md"
+PICTURES = DOCS / "pictures"
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 LENGTH, STEP, BEFORE = 1024, 61, 128
 """Tokens of a held-out file that count, how far apart the places are, and what stands before the first."""

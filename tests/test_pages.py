@@ -1,5 +1,6 @@
-"""The pages for users: links lead somewhere, and pictures show what tables say."""
+"""The pages: links lead somewhere, none is long, the site has all of them, and figures are those of their tables."""
 
+import importlib
 import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
@@ -9,9 +10,13 @@ from types import ModuleType
 
 import pytest
 
+import polydraft
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-"""All but those of docs/theory, which have tests of their own."""
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PERFORMANCE = sorted((DOCS / "performance").glob("*.md"))
+LONGEST_PAGE, LONGEST_ENTRY = 300, 40
 PAIR = ROOT / "src" / "polydraft" / "data" / "pair" / "target" / "config.json"
 
 
@@ -42,17 +47,107 @@ def test_a_broken_link_is_seen() -> None:
     assert list(broken(ROOT / "README.md", text)) == ["absent.md", "docs/design.md#no-such", "docs/pictures/none.svg"]
 
 
-def drawing(name: str = "draw_pictures") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / f"{name}.py")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_is_long(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= LONGEST_PAGE
+
+
+def test_the_newest_entry_of_the_changelog_is_short() -> None:
+    entry = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    assert len(entry.strip().splitlines()) <= LONGEST_ENTRY
+
+
+def test_the_log_lists_every_finding_with_its_date_and_a_verdict() -> None:
+    rows = re.findall(r"^\| (\S+) \| \[(.+)\]\((log/.+)\) \| (.+) \|$", (DOCS / "log.md").read_text(), re.MULTILINE)
+    assert [row[0] for row in rows] == sorted((row[0] for row in rows), reverse=True), "newest first"
+    assert {DOCS / row[2] for row in rows} == {*(DOCS / "log").glob("*.md")}
+    for date, title, place, verdict in rows:
+        lines = (DOCS / place).read_text().splitlines()
+        assert lines[:3] == [f"# {title}", "", date] and Path(place).name.startswith(date)
+        assert re.match("taken|not taken|mended|known|open|corrected", verdict), place
+
+
+def test_pages_that_the_source_names_are_there() -> None:
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "lab").rglob("*.py"),
+        ROOT / "Makefile",
+    ]
+    named = {name for path in files for name in re.findall(r"docs/[\w./-]+\.(?:md|py|svg)\b", path.read_text())}
+    theirs = {"docs/gguf.md", "docs/pictures/none.svg"}  # of another repository, and of the test above
+    assert len(named) > 20
+    assert not [name for name in sorted(named - theirs) if not (ROOT / name).is_file()]
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def test_the_results_are_those_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure put in by hand is found, and so is a record that changed without the page."""
+    module, page = script("docs/results/make.py"), (DOCS / "results.md").read_text()
+    assert module.page() == page
+    records = sorted((DOCS / "results").glob("*.jsonl"))
+    assert records and page.count("\n## ") == len(records) and page.count("* Machine: ") == len(records)
+    run = re.compile(r'"new_tokens": (\d+), "target_calls": (\d+)')
+    changed = run.sub(r'"new_tokens": \1, "target_calls": 1\2', records[0].read_text())
+    (tmp_path / records[0].name).write_text(changed)
+    monkeypatch.setattr(module, "RECORDS", tmp_path)
+    assert module.page() not in page
+
+
+def test_times_of_a_busy_machine_are_left_out() -> None:
+    module = script("docs/results/make.py")
+    assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of the site, as `make site` gathers them."""
+    folder = tmp_path_factory.mktemp("site")
+    script("docs/gather_pages.py").gather(folder)
+    return folder
+
+
+def test_every_public_name_stands_in_the_reference(site: Path) -> None:
+    text = "".join(path.read_text() for path in (site / "reference").glob("*.md"))
+    shown = re.findall(r"^::: polydraft\.([\w.]+)$", text, re.MULTILINE)
+    assert {one.rpartition(".")[2] for one in shown} >= {*polydraft.__all__} - {"__version__", "PolydraftError"}
+    assert "errors" in shown and "`polydraft.__version__`" in text
+    assert len(shown) == len({*shown}), "once each"
+    for name in shown:
+        room, _, last = f"polydraft.{name}".rpartition(".")
+        assert hasattr(importlib.import_module(room), last), name
+
+
+def test_the_site_has_every_page(site: Path) -> None:
+    """All but the log's findings, which its index lists, stand in the navigation."""
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.md")}
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w./-]+\.md)$", nav, re.MULTILINE)
+    assert len(listed) == len({*listed})
+    assert pages - {*listed} == {f"log/{path.name}" for path in (DOCS / "log").glob("*.md")}
+    assert {*listed} <= pages
+
+
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    lost = {path.name: [*broken(path, path.read_text())] for path in site.rglob("*.md")}
+    assert not {name: links for name, links in lost.items() if links}
+
+
 @pytest.mark.skipif(not PAIR.is_file(), reason="the embedded pair is not in src/polydraft/data/pair")
 def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
-    module = drawing()
+    module = script("lab/draw_pictures.py")
     for path in module.draw(tmp_path):
         shipped = ROOT / "docs" / "pictures" / path.name
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -62,8 +157,9 @@ def test_the_pictures_are_what_the_command_draws(tmp_path: Path) -> None:
 
 
 def test_the_figure_shows_the_numbers_of_the_table() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
-    module = drawing()
+    module = script("lab/draw_pictures.py")
+    page = module.measured()
+    assert all(path.read_text() in page for path in PERFORMANCE)
     found = {(one.arm, one.temperature): one.speed_up.total for one in module.results(page)}
     assert len(found) == 2 * sum(map(len, module.SHOWN.values()))
     for estimate in found.values():
@@ -74,7 +170,7 @@ def test_the_figure_shows_the_numbers_of_the_table() -> None:
 
 
 def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
-    page, module = (ROOT / "docs" / "performance.md").read_text(), drawing("stores")
+    page, module = (DOCS / "performance" / "stores.md").read_text(), script("lab/stores.py")
     found, alone = module.read(page)
     assert [one.tokens for one in found] == list(module.SIZES) and 0 < alone.hits < found[-1].both.hits < 1
     for one in found:
@@ -90,7 +186,7 @@ def test_the_figure_of_stores_is_drawn_from_its_table(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "lab")  # it takes over how its neighbour asks
-    module = drawing("measure_stores")
+    module = script("lab/measure_stores.py")
     texts = module.Texts.of(0)
     assert (texts[7] == texts[7]).all() and (texts[7] != texts[8]).any()
     read, grows = tmp_path / "rest", tmp_path / "suffix"
@@ -105,6 +201,7 @@ def test_the_table_of_large_stores_is_what_its_script_prints(tmp_path: Path, mon
         line.split("|")[1]
         for line in module.rows(*(one.cells() + two.cells() for one, two in zip(filled, asked, strict=True)))
     ]
-    page = [line.split("|")[1] for line in (ROOT / "docs" / "performance.md").read_text().splitlines() if "|" in line]
+    lines = (DOCS / "performance" / "stores.md").read_text().splitlines()
+    page = [line.split("|")[1] for line in lines if "|" in line]
     begin = page.index(names[2])
     assert page[begin : begin + len(names) - 2] == names[2:]
