@@ -69,7 +69,7 @@ class OpenBatch:
     The last texts are kept with what target and drafter made of them: prompts when they were read, and the whole when
     a text ends. What a new prompt begins with is then not read again, but copied (`Past`). That is exact, since keys
     follow from the tokens up to them and their places, which are the same, nothing is written where a kept text lies,
-    and of a drafter's state what follows from the text alone is kept (`polydraft.rows.reuse`); what is left is rounding, by
+    and of a drafter's state what follows from the text alone is kept (`rows.reuse`); what is left is rounding, by
     passes of other widths.
 
     Args:
