@@ -381,8 +381,8 @@ def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest
     served = Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
     writing = Writing(served, lambda event: None)
     planner, rests = writing._planned[True].policy, list[float]()
-    note = planner.note
-    planner.note = lambda lessons, spent, scored: (rests.append(spent.rest), note(lessons, spent, scored))
+    learn = planner.learn
+    planner.learn = lambda lessons, spent, scored: (rests.append(spent.rest), learn(lessons, spent, scored))
     for number in range(3):
         writing.take(Ask(f"{number}", (PROMPT,), options={"do_sample": False}, max_tokens=6, ignore_eos=True))
         writing.step()
@@ -397,11 +397,11 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     writing = Writing(Served(settings, HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)), print)
     planner = writing._planned[True].policy
     told, noted = [], []
-    opens, note = planner.opens, planner.note
-    planner.opens = lambda opening: (told.append(opening), opens(opening))
-    planner.note = lambda lessons, spent, scored: (
+    texts_opened, learn = planner.texts_opened, planner.learn
+    planner.texts_opened = lambda opening: (told.append(opening), texts_opened(opening))
+    planner.learn = lambda lessons, spent, scored: (
         noted.append((planner.timed.rows, len(lessons), scored)),
-        note(lessons, spent, scored),
+        learn(lessons, spent, scored),
     )
     for number, words in enumerate((2, 90, 4, 3)):
         writing.take(Ask(f"{number}", ("word " * words,), options={"do_sample": False}, max_tokens=12, ignore_eos=True))
