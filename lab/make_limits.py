@@ -15,10 +15,8 @@ import sys
 from pathlib import Path
 
 from polydraft.bench.style import save
-from polydraft_lab.commands.options import parse_numbers
-from polydraft_lab.commands.results import Source
-from polydraft_lab.commands.run_limits import DEFAULT_PROMPTS, LimitsRequest, run_limits
-from polydraft_lab.limits import LimitsSettings
+from polydraft_lab.commands.options import LimitsOptions
+from polydraft_lab.commands.run_limits import run_limits
 from polydraft_lab.limits.three_tokens import draw_three_tokens
 
 ROOT = Path(__file__).parents[1]
@@ -74,15 +72,17 @@ def main() -> int:
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    settings = LimitsSettings(
+    options = LimitsOptions(
+        limit=given.limit,
         temperatures=tuple(given.temperatures),
-        drafts=parse_numbers(given.k),
+        numbers=given.k,
         max_tokens=given.max_tokens,
         tree_every=given.tree_every,
         shortlist=given.shortlist,
+        out=given.records,
+        figures=True,
     )
-    source = Source(prompts=DEFAULT_PROMPTS, limit=given.limit)
-    code = run_limits(LimitsRequest(settings, source, given.records, figures=True), as_json=False)
+    code = run_limits(options)
     if code == 0:
         given.out.mkdir(parents=True, exist_ok=True)
         for path in given.records.glob("*.svg"):

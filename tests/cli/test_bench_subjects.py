@@ -195,7 +195,7 @@ def test_a_page_without_a_place_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(lattice.Source, "load", None)
+    monkeypatch.setattr(lattice, "load_source", None)
     if text is not None:
         (tmp_path / "page.md").write_text(text)
     assert call(*LATTICE, "--into", "page.md", *more, models=False) == 2

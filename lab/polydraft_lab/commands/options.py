@@ -1,231 +1,218 @@
-"""Options of `polydraft limits` and of the subjects of `polydraft bench`."""
+"""Options of `polydraft limits` and of the subjects of `polydraft bench`.
 
-from collections.abc import Callable
+What is empty or None is as the settings of what is measured have it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from polydraft.cli.arguments.options import DRAFTING, MEASURING, MODELS, OUTPUT, SAMPLING
-from polydraft.cli.arguments.places import folder_to_write
-from polydraft.cli.arguments.values import count, filled, model_name
-from polydraft.cli.arguments.words import one_of, own_rules, rule_word, scheme_word
+from polydraft.cli.words import own_rules
 from polydraft.errors import InvalidParameter
+from polydraft.options.commands.option_groups import (
+    BOTTOM_UP,
+    CHAT_TEMPLATE,
+    DEVICE,
+    DRAFT,
+    DRAFTING,
+    DTYPE,
+    EXCERPT,
+    FOLDER,
+    JSON_LINES,
+    LIMIT,
+    MEASURING,
+    OUTPUT,
+    PROMPT_FILES,
+    RESULTS_ALONE,
+    SEED,
+    TARGET,
+    ModelOptions,
+)
+from polydraft.options.option import LARGEST_COUNT, Option, count, option
+from polydraft.options.sampling_options import SAMPLING
+from polydraft.options.values import filled, model_name
 
-Words = list[str] | None
 LAWS, SHARES, OPTIMUM = "laws", "shares", "optimum"
 PARTS = (LAWS, SHARES, OPTIMUM)
 """The tables of `polydraft bench rules`."""
 
 
-def _each(check: Callable[[str], str | None]) -> Callable[[Words], Words]:
-    """Return the check of an option that may be repeated, made of that of one value, which returns its word."""
-
-    def checked(values: Words) -> Words:
-        return None if values is None else [str(check(value)) for value in values]
-
-    return checked
+def _model_names(names: Sequence[str] | None) -> list[str]:
+    return [str(model_name(name)) for name in names or ()]
 
 
-def _models(names: Words) -> Words:
-    return None if names is None else [str(model_name(name)) for name in names]
+NUMBERS = Option('Numbers of drafts: "1,2,4" or "1-8".', DRAFTING, flag="--k", metavar="NUMBERS")
+SHORTLIST = Option("Tokens that drafts are drawn from.", DRAFTING, least=2, largest=LARGEST_COUNT)
+TEXT_TOKENS = Option("Tokens generated per prompt and temperature.", MEASURING, least=1, largest=LARGEST_COUNT)
+NEW_TOKENS = TEXT_TOKENS.but(help="Tokens of every text.")
 
 
-def _part(word: str) -> str:
-    return one_of(word, PARTS)
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(ModelOptions):
+    """Models and prompts; without a target the embedded pair."""
+
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(("python",))
+    limit: int = LIMIT.usually(8)
 
 
-PassDraftsOption = Annotated[
-    Words,
-    typer.Option(
-        metavar="MODEL",
+@dataclass(frozen=True, kw_only=True)
+class LimitsOptions(SourceOptions):
+    """One call of `polydraft limits`; `verifiers` are the words of the user's own rules."""
+
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(("humaneval", "gsm8k"))
+    max_tokens: int = TEXT_TOKENS.usually(64)
+    excerpt_tokens: int | None = EXCERPT.usually(None)
+    temperatures: tuple[float, ...] = option(
+        (), "The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.", SAMPLING, flag="--temperature"
+    )
+    draft_temperature: float | None = option(None, "The draft model's. Default: the target's.", SAMPLING)
+    verifiers: tuple[str, ...] = option(
+        (),
+        "A lossless rule of your own, beside those of the catalogue; may be repeated.",
+        DRAFTING,
+        flag="--verifier",
+        metavar="FILE.py:CLASS",
+        check=own_rules,
+    )
+    numbers: str = NUMBERS.usually("1,2,3,4,6,8")
+    shortlist: int = SHORTLIST.usually(64)
+    tree_every: int = count(4, "Grow trees at every so many positions; 0: none.", MEASURING, least=0)
+    seed: int = SEED.usually(0)
+    out: Path | None = FOLDER.but(
+        help="Folder for records, tables and figures; an interrupted run goes on from it.", panel=OUTPUT
+    ).usually(None)
+    figures: bool = option(False, "Also draw figures into the folder.", OUTPUT)
+    chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    as_json: bool = JSON_LINES.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPassesOptions:
+    """One call of `polydraft bench passes`."""
+
+    target: str | None = TARGET.usually(None)
+    drafts: tuple[str, ...] = DRAFT.but(
         help="Draft model with the same tokens: as --target; or self:int8, self:skip=12-19, made of the target; may be "
         "repeated. Default: the embedded pair's.",
-        callback=_models,
-        rich_help_panel=MODELS,
-    ),
-]
-KnownOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        min=1,
-        callback=count,
-        help="Tokens read before the pass; may be repeated. Default: 64 and 512.",
-        rich_help_panel=MEASURING,
-    ),
-]
-WidthsOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        min=1,
-        callback=count,
-        help="Tokens scored by the pass; may be repeated. Default: 1, 2, 4, 8, 16, 32 and 64.",
-        rich_help_panel=MEASURING,
-    ),
-]
-PassRepeatsOption = Annotated[
-    int,
-    typer.Option(min=1, callback=count, help="How often every pass is timed.", rich_help_panel=MEASURING),
-]
-PartsOption = Annotated[
-    Words,
-    typer.Option(
+        flag="--draft",
+        check=_model_names,
+    ).usually(())
+    known: tuple[int, ...] = count((), "Tokens read before the pass; may be repeated. Default: 64 and 512.", MEASURING)
+    widths: tuple[int, ...] = count(
+        (),
+        "Tokens scored by the pass; may be repeated. Default: 1, 2, 4, 8, 16, 32 and 64.",
+        MEASURING,
+        flag="--width",
+    )
+    repeats: int = count(20, "How often every pass is timed.", MEASURING)
+    seed: int = SEED.usually(0)
+    dtype: str = DTYPE.usually("auto")
+    device: str = DEVICE.usually("auto")
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRulesOptions(SourceOptions):
+    """One call of `polydraft bench rules`: no rules are all that are lossless, no schemes and no parts are all."""
+
+    limit: int = LIMIT.usually(2)
+    parts: tuple[str, ...] = option(
+        (),
+        "What to measure: {words}; may be repeated. Default: all.",
+        MEASURING,
+        flag="--part",
         metavar="NAME",
-        help=f"What to measure: {', '.join(PARTS[:-1])} or {PARTS[-1]}; may be repeated. Default: all.",
-        callback=_each(_part),
-        rich_help_panel=MEASURING,
-    ),
-]
-VerifiersOption = Annotated[
-    Words,
-    typer.Option(
-        metavar="NAME",
-        help="Verification rule, a word of `polydraft generate --verifier` but auto; may be repeated. Default: all "
+        words=PARTS,
+    )
+    verifiers: tuple[str, ...] = option(
+        (),
+        "Verification rule, a word of `polydraft generate --verifier` but auto; may be repeated. Default: all "
         "that are lossless.",
-        callback=_each(rule_word),
-        rich_help_panel=DRAFTING,
-    ),
-]
-SchemesOption = Annotated[
-    Words,
-    typer.Option(
+        DRAFTING,
+        flag="--verifier",
         metavar="NAME",
-        help="How drafts are drawn, a word of `polydraft generate --scheme`; may be repeated. Default: all that a "
+        words="rule",
+    )
+    schemes: tuple[str, ...] = option(
+        (),
+        "How drafts are drawn, a word of `polydraft generate --scheme`; may be repeated. Default: all that a "
         "draft model draws by.",
-        callback=_each(scheme_word),
-        rich_help_panel=DRAFTING,
-    ),
-]
-TreesOption = Annotated[
-    Words,
-    typer.Option(
+        DRAFTING,
+        flag="--scheme",
+        metavar="NAME",
+        words="scheme",
+    )
+    bottom_up: bool = BOTTOM_UP.usually(False)
+    trees: tuple[str, ...] = option(
+        (),
+        "For the shares: a tree as for `polydraft generate`, or default; may be repeated. Default: 3,2 and default.",
+        DRAFTING,
+        flag="--tree",
         metavar="TREE",
-        help="For the shares: a tree as for `polydraft generate`, or default; may be repeated. Default: 3,2 and "
-        "default.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-RulesHeatsOption = Annotated[
-    list[float] | None,
-    typer.Option(help="Of both models; may be repeated. Default: 1.", rich_help_panel=SAMPLING),
-]
-VocabularyOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2,
-        max=2**20,
-        help="Tokens of the rows over which the optimum is timed. Default: 152,000.",
-        rich_help_panel=MEASURING,
-    ),
-]
-SettingsOption = Annotated[
-    Words,
-    typer.Option(
+    )
+    temperatures: tuple[float, ...] = option(
+        (), "Of both models; may be repeated. Default: 1.", SAMPLING, flag="--temperature"
+    )
+    numbers: str = NUMBERS.usually("2,4")
+    shortlist: int = SHORTLIST.usually(64)
+    max_tokens: int = TEXT_TOKENS.usually(64)
+    vocabulary: int | None = option(
+        None,
+        "Tokens of the rows over which the optimum is timed. Default: 152,000.",
+        MEASURING,
+        least=2,
+        most=2**20,
+    )
+    seed: int = SEED.usually(0)
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlannerOptions(SourceOptions):
+    """One call of `polydraft bench planner`; `settings` are parts of their names, none are all."""
+
+    settings: tuple[str, ...] = option(
+        (),
+        "Only settings whose name contains this, such as good or useless; may be repeated. Default: all.",
+        MEASURING,
+        flag="--setting",
         metavar="TEXT",
-        help="Only settings whose name contains this, such as good or useless; may be repeated. Default: all.",
-        callback=filled,
-        rich_help_panel=MEASURING,
-    ),
-]
-FreshOption = Annotated[
-    bool,
-    typer.Option("--fresh", help="A new planner for every text, which knows nothing.", rich_help_panel=MEASURING),
-]
-PlannerRepeatsOption = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        callback=count,
-        help="How often every text is written; batches eight times as often.",
-        rich_help_panel=MEASURING,
-    ),
-]
-LaneTokensOption = Annotated[
-    int,
-    typer.Option(min=1, callback=count, help="Tokens of every text.", rich_help_panel=MEASURING),
-]
-LatticeHeatsOption = Annotated[
-    list[float] | None,
-    typer.Option(help="Of target and head, above 0; may be repeated. Default: 0.6, 0.8, 1.", rich_help_panel=SAMPLING),
-]
-LatticeDraftsOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--drafts",
-        min=1,
-        max=256,
-        help="Most drafts of a tree; may be repeated. Default: 6, 16.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-LatticePageOption = Annotated[bool, typer.Option("--page", help="Print the tables in Markdown, for a page.")]
-LatticeIntoOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--into",
-        help="Put the tables into this page, between <!-- table: lattice --> (with --target: lattice of TARGET) "
+        check=filled,
+    )
+    fresh: bool = option(False, "A new planner for every text, which knows nothing.", MEASURING)
+    repeats: int = count(2, "How often every text is written; batches eight times as often.", MEASURING)
+    max_new_tokens: int = NEW_TOKENS.usually(96)
+    seed: int = SEED.usually(7)
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLatticeOptions(SourceOptions):
+    """One call of `polydraft bench lattice`; without models the embedded target and its head.
+
+    `into` is a page, whose part between `marks_of` the target is written anew if the run comes to its end.
+    """
+
+    temperatures: tuple[float, ...] = option(
+        (), "Of target and head, above 0; may be repeated. Default: 0.6, 0.8, 1.", SAMPLING, flag="--temperature"
+    )
+    drafts: tuple[int, ...] = option(
+        (), "Most drafts of a tree; may be repeated. Default: 6, 16.", DRAFTING, least=1, most=256
+    )
+    repeats: int = count(1, "How often every text is written against the clock; 0 takes no time.", MEASURING, least=0)
+    max_new_tokens: int = NEW_TOKENS.usually(96)
+    seed: int = SEED.usually(7)
+    page: bool = option(False, "Print the tables in Markdown, for a page.")
+    into: Path | None = option(
+        None,
+        "Put the tables into this page, between <!-- table: lattice --> (with --target: lattice of TARGET) "
         "and <!-- end of table -->.",
-    ),
-]
-LatticeRepeatsOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        callback=count,
-        help="How often every text is written against the clock; 0 takes no time.",
-        rich_help_panel=MEASURING,
-    ),
-]
-MaxTokensOption = Annotated[
-    int,
-    typer.Option(min=1, callback=count, help="Tokens generated per prompt and temperature.", rich_help_panel=MEASURING),
-]
-LimitsHeatsOption = Annotated[
-    list[float] | None,
-    typer.Option(help="The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.", rich_help_panel=SAMPLING),
-]
-DraftHeatOption = Annotated[
-    float | None, typer.Option(help="The draft model's. Default: the target's.", rich_help_panel=SAMPLING)
-]
-NumbersOption = Annotated[
-    str,
-    typer.Option("--k", metavar="NUMBERS", help='Numbers of drafts: "1,2,4" or "1-8".', rich_help_panel=DRAFTING),
-]
-OwnRulesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--verifier",
-        metavar="FILE.py:CLASS",
-        help="A lossless rule of your own, beside those of the catalogue; may be repeated.",
-        callback=own_rules,
-        rich_help_panel=DRAFTING,
-    ),
-]
-ShortlistOption = Annotated[
-    int,
-    typer.Option(min=2, callback=count, help="Tokens that drafts are drawn from.", rich_help_panel=DRAFTING),
-]
-TreeEveryOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        callback=count,
-        help="Grow trees at every so many positions; 0: none.",
-        rich_help_panel=MEASURING,
-    ),
-]
-FiguresOption = Annotated[
-    bool, typer.Option("--figures", help="Also draw figures into the folder.", rich_help_panel=OUTPUT)
-]
-RecordsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder for records, tables and figures; an interrupted run goes on from it.",
-        callback=folder_to_write,
-        rich_help_panel=OUTPUT,
-    ),
-]
+    )
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from inspect import signature
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -14,13 +15,15 @@ from polydraft.bench import Table, read_prompt_sets
 from polydraft.bench.encoding import encode
 from polydraft.bench.environment import described, load, machine, versions
 from polydraft.bench.speed import SpeedSettings, prompts_that_fit
-from polydraft.cli.arguments import LONE_MODEL, refuse_clashes
 from polydraft.cli.benchmark.bench import as_rich, say_busy
+from polydraft.cli.clashes import LONE_MODEL, refuse_clashes
 from polydraft.cli.conformance import progress
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load_models
 from polydraft.models import Pair, load_pair
+from polydraft.options.commands.option_groups import ModelOptions
+from polydraft_lab.commands.options import SourceOptions
 from polydraft_lab.subjects import LatticeResult, OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
 
 TARGET, DRAFT = "target", "draft"
@@ -34,53 +37,59 @@ KINDS = {
     LatticeResult: "lattice",
 }
 """What a result is called in JSON lines."""
-Result = TypeVar("Result")
+Result, Settings = TypeVar("Result"), TypeVar("Settings")
 
 
-@dataclass(frozen=True)
-class Source:
-    """The models and prompts that options name; without a target the embedded pair."""
+def settings_of(kind: Callable[..., Settings], options: Any, **others: Any) -> Settings:
+    """Return how something is measured, as options say it by the same names.
 
-    target: str | None = None
-    draft: str | None = None
-    prompts: tuple[str, ...] = ("python",)
-    limit: int = 8
-    dtype: str = "auto"
-    device: str = "auto"
+    Args:
+        kind: the dataclass of the settings, which has defaults.
+        options: a command's; what is empty or None is left to the defaults.
+        others: settings that are no options as they stand.
 
-    def refuse_lone_model(self) -> None:
-        """Refuse a target without a draft model, and a draft model without a target.
+    Raises:
+        InvalidParameter: a value outside its range.
+    """
+    given = {name: getattr(options, name, None) for name in signature(kind).parameters} | others
+    return kind(**{name: value for name, value in given.items() if value not in ((), None)})
 
-        Raises:
-            InvalidParameter: one of them is missing.
-        """
-        alone = bool(self.target) != bool(self.draft)
-        refuse_clashes((alone, LONE_MODEL))
 
-    def load(self, notes: Console) -> Pair:
-        """Load the pair.
+def refuse_lone_model(options: ModelOptions) -> None:
+    """Refuse a target without a draft model, and a draft model without a target.
 
-        Raises:
-            PolydraftError: it cannot be loaded; see `polydraft.load`.
-        """
-        with notes.status("Loading the models ..."):
-            if self.target is None:
-                return load_pair(dtype=self.dtype, device=self.device)
-            return load_models(self.target, self.draft, dtype=self.dtype, device=self.device)
+    Raises:
+        InvalidParameter: one of them is missing.
+    """
+    alone = bool(options.target) != bool(options.draft)
+    refuse_clashes((alone, LONE_MODEL))
 
-    def token_ids(self, pair: Pair, new_tokens: int, notes: Console) -> list[Tensor]:
-        """Return the prompts that leave room for so many new tokens, as token ids.
 
-        Raises:
-            ContextOverflow: none does.
-            PromptFileError: a set cannot be read.
-        """
-        settings, prompts = SpeedSettings(max_new_tokens=new_tokens), read_prompt_sets(self.prompts, self.limit)
-        fit = prompts_that_fit(pair, prompts, settings)
-        if len(fit) < len(prompts):
-            left = len(prompts) - len(fit)
-            notes.print(f"{left} of {len(prompts)} prompts leave no room for the new tokens; left out.")
-        return [encode(pair, one, settings.excerpt_tokens) for one in fit]
+def load_source(options: ModelOptions, notes: Console) -> Pair:
+    """Load the pair that options name; without a target the embedded one.
+
+    Raises:
+        PolydraftError: it cannot be loaded; see `polydraft.load`.
+    """
+    with notes.status("Loading the models ..."):
+        if options.target is None:
+            return load_pair(dtype=options.dtype, device=options.device)
+        return load_models(options.target, options.draft, dtype=options.dtype, device=options.device)
+
+
+def token_ids(options: SourceOptions, pair: Pair, new_tokens: int, notes: Console) -> list[Tensor]:
+    """Return the prompts that leave room for so many new tokens, as token ids.
+
+    Raises:
+        ContextOverflow: none does.
+        PromptFileError: a set cannot be read.
+    """
+    settings, prompts = SpeedSettings(max_new_tokens=new_tokens), read_prompt_sets(options.prompts, options.limit)
+    fit = prompts_that_fit(pair, prompts, settings)
+    if len(fit) < len(prompts):
+        left = len(prompts) - len(fit)
+        notes.print(f"{left} of {len(prompts)} prompts leave no room for the new tokens; left out.")
+    return [encode(pair, one, settings.excerpt_tokens) for one in fit]
 
 
 def gathered(results: Callable[[Progress], Iterable[Result]], notes: Console) -> tuple[list[Result], bool]:

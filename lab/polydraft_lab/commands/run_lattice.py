@@ -8,69 +8,62 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench import Table
-from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
 from polydraft.drafters.rows import LISTED
 from polydraft.engine import head_for
 from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head, shipped_head
+from polydraft_lab.commands.options import BenchLatticeOptions
 from polydraft_lab.commands.results import (
-    Source,
     conditions_of,
     gathered,
+    load_source,
+    settings_of,
     show,
+    token_ids,
 )
 from polydraft_lab.subjects import LatticeOptions, LatticeResult, measure_lattice
 
 
-def run_lattice(
-    options: LatticeOptions, source: Source, *, as_json: bool, page: bool, quiet: bool, into: Path | None = None
-) -> int:
-    """Measure and print, or put the tables into a page.
-
-    Args:
-        options: what is measured.
-        source: models and prompts; without models the embedded target and its head.
-        as_json: print lines of JSON.
-        page: print Markdown.
-        quiet: show no progress.
-        into: a page, whose part between `marks_of` the target is written anew if the run comes to its end.
-
-    Returns:
-        The exit code: 0, or 130 after Ctrl-C with nothing finished lost.
+def run_lattice(options: BenchLatticeOptions) -> int:
+    """Measure and print, or put the tables into a page; return the exit code: 0, or 130 after Ctrl-C.
 
     Raises:
         InvalidParameter: options clash, or the page has no such part.
     """
+    settings, into = settings_of(LatticeOptions, options), options.into
+    shipped = shipped_head(options.target)
     refuse_clashes(
-        both_outputs(as_json, quiet),
-        (page and as_json, "--page and --json are two ways to print: leave one out."),
-        (bool(into) and (page or as_json), "--into writes the tables into a page: leave --page and --json out."),
+        both_outputs(options.as_json, options.quiet),
+        (options.page and options.as_json, "--page and --json are two ways to print: leave one out."),
         (
-            bool(source.target) != bool(source.draft or shipped_head(source.target)),
+            bool(into) and (options.page or options.as_json),
+            "--into writes the tables into a page: leave --page and --json out.",
+        ),
+        (
+            bool(options.target) != bool(options.draft or shipped),
             "--target and --draft go together here: a draft head belongs to one target, as pair-head to pair.",
         ),
     )
     if into:
-        with_tables(into, source.target, "")  # says before the hours of work that there is no place for the tables
-    notes = new_console(errors=True, quiet=as_json or quiet)
-    pair = replace(source, draft=None).load(notes)
-    folder = source.draft or shipped_head(source.target) or embedded_head()
-    head = head_for(folder, pair.target)
-    prompts = source.token_ids(pair, options.max_new_tokens, notes)
-    results, interrupted = gathered(partial(measure_lattice, pair, head, prompts, options), notes)
-    settings = {**asdict(options), "head": source.draft or "shipped", "prompts": len(prompts)}
-    conditions = conditions_of("lattice", pair, settings)
+        with_tables(into, options.target, "")  # says before the hours of work that there is no place for the tables
+    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
+    pair = load_source(replace(options, draft=None), notes)
+    head = head_for(options.draft or shipped or embedded_head(), pair.target)
+    prompts = token_ids(options, pair, options.max_new_tokens, notes)
+    results, interrupted = gathered(partial(measure_lattice, pair, head, prompts, settings), notes)
+    more = {"head": options.draft or "shipped", "prompts": len(prompts)}
+    conditions = conditions_of("lattice", pair, {**asdict(settings), **more})
     if into and not interrupted:
-        tables = as_page(results, conditions, options, interrupted=False)
-        into.write_text(with_tables(into, source.target, tables))
-    elif page or into:
-        sys.stdout.write(as_page(results, conditions, options, interrupted=interrupted))
+        tables = as_page(results, conditions, settings, interrupted=False)
+        into.write_text(with_tables(into, options.target, tables))
+    elif options.page or into:
+        sys.stdout.write(as_page(results, conditions, settings, interrupted=interrupted))
     else:
-        return show(
-            conditions, results, tables_of(results), notes_on(options), as_json=as_json, interrupted=interrupted
-        )
+        tables, notes_below = tables_of(results), notes_on(settings)
+        return show(conditions, results, tables, notes_below, as_json=options.as_json, interrupted=interrupted)
     return INTERRUPTED if interrupted else 0
 
 
@@ -99,7 +92,7 @@ def marks_of(target: str | None) -> tuple[str, str]:
 
 
 def as_page(
-    results: Sequence[LatticeResult], conditions: dict[str, Any], options: LatticeOptions, *, interrupted: bool
+    results: Sequence[LatticeResult], conditions: dict[str, Any], settings: LatticeOptions, *, interrupted: bool
 ) -> str:
     """Return the tables in Markdown, with what they depend on."""
     place, model = conditions["machine"], conditions["models"]["target"]
@@ -109,7 +102,7 @@ def as_page(
         *(["Interrupted; this is what was finished."] if interrupted else []),
         f"A target of {model['parameters'] / 1e6:.1f} M parameters, {where}, {model['dtype']}, torch "
         f"{conditions['torch']}; {conditions['prompts']} prompts; load average at the end {busy:.1f}. "
-        f"{notes_on(options)[0]}",
+        f"{notes_on(settings)[0]}",
     ]
     return "\n\n".join([*said, *(one.as_markdown() for one in tables_of(results))]) + "\n"
 
@@ -137,10 +130,10 @@ def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
     return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
 
 
-def notes_on(options: LatticeOptions) -> list[str]:
+def notes_on(settings: LatticeOptions) -> list[str]:
     """Return what the tables do not say by themselves."""
     return [
-        f"{options.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
+        f"{settings.max_new_tokens} new tokens each. Tokens per call are expected ones, over all steps; rules of one "
         f"tree see the same trees. Drafts are drawn from the {LISTED} likeliest tokens of each row, except where whole "
         "rows are named. First kept: how often a call keeps a draft at all, computed for lifted rules and estimated "
         "for others, and what share that is of the largest chance that any exact rule has. Over plain: median over "

@@ -4,7 +4,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ from rich.console import Console
 
 from polydraft.bench import Prompt, read_prompt_sets, require_matplotlib
 from polydraft.catalogue import node_rules, rule_line, tree_rules
-from polydraft.cli.arguments import idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.benchmark.bench import as_rich, kept
+from polydraft.cli.clashes import idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.conformance import cases, matrix, tree_matrix
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.verifiers import NodeVerifier, PathVerifier
-from polydraft_lab.commands.results import Source
+from polydraft_lab.commands.options import LimitsOptions, parse_numbers
+from polydraft_lab.commands.results import load_source, refuse_lone_model, settings_of
 from polydraft_lab.limits import (
     LimitsSettings,
     Models,
@@ -40,51 +40,34 @@ from polydraft_lab.limits import (
     summarise,
 )
 
-DEFAULT_PROMPTS = ("humaneval", "gsm8k")
 
-
-@dataclass(frozen=True)
-class LimitsRequest:
-    """One call of `polydraft limits`: the options as given; `excerpts` tells whether the length of excerpts was.
-
-    `verifiers` are the words of the user's own rules, whose lines are in the catalogue.
-    """
-
-    settings: LimitsSettings
-    source: Source
-    out: Path | None = None
-    figures: bool = False
-    excerpts: bool = False
-    chat_template: bool | None = None
-    verifiers: tuple[str, ...] = ()
-
-
-def run_limits(request: LimitsRequest, *, as_json: bool) -> int:
-    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
-    notes = new_console(errors=True, quiet=as_json)
-    prompts = checked(request)
-    models = Models.of(request.source.load(notes))
-    names = (request.source.target or "embedded pair's target", request.source.draft or "embedded pair's draft")
-    chosen = fitting(models, prompts, request.settings)
-    conditions = conditions_of(models, request.settings, names, request.chat_template)
-    results = Results(conditions, request.out, request.settings)
+def run_limits(options: LimitsOptions) -> int:
+    """Measure and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
+    settings = settings_of(LimitsSettings, options, drafts=parse_numbers(options.numbers))
+    notes = new_console(errors=True, quiet=options.as_json)
+    prompts = checked(options)
+    models = Models.of(load_source(options, notes))
+    names = (options.target or "embedded pair's target", options.draft or "embedded pair's draft")
+    chosen = fitting(models, prompts, settings)
+    conditions = conditions_of(models, settings, names, options.chat_template)
+    results = Results(conditions, options.out, settings)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
-    interrupted = measure_all(models, chosen, request.settings, results, notes)
-    records = [results.records[key] for key in keys_of(chosen, request.settings) if key in results.records]
+    interrupted = measure_all(models, chosen, settings, results, notes)
+    records = [results.records[key] for key in keys_of(chosen, settings) if key in results.records]
     if interrupted:
-        stopped(kept("texts", len(records), request.out))
+        stopped(kept("texts", len(records), options.out))
     nodes, trees = summarise(records)
-    if request.out is not None and records:
-        write_report(request.out, results.conditions, records, nodes, trees, figures=request.figures)
-    if as_json:
+    if options.out is not None and records:
+        write_report(options.out, results.conditions, records, nodes, trees, figures=options.figures)
+    if options.as_json:
         print_json(results.conditions, records, nodes, trees, interrupted=interrupted)
     else:
-        print_tables(new_console(), records, nodes, trees, out=request.out)
+        print_tables(new_console(), records, nodes, trees, out=options.out)
     return INTERRUPTED if interrupted else 0
 
 
-def checked(request: LimitsRequest) -> list[Prompt]:
+def checked(options: LimitsOptions) -> list[Prompt]:
     """Check what can be checked before models are loaded, and return the prompts.
 
     Raises:
@@ -92,17 +75,17 @@ def checked(request: LimitsRequest) -> list[Prompt]:
         MissingExtra: figures are wanted and matplotlib is not installed.
         PromptFileError: a prompt file cannot be read.
     """
-    source = request.source
-    source.refuse_lone_model()
+    refuse_lone_model(options)
     refuse_clashes(
-        (request.figures and request.out is None, "--figures needs --out: the folder that they are written to.")
+        (options.figures and options.out is None, "--figures needs --out: the folder that they are written to.")
     )
-    for word in request.verifiers:
+    for word in options.verifiers:
         _prove(word)
-    if request.figures:
+    if options.figures:
         require_matplotlib()
-    prompts = read_prompt_sets(source.prompts, source.limit, request.chat_template)
-    refuse_clashes(idle_excerpts(prompts, request.excerpts), idle_template(prompts, request.chat_template))
+    prompts = read_prompt_sets(options.prompts, options.limit, options.chat_template)
+    cut = options.excerpt_tokens is not None
+    refuse_clashes(idle_excerpts(prompts, cut), idle_template(prompts, options.chat_template))
     return prompts
 
 

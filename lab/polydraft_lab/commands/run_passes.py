@@ -1,41 +1,42 @@
 """`polydraft bench passes`: what a pass of the target and of its drafts costs."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
 from polydraft.bench import Table
-from polydraft.cli.arguments import LONE_DRAFT, both_outputs, refuse_clashes
+from polydraft.cli.clashes import LONE_DRAFT, both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.fetched import is_derived
 from polydraft.models import HuggingFaceModel, LanguageModel, draft_model, load_draft
 from polydraft.models.derived import check_word
+from polydraft.options.commands.option_groups import ModelOptions
+from polydraft_lab.commands.options import BenchPassesOptions
 from polydraft_lab.commands.results import (
     DRAFT,
     TARGET,
-    Source,
     conditions_of,
     gathered,
+    load_source,
+    settings_of,
     show,
 )
 from polydraft_lab.subjects import PassSettings, PassTime, check_room, time_passes
 
 
-def run_passes(settings: PassSettings, source: Source, named: Sequence[str], *, as_json: bool, quiet: bool) -> int:
-    """Time the target of a source and draft models by their names, and print.
-
-    Returns the exit code: 0, or 130 after Ctrl-C.
-    """
+def run_passes(options: BenchPassesOptions) -> int:
+    """Time the target and draft models by their names, and print; return the exit code: 0, or 130 after Ctrl-C."""
+    settings, named = settings_of(PassSettings, options), options.drafts
     twice = len({*named}) < len(named) or TARGET in named
     refuse_clashes(
-        both_outputs(as_json, quiet),
-        (bool(named) and not source.target, LONE_DRAFT),
+        both_outputs(options.as_json, options.quiet),
+        (bool(named) and not options.target, LONE_DRAFT),
         (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
     )
     for name in filter(is_derived, named):
         check_word(name)
-    notes = new_console(errors=True, quiet=as_json or quiet)
-    pair = source.load(notes)
+    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
+    models_named = ModelOptions(target=options.target, dtype=options.dtype, device=options.device)
+    pair = load_source(models_named, notes)
     others = {name: load_draft(name, pair.target) for name in named}
     drafts = {**({} if pair.draft is None else {DRAFT: pair.draft}), **others}
     models: dict[str, LanguageModel] = {
@@ -45,9 +46,8 @@ def run_passes(settings: PassSettings, source: Source, named: Sequence[str], *, 
     check_room(models, settings)
     results, interrupted = gathered(partial(time_passes, models, settings), notes)
     conditions = conditions_of("passes", pair, asdict(settings), others)
-    return show(
-        conditions, results, [pass_table(results)] if results else [], [], as_json=as_json, interrupted=interrupted
-    )
+    tables = [pass_table(results)] if results else []
+    return show(conditions, results, tables, [], as_json=options.as_json, interrupted=interrupted)
 
 
 def pass_table(results: list[PassTime]) -> Table:

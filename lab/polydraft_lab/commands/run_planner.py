@@ -8,14 +8,18 @@ from statistics import median
 from torch import Tensor
 
 from polydraft.bench import Table
-from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.models import Pair
+from polydraft_lab.commands.options import BenchPlannerOptions
 from polydraft_lab.commands.results import (
-    Source,
     conditions_of,
     gathered,
+    load_source,
+    refuse_lone_model,
+    settings_of,
     show,
+    token_ids,
 )
 from polydraft_lab.subjects import (
     PlannerOptions,
@@ -27,25 +31,23 @@ from polydraft_lab.subjects import (
 )
 
 
-def run_planner(options: PlannerOptions, settings: Sequence[str], source: Source, *, as_json: bool, quiet: bool) -> int:
-    """Measure and print; return the exit code: 0, or 130 after Ctrl-C with no finished setting lost.
-
-    Settings are parts of their names; none are all.
-    """
-    refuse_clashes(both_outputs(as_json, quiet))
-    source.refuse_lone_model()
-    chosen = settings_named(settings)
-    notes = new_console(errors=True, quiet=as_json or quiet)
-    pair = source.load(notes)
-    prompts = source.token_ids(pair, options.max_new_tokens, notes)
-    results, interrupted = gathered(partial(measured, chosen, options, pair, prompts), notes)
-    conditions = conditions_of("planner", pair, {**asdict(options), "prompts": len(prompts)})
+def run_planner(options: BenchPlannerOptions) -> int:
+    """Measure and print; return the exit code: 0, or 130 after Ctrl-C with no finished setting lost."""
+    lanes = settings_of(PlannerOptions, options)
+    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    refuse_lone_model(options)
+    chosen = settings_named(options.settings)
+    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
+    pair = load_source(options, notes)
+    prompts = token_ids(options, pair, options.max_new_tokens, notes)
+    results, interrupted = gathered(partial(measured, chosen, lanes, pair, prompts), notes)
+    conditions = conditions_of("planner", pair, {**asdict(lanes), "prompts": len(prompts)})
     return show(
         conditions,
         results,
         [planner_table(results)] if results else [],
-        notes_on(options, results),
-        as_json=as_json,
+        notes_on(lanes, results),
+        as_json=options.as_json,
         interrupted=interrupted,
     )
 

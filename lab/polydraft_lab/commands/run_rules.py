@@ -9,19 +9,22 @@ from torch import Tensor
 
 from polydraft.bench import Table
 from polydraft.catalogue import scheme_by_name
-from polydraft.cli.arguments import both_outputs, refuse_clashes
+from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.schemes import Scheme
 from polydraft.verifiers import NodeVerifier, TreeVerifier
-from polydraft_lab.commands.options import LAWS, OPTIMUM, PARTS, SHARES
+from polydraft_lab.commands.options import LAWS, OPTIMUM, PARTS, SHARES, BenchRulesOptions, parse_numbers
 from polydraft_lab.commands.results import (
-    Source,
     conditions_of,
     gathered,
+    load_source,
+    refuse_lone_model,
+    settings_of,
     show,
+    token_ids,
 )
 from polydraft_lab.limits import Models
 from polydraft_lab.subjects import (
@@ -44,69 +47,57 @@ Kind = TypeVar("Kind", RuleLaw, RuleShare, OptimumTime)
 
 
 @dataclass(frozen=True)
-class RulesRequest:
-    """One call of `polydraft bench rules`: the options as given; no words are all lossless rules and all schemes.
-
-    `parts` are the tables that were asked for; none are all.
-    """
-
-    settings: RulesSettings
-    source: Source
-    verifiers: tuple[str, ...] = ()
-    schemes: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    bottom_up: bool = False
-
-
-@dataclass(frozen=True)
 class Measured:
-    """The rules that a request means: at nodes, on trees, and the schemes of all of them."""
+    """The rules that options mean: at nodes, on trees, and the schemes of all of them."""
 
     nodes: list[NodeVerifier]
     trees: list[TreeVerifier]
     schemes: list[Scheme]
 
 
-def refuse_idle_options(
-    parts: Sequence[str] | None, *, bottom_up: bool, tree: Sequence[str] | None, vocabulary: int | None
-) -> None:
+def refuse_idle_options(options: BenchRulesOptions) -> None:
     """Refuse options of a part that was not asked for.
 
     Raises:
         InvalidParameter: one was given.
     """
-    wanted = parts or PARTS
+    wanted = options.parts or PARTS
+    shares, optimum = SHARES in wanted, OPTIMUM in wanted
     refuse_clashes(
-        (bottom_up and SHARES not in wanted, "--bottom-up is for the part shares: leave it out, or add that part."),
-        (tree and SHARES not in wanted, "--tree is for the part shares: leave it out, or add that part."),
-        (vocabulary and OPTIMUM not in wanted, "--vocabulary is for the part optimum: leave it out, or add that part."),
+        (options.bottom_up and not shares, "--bottom-up is for the part shares: leave it out, or add that part."),
+        (options.trees and not shares, "--tree is for the part shares: leave it out, or add that part."),
+        (options.vocabulary and not optimum, "--vocabulary is for the part optimum: leave it out, or add that part."),
     )
 
 
-def run_rules(request: RulesRequest, *, as_json: bool, quiet: bool) -> int:
-    """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C."""
-    refuse_clashes(both_outputs(as_json, quiet))
-    request.source.refuse_lone_model()
-    notes = new_console(errors=True, quiet=as_json or quiet)
-    pair = request.source.load(notes)
-    rules = chosen_rules(request, pair)
-    prompts = request.source.token_ids(pair, request.settings.max_tokens, notes)
-    results, interrupted = gathered(partial(measured, request, rules, pair, prompts), notes)
-    conditions = conditions_of("rules", pair, {**asdict(request.settings), "prompts": len(prompts)})
-    return show(conditions, results, tables_of(results), notes_on(results), as_json=as_json, interrupted=interrupted)
+def run_rules(options: BenchRulesOptions) -> int:
+    """Measure and print; return the exit code: 0, or 130 after Ctrl-C."""
+    refuse_idle_options(options)
+    settings = settings_of(RulesSettings, options, drafts=parse_numbers(options.numbers))
+    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    refuse_lone_model(options)
+    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
+    pair = load_source(options, notes)
+    rules = chosen_rules(options, pair)
+    prompts = token_ids(options, pair, options.max_tokens, notes)
+    parts = options.parts or PARTS
+    results, interrupted = gathered(partial(measured, parts, settings, rules, pair, prompts), notes)
+    conditions = conditions_of("rules", pair, {**asdict(settings), "prompts": len(prompts)})
+    tables, notes_below = tables_of(results), notes_on(results)
+    return show(conditions, results, tables, notes_below, as_json=options.as_json, interrupted=interrupted)
 
 
-def chosen_rules(request: RulesRequest, pair: Pair) -> Measured:
-    """Return the rules that a request means.
+def chosen_rules(options: BenchRulesOptions, pair: Pair) -> Measured:
+    """Return the rules that options mean.
 
     Raises:
         InvalidParameter: there are none, or none for a part that was asked for.
     """
-    drafter, schemes = as_drafter(pair.draft), [scheme_by_name(word) for word in request.schemes]
-    nodes = node_rules_for(drafter, request.verifiers, schemes)
-    trees = tree_rules_for(drafter, request.verifiers, schemes, bottom_up=request.bottom_up)
+    drafter, schemes = as_drafter(pair.draft), [scheme_by_name(word) for word in options.schemes]
+    nodes = node_rules_for(drafter, options.verifiers, schemes)
+    trees = tree_rules_for(drafter, options.verifiers, schemes, bottom_up=options.bottom_up)
     given = {LAWS: nodes, SHARES: trees}
-    empty = [part for part in given if part in request.parts and not given[part]]
+    empty = [part for part in given if part in options.parts and not given[part]]
     if empty or not (nodes or trees):
         raise InvalidParameter(
             f"There is nothing to measure for {' and '.join(empty) or 'these rules'}: none of the rules that "
@@ -117,10 +108,14 @@ def chosen_rules(request: RulesRequest, pair: Pair) -> Measured:
 
 
 def measured(
-    request: RulesRequest, rules: Measured, pair: Pair, prompts: Sequence[Tensor], on_progress: Progress
+    parts: Sequence[str],
+    settings: RulesSettings,
+    rules: Measured,
+    pair: Pair,
+    prompts: Sequence[Tensor],
+    on_progress: Progress,
 ) -> Iterator[Found]:
     """Measure the parts that were asked for, one after the other."""
-    settings, parts = request.settings, request.parts or PARTS
     if LAWS in parts:
         models = Models.of(pair)
         rows = list[Rows]()

@@ -1,15 +1,13 @@
 """The commands: what each is called, says and takes. A command's module is imported when it is called."""
 
 import sys
-from collections.abc import Callable
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from polydraft.cli.benchmark import bench_app
 from polydraft.cli.lab import join_lab
-from polydraft.cli.process import exit_code_of, importing
+from polydraft.cli.process import carried_out_by, exit_code_of
 from polydraft.cli.words import KINDS
 from polydraft.options.commands.bench_options import (
     ConformanceOptions,
@@ -56,18 +54,6 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def carried_out_by(place: str) -> Callable[[Any], None]:
-    """Return a function that imports another, "module:name" in this room, and leaves with the exit code it returns."""
-    module, _, name = place.partition(":")
-
-    def call(options: Any) -> None:
-        with importing():
-            run = getattr(import_module(f"polydraft.cli.{module}"), name)
-        raise typer.Exit(run(options))
-
-    return call
-
-
 def add(group: typer.Typer, name: str, options: type, place: str, help: str) -> None:
     """Add a command to a group.
 
@@ -75,7 +61,7 @@ def add(group: typer.Typer, name: str, options: type, place: str, help: str) -> 
         group: the group.
         name: what it is called.
         options: the dataclass of its options.
-        place: the function that carries it out, "module:name" in this room.
+        place: the function that carries it out, "module:name".
         help: what it does.
     """
     group.command(name, help=help)(command(options, carried_out_by(place), KINDS))
@@ -85,49 +71,49 @@ add(
     app,
     "serve",
     Settings,
-    "serve.running:run_serve",
+    "polydraft.cli.serve.running:run_serve",
     "Serve a model to OpenAI's clients, with a page at / and metrics at /metrics.",
 )
 add(
     app,
     "generate",
     GenerateOptions,
-    "generation.job:run",
+    "polydraft.cli.generation.job:run",
     "Generate text: drafted tokens in green, the target's own in white, then a table of what happened.",
 )
 add(
     app,
     "fetch",
     FetchOptions,
-    "fetch:run_fetch",
+    "polydraft.cli.fetch:run_fetch",
     "Bring a real chat model, or Spec-Bench's questions, onto this machine: once, checked, into the cache folder.",
 )
 add(
     app,
     "chat",
     ChatOptions,
-    "chat.command:run_chat",
+    "polydraft.cli.chat.command:run_chat",
     "Talk with a chat model: accepted drafts in green; every turn reads only what is new.",
 )
 add(
     app,
     "demo",
     DemoOptions,
-    "demo:run_demo",
+    "polydraft.cli.demo:run_demo",
     "Show the embedded pair at work: text, a token tree, the statistics, and the speed-up over plain decoding.",
 )
 add(
     app,
     "conformance",
     ConformanceOptions,
-    "conformance:run_conformance",
+    "polydraft.cli.conformance:run_conformance",
     "Prove every verification rule by enumeration; exit code 1 if a lossless one deviates from the target's law.",
 )
 add(
     app,
     "models",
     FamilyOptions,
-    "models:run_models",
+    "polydraft.cli.models:run_models",
     "Tell which types of models can be decoded with drafts, and how; exit code 1 if a checked one is wrong.",
 )
 
@@ -139,41 +125,41 @@ add(
     app,
     "tune",
     TuneOptions,
-    "tune:run_tune",
+    "polydraft.cli.tune:run_tune",
     "Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`.",
 )
 add(
     app,
     "report",
     ReportOptions,
-    "benchmark.report:run_report",
+    "polydraft.cli.benchmark.report:run_report",
     "Make a page with tables and figures of a benchmark's runs.",
 )
 add(
     train_app,
     "pair",
     TrainPairOptions,
-    "train.pair:run_train_pair",
+    "polydraft.cli.train.pair:run_train_pair",
     "Train the embedded pair from the Python files on this machine, and export it with its measurements.",
 )
 add(
     train_app,
     "head",
     TrainHeadOptions,
-    "train.head:run_train_head",
+    "polydraft.cli.train.head:run_train_head",
     "Train a draft head for a target: the target writes text behind prompts, and the head learns from it.",
 )
 add(
     store_app,
     "build",
     StoreBuildOptions,
-    "stores.build:run_build",
+    "polydraft.cli.stores.build:run_build",
     "Fill a store with texts: of a target's tokens, so that its drafters find what followed.",
 )
 add(
     store_app,
     "show",
     StoreShowOptions,
-    "stores.show:run_show",
+    "polydraft.cli.stores.show:run_show",
     "Tell what is in a store, and whether its files are whole.",
 )

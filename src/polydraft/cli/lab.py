@@ -7,7 +7,10 @@ from pathlib import Path
 
 import typer
 
+from polydraft.cli.process import carried_out_by
+from polydraft.cli.words import KINDS
 from polydraft.errors import InvalidParameter
+from polydraft.options.flags import command
 
 PLACE = Path(__file__).parents[3] / "lab"
 """Where a checkout has it; an installed package has no such folder beside it."""
@@ -26,13 +29,17 @@ def join_lab(app: typer.Typer, *calls: str, panel: str | None = None) -> None:
     for call in calls:
         name = call.split()[-1]
         if name in commands:
-            app.command(name, rich_help_panel=panel)(commands[name])
+            options, place, help = commands[name]
+            app.command(name, help=help, rich_help_panel=panel)(command(options, carried_out_by(place), KINDS))
         else:
             app.command(name, rich_help_panel=panel, context_settings=ANYTHING)(refusal(call))
 
 
-def lab_commands() -> dict[str, Callable[..., None]]:
-    """Return the lab's commands by their names; none where it is missing."""
+def lab_commands() -> dict[str, tuple[type, str, str]]:
+    """Return the lab's commands by their names; none where it is missing.
+
+    Each is the dataclass of its options, the function that carries it out, "module:name", and what it does.
+    """
     if PLACE.is_dir() and str(PLACE) not in sys.path:
         sys.path.append(str(PLACE))
     if find_spec("polydraft_lab") is None:

@@ -12,7 +12,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from importlib import import_module
+from typing import Any, cast
 
 import typer
 
@@ -147,6 +148,18 @@ def importing() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def carried_out_by(place: str) -> Callable[[Any], None]:
+    """Return a function that imports another, "module:name", calls it, and leaves with the exit code it returns."""
+    module, _, name = place.partition(":")
+
+    def call(options: Any) -> None:
+        with importing():
+            run = getattr(import_module(module), name)
+        raise typer.Exit(run(options))
+
+    return call
 
 
 def check_encoding(arguments: Sequence[str]) -> None:
