@@ -37,7 +37,8 @@ KINDS = {
     LatticeResult: "lattice",
 }
 """What a result is called in JSON lines."""
-Result, Settings = TypeVar("Result"), TypeVar("Settings")
+Result = TypeVar("Result")
+Settings = TypeVar("Settings")
 
 
 def settings_of(kind: Callable[..., Settings], options: Any, **others: Any) -> Settings:
