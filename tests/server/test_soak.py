@@ -21,10 +21,11 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 from serving import alone, healthy, resident, running, until, worker_of
 
 from polydraft.models import load_pair
-from polydraft.server.wire.described import ErrorBody
+from polydraft.server.wire.answer_types import ErrorBody
 from polydraft.server.wire.errors import STATUSES
 
 MINUTES = float(os.environ.get("POLYDRAFT_SOAK_MINUTES", "30"))
@@ -186,7 +187,7 @@ class Soak:
                 begun, answer = time.monotonic(), case.call(base_url=self.address, timeout=240)
                 self.note(kind, begun, answer.status_code, _code(answer.text))
                 if answer.status_code >= 400:
-                    ErrorBody.model_validate_json(answer.text, strict=True)
+                    TypeAdapter(ErrorBody).validate_json(answer.text, strict=True)
                 time.sleep(0.05)
 
         send()

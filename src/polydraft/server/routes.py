@@ -9,10 +9,7 @@ from polydraft import __version__
 from polydraft.server.front.answering import answer, attended
 from polydraft.server.front.desk import Desk
 from polydraft.server.options import page_options
-from polydraft.server.wire.answers import Shape
-from polydraft.server.wire.described import (
-    ASKED,
-    ERRORS,
+from polydraft.server.wire.answer_types import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -23,9 +20,10 @@ from polydraft.server.wire.described import (
     ModelList,
     Tokenized,
     Version,
-    answers,
 )
+from polydraft.server.wire.answers import Shape
 from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.openapi import ASKED, ERRORS, answers
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 
@@ -80,12 +78,13 @@ def _add_tokens(app: FastAPI) -> None:
         desk = _desk(request)
         ticket, event = await attended(desk, request, body.as_spell(_id(request, "tok")))
         desk.leave(ticket)
-        told = {
+        told: Tokenized = {
             "count": len(event.said["tokens"]),
             "max_model_len": event.said["length"],
             "tokens": event.said["tokens"],
+            "token_strs": event.said["texts"],
         }
-        return JSONResponse({**told, "token_strs": event.said["texts"]})
+        return JSONResponse(told)
 
     @app.post("/detokenize", responses=answers(Detokenized))
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
@@ -94,11 +93,12 @@ def _add_tokens(app: FastAPI) -> None:
         desk = _desk(request)
         ticket, event = await attended(desk, request, body.as_spell(_id(request, "detok")))
         desk.leave(ticket)
-        return JSONResponse({"prompt": event.said["text"]})
+        told: Detokenized = {"prompt": event.said["text"]}
+        return JSONResponse(told)
 
 
 def _add_models(app: FastAPI) -> None:
-    def told() -> dict[str, Any]:
+    def card() -> ModelCard:
         desk, settings = app.state.desk, app.state.settings
         return {
             "id": settings.name,
@@ -114,13 +114,14 @@ def _add_models(app: FastAPI) -> None:
     @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})
     async def models() -> Response:
         """List the model."""
-        return JSONResponse({"object": "list", "data": [told()]})
+        told: ModelList = {"object": "list", "data": [card()]}
+        return JSONResponse(told)
 
     @app.get("/v1/models/{name:path}", responses={200: {"model": ModelCard}, **ASKED, 404: ERRORS[404]})
     async def model(request: Request, name: str) -> Response:
         """Tell about the model."""
         _check_model(request, name)
-        return JSONResponse(told())
+        return JSONResponse(card())
 
 
 def _add_state(app: FastAPI) -> None:
@@ -130,7 +131,8 @@ def _add_state(app: FastAPI) -> None:
     async def health() -> Response:
         """Tell whether requests are taken."""
         desk.check_open()
-        return JSONResponse({"status": "ok"})
+        told: Health = {"status": "ok"}
+        return JSONResponse(told)
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ASKED)
     async def metrics() -> Response:
@@ -140,7 +142,8 @@ def _add_state(app: FastAPI) -> None:
     @app.get("/version", responses={200: {"model": Version}, **ASKED})
     async def version() -> Response:
         """Return the version."""
-        return JSONResponse({"version": __version__})
+        told: Version = {"version": __version__}
+        return JSONResponse(told)
 
     @app.get("/polydraft/options", responses={200: {"model": dict[str, Any]}, **ASKED})
     async def options() -> Response:

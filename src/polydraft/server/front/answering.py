@@ -1,7 +1,7 @@
 """From a request that was taken to its answer: whole, or as a stream of events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
 from polydraft.server.wire.answers import Shape, as_json
-from polydraft.server.wire.described import DONE
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.fields import Common
+from polydraft.server.wire.openapi import DONE
 from polydraft.server.wire.tallies import Tally
 from polydraft.server.worker import Ask, Event, Spell
 
@@ -111,7 +111,7 @@ async def _events(
     usage, always = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
     try:
         opening, beside = shape.opening(tally), {"usage": None} if usage else {}
-        while opened := await _made(tally, lambda: b"".join(_line(one | beside) for one in islice(opening, 1))):
+        while opened := await _made(tally, lambda: b"".join(_line({**one, **beside}) for one in islice(opening, 1))):
             yield opened
         while not tally.over:
             event = await ticket.next()
@@ -121,7 +121,7 @@ async def _events(
             choice = tally.add(event.kind, event.said)
             chunk = shape.chunk(choice, event.said, shape.begins(tally, choice.number))
             if tally.over:
-                chunk |= shape.measures(tally, chunk.get("polydraft", {}), usage)
+                shape.add_measures(chunk, tally, usage)
             if usage:
                 chunk["usage"] = tally.usage() if always else None
             if event.said["text"] or choice.reason or "trace" in event.said or event.said.get("logprobs"):
@@ -137,7 +137,7 @@ async def _events(
     yield f"data: {DONE}\n\n".encode()
 
 
-def _line(body: dict[str, Any]) -> bytes:
+def _line(body: Mapping[str, object]) -> bytes:
     return b"data: " + as_json(body) + b"\n\n"
 
 

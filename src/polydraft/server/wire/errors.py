@@ -8,6 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from polydraft.server.wire.answer_types import ErrorBody
+
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 SERVER_ERROR = "server_error"
 STATUSES = {
@@ -72,7 +74,7 @@ class Refused(Exception):
         found = {} if self.retry is None else {"retry-after": str(self.retry)}
         return {**found, "www-authenticate": "Bearer"} if self.status == 401 else found
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorBody:
         """Return the error in OpenAI's shape."""
         kind = TYPES.get(self.status, SERVER_ERROR if self.status >= 500 else TYPES[400])
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polydraft.options.commands.serve_options import DETAILED, NONE, SUMMARY
+from polydraft.server.wire.answer_types import AllDraftCounts, DraftCounts, Finish, Measures, Rule, StepCounts, Usage
 from polydraft.server.worker import by_depth
 
-FINISHES = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+FINISHES: Mapping[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
 @dataclass
@@ -51,19 +52,19 @@ class Counts:
         for source, counts in other.sources.items():
             _add(self.sources.setdefault(source, [0, 0]), counts)
 
-    def told(self, level: str) -> dict[str, Any]:
+    def told(self, level: str) -> DraftCounts:
         """Return the numbers in vLLM's shape, with ours behind them.
 
         `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number
         up to it. In detail there is an entry for each step with drafts, in order, those of one choice behind another's.
         """
         steps = self.drafts
-        detail = {
-            "per_step_accepted": [accepted for _, accepted in self.steps],
-            "per_step_drafted": [drafted for drafted, _ in self.steps],
-        }
+        detail = StepCounts(
+            per_step_accepted=[accepted for _, accepted in self.steps],
+            per_step_drafted=[drafted for drafted, _ in self.steps],
+        )
         return {
-            **(detail if level == DETAILED else {}),
+            **(detail if level == DETAILED else StepCounts()),
             "mean_acceptance_length": round(1 + self.accepted / max(1, steps), 4),
             "draft_acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
             "acceptance_histogram": self.histogram + [0] * (self.deepest + 1 - len(self.histogram)),
@@ -102,7 +103,7 @@ class Choice:
         self.counts.add(said)
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Finish | None:
         """Why it ended, as OpenAI says it; None if it has not."""
         return FINISHES.get(self.finish)
 
@@ -160,9 +161,9 @@ class Tally:
         return sum(choice.tokens for choice in self.choices)
 
     @property
-    def rule(self) -> dict[str, Any]:
+    def rule(self) -> Rule:
         """The rule that verifies drafts, None where nothing is written, and whether the text's law is the target's."""
-        return {name: self.begun[name] for name in ("verifier", "lossless")}
+        return {"verifier": self.begun["verifier"], "lossless": self.begun["lossless"]}
 
     def counts(self) -> Counts:
         """Return the counts of all choices together."""
@@ -171,7 +172,7 @@ class Tally:
             total.join(choice.counts)
         return total
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """Return the usage in OpenAI's shape.
 
         Tokens of a prediction are accepted if the text has them, whoever brought them, and rejected otherwise; with
@@ -193,11 +194,11 @@ class Tally:
             },
         }
 
-    def metrics(self) -> dict[str, Any] | None:
+    def metrics(self) -> Measures | None:
         """Return how drafts fared: all together, and each choice if there are several; None if that is not told."""
         if self.level == NONE:
             return None
-        told = self.rule | self.counts().told(self.level)
+        told: AllDraftCounts = {**self.rule, **self.counts().told(self.level)}
         if len(self.choices) > 1:
             told["choices"] = [choice.counts.told(self.level) for choice in self.choices]
         return {"speculative_decoding": told}

@@ -1,0 +1,327 @@
+"""What answers hold: the types of the values that are sent, from which `/openapi.json` describes them."""
+
+from typing import Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+Finish = Literal["stop", "length"]
+"""Why a text ended."""
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Told(TypedDict):
+    """A part of an answer: nothing else is in it."""
+
+
+class ErrorFields(Told):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Told):
+    """An error in OpenAI's shape."""
+
+    error: ErrorFields
+
+
+class CachedTokens(Told):
+    """Tokens of prompts that were known from before."""
+
+    cached_tokens: int
+
+
+class PredictionTokens(Told):
+    """Tokens of the prediction that the texts have, and those that they have not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(Told):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: PredictionTokens
+
+
+class SourceCounts(Told):
+    """Drafts of one source, and those of them that were accepted."""
+
+    drafted: int
+    accepted: int
+
+
+class StepCounts(Told):
+    """Drafts in each step with drafts."""
+
+    per_step_accepted: NotRequired[list[int]]
+    per_step_drafted: NotRequired[list[int]]
+
+
+class DraftCounts(StepCounts):
+    """How drafts fared; with details also in each step with drafts."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    target_calls: int
+    tokens_per_call: float | None
+    acceptance_by_depth: list[float]
+    sources: dict[str, SourceCounts]
+
+
+class Rule(Told):
+    """The rule that verified drafts, and whether the texts follow the target's law."""
+
+    verifier: str | None
+    lossless: bool
+
+
+class AllDraftCounts(Rule, DraftCounts):
+    """The rule that verified drafts, how they fared, and with several choices each of them."""
+
+    choices: NotRequired[list[DraftCounts]]
+
+
+class Measures(Told):
+    """Numbers about the texts."""
+
+    speculative_decoding: AllDraftCounts
+
+
+class Seeds(Rule):
+    """The seed of every choice, the rule that verified drafts, and whether the texts follow the target's law."""
+
+    seeds: list[int]
+
+
+class TraceToken(Told):
+    """A token, and who drafted it."""
+
+    id: int
+    text: str
+    origin: str
+
+
+class Tree(Told):
+    """The token tree of a step: 0 is the root."""
+
+    ids: list[int]
+    tokens: list[str]
+    parents: list[int]
+    depth: list[int]
+    valid: list[bool]
+    accepted: list[int]
+    next: str
+
+
+class Trace(Told):
+    """A step, where a request asked for it; in the last chunk what `Seeds` has, also where none was asked for."""
+
+    index: NotRequired[int]
+    step: NotRequired[int]
+    source: NotRequired[str]
+    tokens: NotRequired[list[TraceToken]]
+    tree: NotRequired[Tree | None]
+    elapsed: NotRequired[float]
+    tokens_per_second: NotRequired[float | None]
+    tokens_per_call: NotRequired[float]
+    drafted: NotRequired[int]
+    accepted: NotRequired[int]
+    acceptance_by_depth: NotRequired[list[float]]
+    seeds: NotRequired[list[int]]
+    verifier: NotRequired[str | None]
+    lossless: NotRequired[bool]
+
+
+class TextLogprobs(Told):
+    """Log-probabilities of a completion; of a prompt's first token there is none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(Told):
+    """A text, or a piece of one."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None
+
+
+class Top(Told):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Top):
+    """A token of an answer, with the likeliest in its place."""
+
+    top_logprobs: list[Top]
+
+
+class ChatLogprobs(Told):
+    """Log-probabilities of a chat."""
+
+    content: list[ChatToken]
+
+
+class Message(Told):
+    """An answer to a conversation."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Told):
+    """An answer of a chat, whole."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None
+
+
+class Delta(Told):
+    """A piece of an answer; who speaks, in the first one."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatPiece(Told):
+    """A piece of an answer of a chat."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class Head(Told):
+    """What all answers begin with."""
+
+    id: str
+    created: int
+    model: str
+
+
+class TextHead(Head):
+    """What completions begin with, whole or in chunks."""
+
+    object: Literal["text_completion"]
+
+
+class ChatHead(Head):
+    """What a whole answer of a chat begins with."""
+
+    object: Literal["chat.completion"]
+
+
+class Ending(Told):
+    """What whole answers end with."""
+
+    usage: Usage
+    metrics: Measures | None
+    polydraft: Seeds
+
+
+class Chunk(Head):
+    """What chunks may have beside."""
+
+    usage: NotRequired[Usage | None]
+    metrics: NotRequired[Measures | None]
+    polydraft: NotRequired[Trace | None]
+
+
+class Completion(TextHead, Ending):
+    """The answer to a request for completions."""
+
+    choices: list[TextChoice]
+
+
+class ChatCompletion(ChatHead, Ending):
+    """The answer to a conversation."""
+
+    choices: list[ChatChoice]
+
+
+class CompletionChunk(TextHead, Chunk):
+    """An event of a stream of completions."""
+
+    choices: list[TextChoice]
+
+
+class ChatCompletionChunk(Chunk):
+    """An event of a stream of a chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatPiece]
+
+
+class ModelCard(Told):
+    """The model, the rule of requests that name none, and whether texts then follow the model's law."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int | None
+    verifier: str | None
+    lossless: bool
+
+
+class ModelList(Told):
+    """All models: one."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenized(Told):
+    """The tokens of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Told):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class Health(Told):
+    """Requests are taken."""
+
+    status: Literal["ok"]
+
+
+class Version(Told):
+    """The version."""
+
+    version: str
