@@ -18,5 +18,5 @@ def test_many_texts_follow_the_targets_law(drafter: str, rule: NodeVerifier, pol
 
 
 def test_many_texts_would_show_a_small_bias() -> None:
-    counts, _ = sampled_counts("model", Generous(extra=0.02), Widths((3, 2)), samples=20 * SAMPLES)
+    counts, _ = sampled_counts("model", Generous(extra=0.02), Widths((3, 2)), samples=30 * SAMPLES)
     assert p_value(counts, exact_law(PROMPT)) < FALSE_ALARM_RATE

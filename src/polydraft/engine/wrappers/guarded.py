@@ -254,7 +254,8 @@ class Guarded(Drafter):
         self._lost = lost  # what each row draws by itself counts
         own.noise.again()
         alone = [found for one in singles for found in self._proposed(one, asked, errors)]
-        return [one if goes_on(drawn, group, one) else one.with_drawn(drawn, group) for one in alone]
+        fixed = asked.scheme.deterministic  # then nothing was drawn, and whichever draft is taken is no choice among draws
+        return [one if fixed or goes_on(drawn, group, one) else one.with_drawn(drawn, group) for one in alone]
 
     def _drafted(self, state: Any, asked: Asked) -> tuple[Draft | Pieces, Any]:
         """Draft, and check what comes.
