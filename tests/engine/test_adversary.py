@@ -23,6 +23,7 @@ from polydraft.errors import ContextOverflow, InvalidDraft, InvalidProbabilities
 from polydraft.models import Forward, Layer
 from polydraft.probs import Noise, whole_row
 from polydraft.reading import Features, Reader, Step, Text
+from polydraft.rows import per_row
 from polydraft.schemes import IID, Given, Scheme, TopK
 from polydraft.trees import Draft, Frontier, Riders, TreePolicy, grow
 from polydraft.verifiers import NaiveMatch, SharedNoise, TopDown
@@ -191,6 +192,15 @@ def test_a_text_that_leaves_its_neighbours_no_room_is_refused(target: PreTrained
     assert not batch.requests
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The hidden states of each row's tokens, by their places."""
+
+    rows: tuple[dict[int, Any], ...] = per_row(
+        lambda known, length: {place: one for place, one in known.items() if place < length}
+    )
+
+
 @dataclass(eq=False)
 class Reading(Drafter):
     """Keeps the hidden states of its texts, and requires those of all tokens but the last whenever it drafts."""
@@ -204,13 +214,13 @@ class Reading(Drafter):
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> Any:
-        return tuple({} for _ in text.counts)
+        return Seen(tuple({} for _ in text.counts))
 
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         return state if features is None else self._noted(state, features)
 
     def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
-        for row, (count, known) in enumerate(zip(text.counts, state, strict=True)):
+        for row, (count, known) in enumerate(zip(text.counts, state.rows, strict=True)):
             if count == 1:  # nothing is read of a text of one token; a row without a text looks like one
                 continue
             self.drafted += 1
@@ -224,18 +234,12 @@ class Reading(Drafter):
     def commit(self, state: Any, step: Step) -> Any:
         return self._noted(state, step.features)
 
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return (*state[:row], other[0], *state[row + 1 :])
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        return (*state[:row], {place: one for place, one in state[row].items() if place < length}, *state[row + 1 :])
-
     def _noted(self, state: Any, features: Features) -> Any:
-        after = [dict(one) for one in state]
+        after = [dict(one) for one in state.rows]
         for row, column in (features.places >= 0).nonzero().tolist():
             states = {layer: found[row, column] for layer, found in features.states.items()}
             after[row][int(features.places[row, column])] = states
-        return tuple(after)
+        return Seen(tuple(after))
 
 
 @pytest.mark.parametrize("size", [1, 3])

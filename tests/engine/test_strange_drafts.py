@@ -30,7 +30,7 @@ from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, i
 from polydraft.engine import Ending, Run, TargetLaw
 from polydraft.engine.run import Setup
 from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Product, Scheme, TopK, TopThenSample, WithoutReplacement
@@ -79,6 +79,9 @@ class Bending(Drafter):
 
     def check(self, scheme: Scheme) -> None:
         self.inner.check(scheme)
+
+    def of_row(self, state: Any, row: int) -> Any:
+        raise InvalidParameter("The bending drafter has no state of one row of several.")
 
     def start(self, text: Text, session: Session) -> Any:
         return self.inner.start(text, session)
