@@ -254,7 +254,7 @@ class Guarded(Drafter):
         self._lost = lost  # what each row draws by itself counts
         own.noise.again()
         alone = [found for one in singles for found in self._proposed(one, asked, errors)]
-        fixed = asked.scheme.deterministic  # then nothing was drawn, and whichever draft is taken is no choice among draws
+        fixed = asked.scheme.deterministic  # then nothing was drawn, so that this is no choice among draws
         return [one if fixed or goes_on(drawn, group, one) else one.with_drawn(drawn, group) for one in alone]
 
     def _drafted(self, state: Any, asked: Asked) -> tuple[Draft | Pieces, Any]:
