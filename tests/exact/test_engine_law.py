@@ -13,7 +13,7 @@ from choices import Toy, distance, law_of
 from on_device import counted, on_device
 from torch import Tensor
 
-from polydraft import AdaptiveThreshold, Chain, ModelDrafter, TopDown, Widths
+from polydraft import AdaptiveThreshold, Chain, ModelDrafter, NaiveMatch, TopDown, TopK, Widths
 from polydraft.drafters import Drafter, LookupFirst, Session
 from polydraft.drafters.rows import draft_rows
 from polydraft.engine.planner import Opening
@@ -499,3 +499,9 @@ class OfTheBatch(Drafter):
 def test_rows_that_depend_on_the_batch_are_drawn_once() -> None:
     for rule in (TopDown(RecursiveRejection()), BlockVerification()):
         assert checked(SMALL, OfTheBatch(), rule, Chain(2), [[1, 0], [0, 0]], 2, steps=1)
+
+
+def test_rows_that_depend_on_the_batch_are_exact_where_drafts_are_not_drawn() -> None:
+    """A row then takes the drafts that it has alone, whatever it had beside the other."""
+    rule = TopDown(NaiveMatch(TopK()))
+    assert checked(SMALL, OfTheBatch(), rule, Widths((2, 1)), [[1, 0], [0, 0]], 2, steps=1)
