@@ -96,16 +96,17 @@ class Defaults:
 class Drafter(Protocol):
     """Proposes a token tree after the committed text. Derive from this class, which has an answer for every other verb.
 
-    A drafter must have a `name`, and the verbs `check`, `start`, `draft`, `commit` and `join`.
+    A drafter must have a `name`, and the verbs `check`, `start`, `draft` and `commit`.
 
-    **The state** is an explicit value that the decode loop holds; what `draft` and `commit` return takes its place. A
-    step that is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more
-    with the state of before, and must do once more what it did. So whatever else changes goes into a new state, and
-    keys and values only into slots that the next draft writes again, or that belong to the row which is joined. Random
-    numbers come from `noise` alone.
+    **The state** is an explicit value that the decode loop holds; what `draft` and `commit` return takes its place. It
+    is None, or a frozen dataclass whose fields say how they go with the rows of a batch (`polydraft.rows`). A step that
+    is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more with the
+    state of before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
+    values only into slots that the next draft writes again, or that belong to the row which is joined. Random numbers
+    come from `noise` alone.
 
     **A drafter that fails** loses nothing: the rows in which it fails are decoded without drafts to the end of their
-    texts, which are all of a batch if it has no `of_row`. A proposal is
+    texts, which are all of a batch if its state has no row by itself. A proposal is
     checked (`SoundDrafter` names the exception). Drafts that the target has no token for are verified with the rest of
     their tree, as drafts that it gives no probability, and below a row that is no law of distinct tokens no draft
     counts. If the drafter raises, or if nothing can be verified, what `grow` drew is verified.

@@ -20,7 +20,7 @@ LOOKUP = "lookup"
 
 
 class GivenDrafter(Drafter):
-    """A drafter of fixed tokens; derive from it and give `start`, `draft`, `commit` and `join`.
+    """A drafter of fixed tokens; derive from it and give `start`, `draft` and `commit`.
 
     Its tokens are not drawn, so that naive match is the optimal rule for them, and every sampling setting is exact: a
     tree of guesses is chosen before anything of the step is drawn.
