@@ -100,8 +100,8 @@ class Drafter(Protocol):
 
     **The state** is an explicit value that the decode loop holds; what `draft` and `commit` return takes its place. It
     is None, or a frozen dataclass whose fields say how they go with the rows of a batch (`polydraft.rows`). A step that
-    is interrupted is taken again from its beginning: `draft`, `commit` or `join` is then called once more with the
-    state of before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
+    is interrupted is taken again from its beginning: `draft` or `commit` is then called once more with the state of
+    before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
     values only into slots that the next draft writes again, or that belong to the row which is joined. Random numbers
     come from `noise` alone.
 
@@ -204,18 +204,6 @@ class Drafter(Protocol):
         """Learn what a step kept and found out; `step.text` is the text before it."""
         ...
 
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        """Put the only row of another state of this drafter in place of a row, or behind the last row."""
-        return rows.put(state, row, other)
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        """Forget what a row's text was beyond its first `length` tokens."""
-        return rows.cut(state, row, length)
-
-    def leave(self, state: Any, row: int) -> Any:
-        """Take note that a row's text is over; the row may be joined later."""
-        return self.rewind(state, row, 0)
-
     def finish(self, state: Any, text: Text, row: int) -> Any:
         """Take note that a row's text has come to its end, and what it is; called after the last step's `commit`.
 
@@ -223,13 +211,6 @@ class Drafter(Protocol):
         kept outside the state must be kept once, though the step may be taken again.
         """
         return state
-
-    def of_row(self, state: Any, row: int) -> Any:
-        """Return the state of one row by itself, as `join` takes it; asked for between two steps.
-
-        It may look at the same memory, of which the row's own part alone is written through it.
-        """
-        return rows.select(state, [row])
 
     def ended(self, state: Any) -> bool:
         """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
@@ -240,7 +221,7 @@ class Drafter(Protocol):
         return depth
 
     def continues(self, state: Any) -> bool:
-        """Tell whether a state, of a run that is over, is one from which this drafter can go on by `join`."""
+        """Tell whether a state, of a run that is over, is one from which this drafter can go on."""
         return False
 
     def carried(self, states: Sequence[Any], fresh: Any, known: int) -> Any:

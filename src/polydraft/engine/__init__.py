@@ -1,21 +1,23 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
+from polydraft.engine.batch import Batch, Method
 from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.compare import Comparison, compare
 from polydraft.engine.calls.loading import draft_for, head_for, load, load_models
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
-from polydraft.engine.decode import Method, Prompts, decode
 from polydraft.engine.defaults import as_drafter, default_drafter, text_word
 from polydraft.engine.generate import generate, stream
-from polydraft.engine.many import Completed, ManyRun, OpenBatch, OpenStep, generate_many
-from polydraft.engine.many.slots import Request, Slots
+from polydraft.engine.many import Completed, ManyRun, Request, RunningBatch, RunningStep, generate_many
+from polydraft.engine.observer import Observer
 from polydraft.engine.planner import Goodput, Planner
+from polydraft.engine.prefill import Prompts
 from polydraft.engine.run import Run
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 
 __all__ = [
+    "Batch",
     "Block",
     "Comparison",
     "Completed",
@@ -25,19 +27,18 @@ __all__ = [
     "Goodput",
     "ManyRun",
     "Method",
-    "OpenBatch",
-    "OpenStep",
+    "Observer",
     "Past",
     "Planner",
     "Prompts",
     "Request",
     "Run",
-    "Slots",
+    "RunningBatch",
+    "RunningStep",
     "Statistics",
     "TargetLaw",
     "as_drafter",
     "compare",
-    "decode",
     "default_drafter",
     "draft_for",
     "generate",

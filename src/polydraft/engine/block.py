@@ -59,6 +59,7 @@ class Block:
         logits: the target's at every node; None unless they are to be kept.
         scores: the same after the logits processors, before temperature and filters; None likewise.
         lessons: for each policy that learns from steps, a `Lesson` for each text whose trees it chooses.
+        faults: what failed in drafters in this step, or as its texts began.
     """
 
     rows: dict[int, Emission]
@@ -67,6 +68,7 @@ class Block:
     logits: Float[Tensor, "b n V"] | None = None
     scores: Float[Tensor, "b n V"] | None = None
     lessons: tuple[tuple[Any, ...], ...] = ()
+    faults: tuple[Any, ...] = ()
 
 
 @dataclass

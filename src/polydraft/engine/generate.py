@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine.calls.choices import Choices, check_reads, chosen_parts, with_hugging_faces_words
+from polydraft.engine.calls.choices import Choices, check_reads, chosen_method, with_hugging_faces_words
 from polydraft.engine.calls.fitting import check_crowd
 from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
 from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
@@ -226,15 +226,13 @@ def _run_prepared(
     sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
     check_predictions(choices.prediction, len(input_ids), target.vocab_size)
-    parts = chosen_parts(choices, target, prepared.params)
-    check_reads(parts.drafter, target, sources)
-    check_crowd(target, parts.drafter, together=len(input_ids) > 1, past=choices.past is not None)
+    method = chosen_method(choices, target, prepared.params)
+    check_reads(method.drafter, target, sources)
+    check_crowd(target, method.drafter, together=len(input_ids) > 1, past=choices.past is not None)
     reason = warn_of_serial(prepared.processors[0])
     setup = Setup(
         target=target,
-        drafter=NoDraft() if reason else parts.drafter,
-        verifier=parts.verifier,
-        policy=parts.policy,
+        method=replace(method, drafter=NoDraft()) if reason else method,
         prompt=Text(prepared.tokens, prepared.lengths),
         laws=row_laws(prepared),
         endings=_endings(prepared, target.context),

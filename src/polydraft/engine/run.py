@@ -8,19 +8,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter
+from polydraft.engine.batch import Batch, Method
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
-from polydraft.engine.decode import Prompts, Rows, begin, capacity_for, check_room, step
+from polydraft.engine.observer import Observer
+from polydraft.engine.prefill import Prompts, begin, check_room
+from polydraft.engine.step import step
 from polydraft.engine.stopping import Ending, warn_of_context
 from polydraft.engine.target_law import TargetLaw
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Text
-from polydraft.trees import TreePolicy
-from polydraft.verifiers import TreeVerifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +27,8 @@ class Setup:
     """Everything that determines a generation but its random numbers.
 
     Args:
-        target, drafter, verifier, policy: those of `Method`.
+        target: the model whose law the texts follow.
+        method: what drafts and verifies.
         prompt: the prompts.
         laws: per row, how the target's logits become distributions.
         endings: per row, where it ends.
@@ -42,9 +42,7 @@ class Setup:
     """
 
     target: LanguageModel
-    drafter: Drafter
-    verifier: TreeVerifier
-    policy: TreePolicy
+    method: Method
     prompt: Text
     laws: tuple[TargetLaw, ...]
     endings: tuple[Ending, ...]
@@ -69,37 +67,32 @@ class Run:
     def __init__(self, setup: Setup, noise: Noise) -> None:
         check_past(setup.past, setup.target, setup.prompt, keeps=setup.keeps_past, alone=setup.sources is None)
         check_room(setup.prompt, setup.endings)
-        check_drafting(setup.drafter, setup.verifier, setup.policy)
+        check_drafting(setup.method)
         self.setup = setup
-        rule = setup.verifier
+        rule = setup.method.verifier
         self.statistics = Statistics(in_force=setup.laws[0].in_force, verifier=rule.name, lossless=rule.lossless)
         self.new_tokens: list[list[int]] = [[] for _ in setup.prompt.lengths]
         self.finish: list[str] = [""] * len(self.new_tokens)
         self._noise = noise
-        self._watched = Watched(
-            setup.target,
-            setup.drafter,
-            setup.verifier,
-            setup.policy,
-            setup.keeps_scores,
-            setup.fallback,
-            setup.logprobs,
-            setup.time,
+        self._observer = Observer(
+            setup.target, keeps_scores=setup.keeps_scores, logprobs=setup.logprobs, time=setup.time
         )
+        self._observer.failure = setup.fallback
+        self._observer.watched(setup.method)
         self._taken: _Taken | None = None
         self._told = False
         self._learnt, self._handed = 0, 0  # the numbers of the last steps that were learnt from, and handed over
         lengths = setup.prompt.lengths.tolist()
         left = max(ending.max_length - length for ending, length in zip(setup.endings, lengths, strict=True))
         self._function = state_of(setup.target) if setup.keeps_past else None
-        self._known = setup.past.known(setup.prompt, setup.drafter) if setup.past else 0
-        self._watched.opens(max(lengths) - self._known, left, len(lengths), setup.laws[0])
+        self._known = setup.past.known(setup.prompt, setup.method.drafter) if setup.past else 0
+        self._observer.opens(setup.method, max(lengths) - self._known, left, len(lengths), setup.laws[0])
 
     @property
     def over(self) -> bool:
         """Whether every row has ended and the last block was handed over."""
         taken = self._taken
-        if taken is None or (taken.rows is not None and taken.rows.going):
+        if taken is None or (taken.batch is not None and taken.batch.going):
             return False
         return taken.number == self._handed
 
@@ -112,10 +105,10 @@ class Run:
         taken = self._taken
         if not self.setup.keeps_past:
             return None
-        if taken is None or taken.rows is None:
+        if taken is None or taken.batch is None:
             return self.setup.past
-        text, target = committed(taken.rows.text), self.setup.target
-        return Past(target, text, taken.rows.reader, taken.rows.parts[0].state, self._function)
+        text, target = committed(taken.batch.text), self.setup.target
+        return Past(target, text, taken.batch.reader, taken.batch.parts[0].state, self._function)
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -125,7 +118,7 @@ class Run:
             self._tell_of_context()
             raise StopIteration
         if self._taken is None or self._taken.number == self._handed:
-            with self._watched.counting(self.statistics):
+            with self._observer.counting(self.statistics):
                 self._taken = self._next(self._taken)
         taken, block = self._taken, self._taken.block
         try:
@@ -157,15 +150,18 @@ class Run:
 
     def _next(self, last: "_Taken | None") -> "_Taken":
         """Take a step, the first after reading the prompts."""
-        setup, method = self.setup, self._watched.method
-        if last is None or last.rows is None:
+        setup, observer = self.setup, self._observer
+        if last is None or last.batch is None:
             prompts = Prompts(setup.prompt, setup.laws, setup.endings, self._noise, setup.sources)
-            rows = begin(method, prompts, capacity_for(method, setup.endings), setup.past)
+            ways = {"past": setup.past, "fault": setup.fallback, "clock": observer.clock}
+            batch = begin(setup.target, setup.method, prompts, **ways)
         else:
-            rows = last.rows
+            batch = last.batch
         known, number = tuple(map(len, self.new_tokens)), last.number if last else 0
-        rows, block = step(method, rows)
-        return _Taken(number + 1, block, known, rows if rows.going or setup.keeps_past else None)
+        batch, block, taken = step(batch, observer.clock)
+        return _Taken(
+            number + 1, observer.told(block, taken), known, batch if batch.going or setup.keeps_past else None
+        )
 
     def _note(self, taken: "_Taken") -> None:
         """Count a step, once however often this is called."""
@@ -178,7 +174,7 @@ class Run:
             self.finish[row] = gained.finish
         if self._learnt < taken.number:
             self._learnt = taken.number
-            self._watched.learn(taken.block)
+            self._observer.learn(taken.block, self.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +185,10 @@ class _Taken:
         number: how many steps that makes.
         block: what it brought.
         known: per row, the new tokens before it.
-        rows: the batch after it; None if every row has ended and nothing is to be kept, so that the caches are free.
+        batch: the rows after it; None if every row has ended and nothing is to be kept, so that the caches are free.
     """
 
     number: int
     block: Block
     known: tuple[int, ...]
-    rows: Rows | None
+    batch: Batch | None

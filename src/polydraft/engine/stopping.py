@@ -1,7 +1,7 @@
 """Where a text ends: end-of-text ids, stop strings and other criteria, length and context limits."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.engine.block import Emission
+from polydraft.engine.block import Block, Emission
 from polydraft.errors import CUT, InvalidParameter
 from polydraft.models import BUILT_IN, first_sentence
 from polydraft.trees import TokenTree, Verdict
@@ -59,7 +59,7 @@ class Together:
     ) -> None:
         self.criteria = tuple(criteria)
         self._history, self._begin, self._lengths = prompts, prompts.shape[1], tuple(lengths)
-        self._pad, self._scored = pad, scored
+        self._pad, self.scored = pad, scored
         self._answers: list[list[list[bool]]] = []  # by place, by criterion, by row
         self._scores: Scores = ()
 
@@ -96,12 +96,12 @@ class Together:
         if len(self._answers) <= at or not torch.equal(self._history[:, self._begin + at], new):
             self._history = torch.cat([self._history[:, : self._begin + at], new.unsqueeze(-1)], dim=-1)
             self._answers[at:] = [[]]
-            if self._scored:
+            if self.scored:
                 nothing = torch.zeros_like(next(iter(scores.values()))[0])
                 told = [scores[row][place] if row in going else nothing for row in rows]
                 self._scores = (*self._scores[:at], torch.stack(told).float())
         found, text = self._answers[at], self._history[:, : self._begin + at + 1]
-        known = self._scores[: at + 1] if self._scored else None
+        known = self._scores[: at + 1] if self.scored else None
         for criterion in self.criteria[len(found) :]:
             found.append(answered(criterion, text.clone(), known))
         return [any(own) for own in zip(*found, strict=True)]
@@ -175,20 +175,22 @@ def warn_of_context(context: int) -> None:
 
 
 def in_step(
-    endings: Sequence[Ending],
-    gains: dict[int, Emission],
-    verdict: Verdict,
-    tree: TokenTree,
-    counts: Sequence[int],
-    scores: Mapping[int, Float[Tensor, "_ V"]],
+    endings: Sequence[Ending], block: Block, counts: Sequence[int], scores: Callable[[], Mapping[int, Tensor]]
 ) -> tuple[dict[int, Emission], Verdict]:
-    """Return what rows gain where criteria see all of them together, and the verdict by which they gain it."""
+    """Return what rows gain where criteria see all of them together, and the verdict by which they gain it.
+
+    Args:
+        endings: where the rows end.
+        block: what each would gain by itself.
+        counts: the rows' tokens before the step.
+        scores: returns, of every row that gains tokens, the scores by which they were chosen.
+    """
     together = endings[0].together
-    if together is None or not gains:
-        return gains, verdict
-    found = together.cut(gains, counts, scores)
+    if together is None or not block.rows:
+        return block.rows, block.verdict
+    found = together.cut(block.rows, counts, scores() if together.scored else {})
     fewer = {row: len(one.tokens) for row, one in found.items() if not one.finish}
-    return found, shortened(verdict, tree, fewer)
+    return found, shortened(block.verdict, block.tree, fewer)
 
 
 def shortened(verdict: Verdict, tree: TokenTree, counts: Mapping[int, int]) -> Verdict:

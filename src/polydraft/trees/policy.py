@@ -83,7 +83,11 @@ class TreePolicy:
         return self
 
     def select(self, rows: Sequence[int]) -> Self:
-        """Return the policy for some rows of a batch; for -1, one of which nothing was learnt yet."""
+        """Return the policy for some rows of a batch, with what it has learnt of each."""
+        return self
+
+    def put(self, row: int, other: Self) -> Self:
+        """Return the policy with what another has learnt of its only row, as a row's, or as that behind the last."""
         return self
 
 

@@ -166,11 +166,11 @@ def generation_options(model: Any, batch: Batch, temperature: float, max_new_tok
 def setup_in_words(run: Run) -> dict[str, str]:
     """Return what determined a run but for the models."""
     setup = run.setup
-    if setup.drafter.name == NoDraft.name:
-        return {"drafter": setup.drafter.name}
+    if setup.method.drafter.name == NoDraft.name:
+        return {"drafter": setup.method.drafter.name}
     return {
-        "drafter": setup.drafter.name,
-        "scheme": setup.verifier.scheme.name,
-        "verifier": setup.verifier.name,
-        "tree": tree_in_words(setup.policy),
+        "drafter": setup.method.drafter.name,
+        "scheme": setup.method.verifier.scheme.name,
+        "verifier": setup.method.verifier.name,
+        "tree": tree_in_words(setup.method.policy),
     }

@@ -19,14 +19,14 @@ def describe_policy(policy: TreePolicy) -> str:
 def describe_setup(run: Run) -> dict[str, object]:
     """Return what determined a run, for tables and JSON; filters and processors only where they are in force."""
     setup = run.setup
-    drafts, law = setup.drafter.name != "none", setup.laws[0]
+    drafts, law = setup.method.drafter.name != "none", setup.laws[0]
     processors = [one.name for one in law.processors]
     return {
-        "drafter": setup.drafter.name,
-        "scheme": setup.verifier.scheme.name if drafts else "none",
-        "verifier": setup.verifier.name,
-        "lossless": setup.verifier.lossless,
-        "tree": describe_policy(setup.policy) if drafts else "none",
+        "drafter": setup.method.drafter.name,
+        "scheme": setup.method.verifier.scheme.name if drafts else "none",
+        "verifier": setup.method.verifier.name,
+        "lossless": setup.method.verifier.lossless,
+        "tree": describe_policy(setup.method.policy) if drafts else "none",
         **filters_in_force(law.params),
         "temperature": law.params.temperature,
         **({"processors": processors} if processors else {}),

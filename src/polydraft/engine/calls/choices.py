@@ -19,6 +19,7 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import Drafter, NgramDrafter
+from polydraft.engine.batch import Method
 from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
@@ -64,17 +65,8 @@ class Choices:
                 raise InvalidParameter(f"{name} must be True or False, but is {_described(value)}.")
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """What drafts, what verifies, and the trees' shape."""
-
-    drafter: Drafter
-    verifier: TreeVerifier
-    policy: TreePolicy
-
-
-def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingParams) -> Parts:
-    """Return the parts that the choices mean, with defaults for those that are not made.
+def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingParams) -> Method:
+    """Return the method that the choices mean, with defaults for those that are not made.
 
     Raises:
         InvalidParameter: a choice is nothing that can be meant; the text says what to pass.
@@ -100,7 +92,7 @@ def chosen_parts(choices: Choices, target: HuggingFaceModel, params: SamplingPar
         policy.suited(usual)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
-    return Parts(drafter, verifier, policy if unable is None else chained(policy, unable))
+    return Method(drafter, verifier, policy if unable is None else chained(policy, unable))
 
 
 def _only_names_one(given: object) -> bool:

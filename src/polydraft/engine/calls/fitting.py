@@ -4,11 +4,12 @@ import warnings
 
 from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
+from polydraft.engine.batch import Method
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import LearningPolicy, TreePolicy, as_chain
-from polydraft.verifiers import TreeVerifier, require_few
+from polydraft.verifiers import require_few
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
@@ -86,12 +87,13 @@ def _name(model: LanguageModel) -> str:
     return type(module_of(model) or model).__name__
 
 
-def check_drafting(drafter: Drafter, verifier: TreeVerifier, policy: TreePolicy) -> None:
+def check_drafting(method: Method) -> None:
     """Check that a drafter can draw such trees as the verifier needs them.
 
     Raises:
         UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
     """
+    drafter, verifier, policy = method.drafter, method.verifier, method.policy
     try:
         drafter.check(verifier.scheme)
     except UnpairedScheme as refusal:

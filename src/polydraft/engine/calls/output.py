@@ -79,9 +79,9 @@ def emitted_rows(block: Block, laws: tuple[TargetLaw, ...]) -> dict[int, tuple[T
     return found
 
 
-def scores_of(block: Block | None, laws: tuple[TargetLaw, ...]) -> dict[int, Tensor]:
-    """Return, of every row that gained tokens, the final scores "s V" that each was chosen by; none without a block."""
-    return {} if block is None else {row: scores for row, (_, scores) in emitted_rows(block, laws).items()}
+def scores_of(block: Block, laws: tuple[TargetLaw, ...]) -> dict[int, Tensor]:
+    """Return, of every row that gained tokens, the final scores "s V" that each was chosen by."""
+    return {row: scores for row, (_, scores) in emitted_rows(block, laws).items()}
 
 
 def in_steps(rows: list[list[Float[Tensor, "_ V"]]]) -> Rows:

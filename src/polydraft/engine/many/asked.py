@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from polydraft.engine.batch import Method
 from polydraft.engine.calls.choices import (
     Choices,
-    Parts,
-    chosen_parts,
+    chosen_method,
 )
 from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
-from polydraft.engine.many.slots import Request
+from polydraft.engine.many.running import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
@@ -86,14 +86,14 @@ class Completed:
 @dataclass(frozen=True, eq=False)
 class Asked:
     """A prompt that waits: its name, its tokens, its own seed, options that it has instead of the common ones, and its
-    own drafter, verifier and policy, if it has any.
+    own method, if it has one.
     """
 
     name: Hashable
     tokens: Int[Tensor, " t"]
     seed: int
     own: Mapping[str, Any]
-    parts: Parts | None = None
+    method: Method | None = None
 
 
 def asked_prompts(
@@ -187,19 +187,19 @@ def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -
         return min({**options, **asked.own}["max_length"], target.context)
 
 
-def with_parts(
+def with_methods(
     asked: Sequence[Asked],
     common: Choices,
     target: HuggingFaceModel,
     law: TargetLaw,
-    usual: Parts,
+    usual: Method,
     options: Mapping[str, Any],
 ) -> tuple[Asked, ...]:
-    """Give every prompt that has a drafter, verifier or policy of its own the parts that these mean.
+    """Give every prompt that has a drafter, verifier or policy of its own the method that these mean.
 
-    Prompts that name the same have the same parts, and share their passes.
+    Prompts that name the same have the same method, and share their passes.
     """
-    known: list[tuple[tuple[object, ...], Parts]] = []
+    known: list[tuple[tuple[object, ...], Method]] = []
     found: list[Asked] = []
     for one in asked:
         own = {name: one.own[name] for name in CHOICES if name in one.own}
@@ -212,12 +212,12 @@ def with_parts(
         rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
         params = _params(target, rest, options) if rest.own else law.params
         key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)
-        parts = next((parts for other, parts in known if _same(other, key)), None)
-        if parts is None:
-            parts = chosen_parts(replace(common, **own), target, params)
-            parts = _refused_planner(one, parts)
-            known.append((key, parts))
-        found.append(replace(rest, parts=parts))
+        method = next((method for other, method in known if _same(other, key)), None)
+        if method is None:
+            method = chosen_method(replace(common, **own), target, params)
+            method = _refused_planner(one, method)
+            known.append((key, method))
+        found.append(replace(rest, method=method))
     return tuple(found)
 
 
@@ -242,14 +242,14 @@ def _same(one: Sequence[object], other: Sequence[object]) -> bool:
     )
 
 
-def _refused_planner(asked: Asked, parts: Parts) -> Parts:
+def _refused_planner(asked: Asked, method: Method) -> Method:
     """Refuse a planner of one prompt: it plans for a whole batch, and for what drafts and verifies there.
 
     Raises:
         InvalidParameter: the policy is one.
     """
-    if not isinstance(parts.policy, LearningPolicy):
-        return parts
+    if not isinstance(method.policy, LearningPolicy):
+        return method
     if "policy" in asked.own:
         raise InvalidParameter(f"Prompt {asked.name!r} has a planner of its own; give it as policy for all prompts.")
     name = next(name for name in CHOICES if name in asked.own)

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from polydraft.drafters import Drafter
 from polydraft.engine.calls.choices import (
     Choices,
-    chosen_parts,
+    chosen_method,
     with_hugging_faces_words,
 )
 from polydraft.engine.calls.fitting import check_crowd, check_drafting
 from polydraft.engine.calls.logprobs import checked_logprobs
-from polydraft.engine.decode import room_for
 from polydraft.engine.defaults import target_model
 from polydraft.engine.many.asked import (
     LARGEST_SEED,
@@ -28,9 +27,10 @@ from polydraft.engine.many.asked import (
     checked_prompt,
     longest_text,
     request_for,
-    with_parts,
+    with_methods,
 )
 from polydraft.engine.many.run import ManyRun, ManySetup
+from polydraft.engine.prefill import room_for
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
 from polydraft.models import (
@@ -105,19 +105,16 @@ def generate_many(
     refused = tuple(one for one in tried if isinstance(one, Completed))
     token = torch.zeros(1, dtype=torch.int64, device=target.device)
     law = request_for(target, Asked("", token, 0, {}), options).law if asked else TargetLaw()
-    parts = chosen_parts(choices, target, law.params)
-    asked = with_parts(asked, choices, target, law, parts, options)
-    every = [parts, *(one.parts for one in asked if one.parts)]
+    method = chosen_method(choices, target, law.params)
+    asked = with_methods(asked, choices, target, law, method, options)
+    every = [method, *(one.method for one in asked if one.method)]
     for one in every:
         check_crowd(target, one.drafter, together=True)
-        check_drafting(one.drafter, one.verifier, one.policy)
+        check_drafting(one)
     size = min(batch_size, len(asked))
-    capacity = longest_text(target, asked, options) + room_for([(one.drafter, one.policy) for one in every])
+    capacity = longest_text(target, asked, options) + room_for(every)
     if asked:
         models = {id(model): model for one in every for model in one.drafter.models() or ()}
         check_memory([target, *models.values()], size, capacity)
     top = checked_logprobs(output_logprobs)
-    drafter, verifier, policy = parts.drafter, parts.verifier, parts.policy
-    return ManyRun(
-        ManySetup(target, drafter, verifier, policy, law, options, size, capacity, asked, refused, top, time)
-    )
+    return ManyRun(ManySetup(target, method, law, options, size, capacity, asked, refused, top, time))

@@ -1,15 +1,14 @@
 """What an open batch knows of texts: the last ones that were read and written, and that of a row."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session, resumed
+from polydraft.engine.batch import Batch, Part, attempt
 from polydraft.engine.calls.past import Past, committed
-from polydraft.engine.decode import LOOP, Rows
-from polydraft.engine.part import Part
+from polydraft.engine.prefill import LOOP
 from polydraft.reading import Text, reader_of
 
 LEAST = 8
@@ -47,15 +46,18 @@ class KeptTexts:
             self._pasts = [*left, (past, drafter)][-self.size :]
 
 
-def known_of(rows: Rows, row: int) -> tuple[Past, Part]:
+def known_of(batch: Batch, row: int) -> tuple[Past, Part]:
     """Return what is known of a row's text, over the row's own memory, and the part that it belongs to.
 
     It holds until the row takes its next step or is another's.
     """
-    part = next(part for part in rows.parts if row in part.rows)
-    reader = rows.reader if len(rows.steps) == 1 else rows.reader.select([row])
-    text = Text(rows.text.tokens[row : row + 1], rows.text.lengths[row : row + 1])
-    return Past(rows.reader.model, committed(text), reader, _drafts_of(part, row), None), part
+    part = batch.part_of(row)
+    reader = batch.reader if len(batch) == 1 else batch.reader.select([row])
+    text = Text(batch.text.tokens[row : row + 1], batch.text.lengths[row : row + 1])
+    drafts = attempt(
+        lambda: part.select(row).state if not part.fault and part.drafter.continues(part.state) else None, None
+    )
+    return Past(batch.reader.model, committed(text), reader, drafts, None), part
 
 
 def copied(past: Past, part: Part) -> Past:
@@ -67,16 +69,6 @@ def copied(past: Past, part: Part) -> Past:
     session = Session(part.params, count + 1, past.target.vocab_size, reader, LOOP)
     drafts = resumed(part.drafter, past.drafts, count - 1, past.text, session)
     return replace(past, reader=reader, drafts=drafts)
-
-
-def _drafts_of(part: Part, row: int) -> Any:
-    """Return what the drafter made of a row's text; None if that cannot be had."""
-    if not part.drafter.continues(part.state):
-        return None
-    try:
-        return part.drafter.of_row(part.state, part.rows.index(row))
-    except Exception:  # noqa: BLE001  whatever a drafter does wrong must not lose a text: it begins anew
-        return None
 
 
 def _tells(past: Past, other: Past) -> bool:

@@ -4,20 +4,18 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polydraft.drafters import Drafter
+from polydraft.engine.batch import Method
 from polydraft.engine.block import Emission, Statistics, names_of
 from polydraft.engine.many.asked import Asked, Completed, request_for
-from polydraft.engine.many.slots import BatchStep, Slots
+from polydraft.engine.many.running import RunningBatch, RunningStep
+from polydraft.engine.observer import Observer
 from polydraft.engine.stopping import warn_of_context
 from polydraft.engine.target_law import TargetLaw
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import (
     HuggingFaceModel,
     own_inputs,
 )
-from polydraft.trees import TreePolicy
-from polydraft.verifiers import TreeVerifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +24,7 @@ class ManySetup:
 
     Args:
         target: the model.
-        drafter: proposes token trees.
-        verifier: decides what to keep of them.
-        policy: the trees' shape.
+        method: what drafts and verifies.
         law: of a prompt without options of its own; for its sampling settings the drafter drafts.
         options: Hugging Face's generation arguments that the prompts have in common.
         size: the number of slots.
@@ -40,9 +36,7 @@ class ManySetup:
     """
 
     target: HuggingFaceModel
-    drafter: Drafter
-    verifier: TreeVerifier
-    policy: TreePolicy
+    method: Method
     law: TargetLaw
     options: Mapping[str, Any]
     size: int
@@ -64,7 +58,7 @@ class ManyRun:
 
     def __init__(self, setup: ManySetup) -> None:
         self.setup = setup
-        rules = [setup.verifier, *(one.parts.verifier for one in setup.asked if one.parts)]
+        rules = [setup.method.verifier, *(one.method.verifier for one in setup.asked if one.method)]
         self.statistics = Statistics(
             in_force=setup.law.in_force,
             verifier=names_of([one.name for one in rules]),
@@ -75,10 +69,8 @@ class ManyRun:
         self._ended = _Ended(texts=setup.refused)
         self._learnt = 0
         self._cut = False  # whether a text was cut by the context, of which nobody was told yet
-        self._watched = Watched(
-            setup.target, setup.drafter, setup.verifier, setup.policy, logprobs=setup.logprobs, time=setup.time
-        )
-        self._slots = self._open() if setup.asked else None
+        self._observer = Observer(setup.target, logprobs=setup.logprobs, time=setup.time)
+        self._batch = self._open() if setup.asked else None
 
     @property
     def over(self) -> bool:
@@ -86,9 +78,9 @@ class ManyRun:
         return not (self._ended.left or self._goes_on())
 
     def step(self) -> list[Completed]:
-        """Let prompts join the free slots, take one step, and return the texts that have ended since the last call."""
-        if self._slots is not None and self._goes_on():
-            self._advance(self._slots)
+        """Let prompts join, take one step, and return the texts that have ended since the last call."""
+        if self._batch is not None and self._goes_on():
+            self._advance(self._batch)
         ended, after = [*self._ended.waiting], self._ended.without(self._ended.left)
         self._ended = after  # last: no signal comes between this and the return, so a text is handed over once
         return ended
@@ -98,10 +90,10 @@ class ManyRun:
 
     def __next__(self) -> Completed:
         while not self._ended.left:
-            if self._slots is None or not self._goes_on():
+            if self._batch is None or not self._goes_on():
                 self._tell_of_context()
                 raise StopIteration
-            self._advance(self._slots)
+            self._advance(self._batch)
         text, after = self._ended.texts[self._ended.handed], self._ended.without(1)
         self._ended = after  # last, likewise
         return text
@@ -112,39 +104,41 @@ class ManyRun:
             self._cut = False
             warn_of_context(self.setup.target.context)
 
-    def _open(self) -> Slots:
-        setup = self.setup
+    def _open(self) -> RunningBatch:
+        setup, observer = self.setup, self._observer
+        method = observer.watched(setup.method)
         longest = max(len(one.tokens) for one in setup.asked)
-        self._watched.opens(longest, setup.capacity - longest, setup.size, setup.law)
-        return Slots(self._watched.method, setup.size, setup.capacity, setup.law.params)
+        observer.opens(method, longest, setup.capacity - longest, setup.size, setup.law)
+        fixed = setup.law.params
+        return RunningBatch(setup.target, method, setup.size, setup.capacity, fixed=fixed, observer=observer)
 
     def _goes_on(self) -> bool:
         """Tell whether a prompt waits, a text is in progress, or a step was taken and not noted."""
-        slots, noted = self._slots, self._ended.steps
-        return slots is not None and bool(
-            self._next(slots) < len(self.setup.asked) or slots.requests or (slots.last and slots.last.number > noted)
+        batch, noted = self._batch, self._ended.steps
+        return batch is not None and bool(
+            self._next(batch) < len(self.setup.asked) or batch.batch.going or (batch.last and batch.last.number > noted)
         )
 
-    def _next(self, slots: Slots) -> int:
+    def _next(self, batch: RunningBatch) -> int:
         """Return the place of the next prompt: all before it have joined or were refused."""
-        return slots.joined + self._ended.refused
+        return batch.joined + self._ended.refused
 
-    def _advance(self, slots: Slots) -> None:
+    def _advance(self, batch: RunningBatch) -> None:
         """Take a step, unless the last is still to be noted, and note it."""
-        if slots.last is None or slots.last.number == self._ended.steps:
-            with self._watched.counting(self.statistics):
-                while slots.free and self._next(slots) < len(self.setup.asked):
-                    self._join(slots, self.setup.asked[self._next(slots)])
-                if slots.requests:
-                    slots.step()
-        if slots.last is not None and slots.last.number > self._ended.steps:
-            self._note(slots.last)
+        if batch.last is None or batch.last.number == self._ended.steps:
+            with self._observer.counting(self.statistics):
+                batch.sweep()
+                while batch.free and self._next(batch) < len(self.setup.asked):
+                    self._join(batch, self.setup.asked[self._next(batch)])
+                batch.step()
+        if batch.last is not None and batch.last.number > self._ended.steps:
+            self._note(batch.last)
 
-    def _join(self, slots: Slots, asked: Asked) -> None:
-        """Score a prompt in a free slot, or note why that cannot be."""
+    def _join(self, batch: RunningBatch, asked: Asked) -> None:
+        """Give a prompt a row, or note why that cannot be."""
         try:
             request = request_for(self.setup.target, asked, self.setup.options)
-            slots.join(replace(request, method=self._watched.method_of(asked.parts)) if asked.parts else request)
+            batch.join(replace(request, method=asked.method))
         except (ContextOverflow, InvalidParameter, UnsupportedModel) as error:
             if not isinstance(error, ContextOverflow) and not self._reads_more(asked):
                 raise
@@ -156,20 +150,21 @@ class ManyRun:
         target = self.setup.target
         return target.encodes or bool(asked.own.keys() & own_inputs(target.model))
 
-    def _note(self, last: BatchStep) -> None:
+    def _note(self, last: RunningStep) -> None:
         """Count a step, once however often this is called before it is through."""
+        rows = [(last.texts[row], last.steps[row], gained) for row, gained in last.block.rows.items()]
+        texts = [(text, count, gained) for text, count, gained in rows if text is not None]
         if self.statistics.steps < last.number:
-            begun = (request for slot, request in last.requests.items() if last.steps[slot] == 1)
-            self.statistics.add(last.block, prompt_read=sum(len(request.tokens) for request in begun))
-        for slot, gained in last.block.rows.items():
-            gains = self._gains.setdefault(last.requests[slot].name, [])
-            gains[last.steps[slot] - 1 :] = [gained]
+            read = sum(len(text.tokens) for text, count, _ in texts if count == 1)
+            self.statistics.add(last.block, prompt_read=read)
+        for text, count, gained in texts:
+            self._gains.setdefault(text.name, [])[count - 1 :] = [gained]
         if self._learnt < last.number:
             self._learnt = last.number
-            self._watched.learn(last.block)
-        names = [last.requests[slot].name for slot, gained in last.block.rows.items() if gained.finish]
+            self._observer.learn(last.block, self.statistics)
+        names = [text.name for text, _, gained in texts if gained.finish]
         self._ended = self._ended.with_texts(last.number, [self._completed(name) for name in names])
-        self._cut |= any(gained.finish == "context" for gained in last.block.rows.values())
+        self._cut |= any(gained.finish == "context" for _, _, gained in texts)
         for name in names:
             self._gains.pop(name, None)
 

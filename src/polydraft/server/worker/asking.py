@@ -10,7 +10,8 @@ import torch
 from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts, chosen_policy
+from polydraft.engine.batch import Method
+from polydraft.engine.calls.choices import Choices, chosen_method, chosen_policy
 from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
@@ -175,7 +176,7 @@ def _check_words(own: Speculation) -> None:
                 read(word)
 
 
-class PartsShelf:
+class MethodShelf:
     """Who drafts, verifies and how, by what requests say: requests that say the same share their passes.
 
     Args:
@@ -184,14 +185,14 @@ class PartsShelf:
 
     def __init__(self, served: Served) -> None:
         self.served = served
-        self._known: OrderedDict[Hashable, Parts] = OrderedDict()
+        self._known: OrderedDict[Hashable, Method] = OrderedDict()
 
-    def parts_for(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Parts:
-        """Return the parts of a request.
+    def method_for(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Method:
+        """Return the method of a request.
 
         Raises:
             InvalidParameter: a word that means nothing, or a tree that is too large.
-            UnpairedScheme: parts that do not go together.
+            UnpairedScheme: a drafter, verifier and tree that do not go together.
         """
         key = (speculation, params)
         if prediction:
@@ -201,23 +202,23 @@ class PartsShelf:
         self._known.move_to_end(key)
         return self._known[key]
 
-    def planned(self, planner: TreePolicy, params: SamplingParams) -> Parts:
-        """Return the parts of all texts for which a planner chooses the trees, at temperatures like this one.
+    def planned(self, planner: TreePolicy, params: SamplingParams) -> Method:
+        """Return the method of all texts for which a planner chooses the trees, at temperatures like this one.
 
         Raises:
-            UnpairedScheme: parts that do not go together.
+            UnpairedScheme: a drafter, verifier and tree that do not go together.
         """
         settings = self.served.settings
         choices = Choices(self._drafter(None, params, fixed=False), settings.verifier, planner)
-        parts = chosen_parts(choices, self.served.target, params)
-        check_drafting(parts.drafter, parts.verifier, parts.policy)
-        return parts
+        method = chosen_method(choices, self.served.target, params)
+        check_drafting(method)
+        return method
 
-    def dropped(self) -> list[Parts]:
-        """Return the parts that were not asked for in a long time, and forget them."""
+    def dropped(self) -> list[Method]:
+        """Return the methods that were not asked for in a long time, and forget them."""
         return [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST_KEPT)]
 
-    def _made(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...]) -> Parts:
+    def _made(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...]) -> Method:
         settings, own = self.served.settings, speculation
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
@@ -227,18 +228,18 @@ class PartsShelf:
             with about(f"{DRAFTING}.drafter" if own.drafter else DRAFTING):
                 drafter = self._drafter(own.drafter, params, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
-        parts = chosen_parts(choices, self.served.target, params)
-        if own.tree and isinstance(parts.policy, LearningPolicy):
+        method = chosen_method(choices, self.served.target, params)
+        if own.tree and isinstance(method.policy, LearningPolicy):
             raise InvalidParameter(f"tree is {own.tree}, a planner, which is the server's to have; name a tree.")
         most = own.max_draft_tokens
-        if most and parts.policy.largest.size - 1 > most:
+        if most and method.policy.largest.size - 1 > most:
             if own.tree:
                 raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
-            parts = chosen_parts(replace(choices, policy=Chain(most)), self.served.target, params)
-        if parts.policy.largest.size > MOST_NODES or parts.drafter.riders >= MOST_RIDERS:
+            method = chosen_method(replace(choices, policy=Chain(most)), self.served.target, params)
+        if method.policy.largest.size > MOST_NODES or method.drafter.riders >= MOST_RIDERS:
             raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
-        check_drafting(parts.drafter, parts.verifier, parts.policy)
-        return parts
+        check_drafting(method)
+        return method
 
     def _drafter(self, word: str | None, params: SamplingParams, *, fixed: bool) -> object:
         """Return what a word means here; folders are the operator's to name.

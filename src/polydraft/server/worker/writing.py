@@ -6,14 +6,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polydraft.engine import OpenBatch, OpenStep, Request, Statistics
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
+from polydraft.engine.calls.choices import Choices, chosen_method
 from polydraft.engine.planner import PLANNERS
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, PartsShelf, Wanted, request_of, wanted_of
+from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
 from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.echoing import Echo
@@ -32,11 +31,11 @@ AHEAD = 10_000
 
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """A text in progress: what was wanted, what is told of it, and the parts that only it has."""
+    """A text in progress: what was wanted, what is told of it, and the method that only it has."""
 
     wanted: Wanted
     telling: Telling
-    own: Parts | None = None
+    own: Method | None = None
 
 
 class Writing:
@@ -59,24 +58,23 @@ class Writing:
     def __init__(self, served: Served, say: Say) -> None:
         settings, target = served.settings, served.target
         self.served, self.say = served, say
-        self.shelf = PartsShelf(served)
-        plan, none = settings.plan, chosen_parts(Choices("none"), target, SamplingParams())
+        self.shelf = MethodShelf(served)
+        plan, none = settings.plan, chosen_method(Choices("none"), target, SamplingParams())
         self._planned = (
             {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
         )
-        usual = self._usual_parts()
+        usual = self._usual_methods()
         self.rule = {"verifier": usual[-1].verifier.name, "lossless": all(one.verifier.lossless for one in usual)}
         capacity = served.max_length + ROOM
-        models = {id(one): one for parts in (*usual, *self._planned.values()) for one in parts.drafter.models() or ()}
+        models = {id(one): one for own in (*usual, *self._planned.values()) for one in own.drafter.models() or ()}
         check_memory([target, *models.values()], settings.batch_size, capacity)
-        self._watched = Watched(target, none.drafter, none.verifier, none.policy, time=bool(self._planned))
-        for parts in self._planned.values():
-            self._watched.method_of(parts)  # all planners are known before the first step
+        self._observer = Observer(target, time=bool(self._planned))
+        for method in self._planned.values():
+            self._observer.watched(method)  # all planners are known before the first step
         self._statistics, self._known = Statistics(), dict[bool, tuple[tuple[int, int], frozenset[Hashable]]]()
-        self._batch = OpenBatch(
-            self._watched.method, settings.batch_size, capacity, settings.chunk, settings.kept_texts
-        )
-        self._old: list[Parts] = []
+        kept = {"chunk": settings.chunk, "keeps": settings.kept_texts, "observer": self._observer}
+        self._batch = RunningBatch(target, none, settings.batch_size, capacity, **kept)
+        self._old: list[Method] = []
         self._waiting: deque[Wanted] = deque()
         self._echoing: deque[Echo] = deque()
         self._texts: dict[Hashable, _Text] = {}
@@ -168,34 +166,31 @@ class Writing:
             self._echoing.popleft()
             self._begin(one.ask, one.texts, {**one.begun, "echo": one.told})
 
-    def _stepped(self) -> OpenStep | None:
+    def _stepped(self) -> RunningStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
-        self._batch.method = replace(self._watched.method, logprobs=max(asked, default=None))
-        if not self._planned:
-            return self._batch.step()
-        self._watched.begins()
-        with self._watched.counting(self._statistics):
-            self._batch.read()
-        self._open()
-        with self._watched.counting(self._statistics):
-            found = self._batch.step(reads=False)
+        self._observer.logprobs = max(asked, default=None)
+        if self._planned:
+            self._observer.begins()
+            with self._observer.counting(self._statistics):
+                self._batch.read()
+            self._open()
+        with self._observer.counting(self._statistics):
+            found = self._batch.step(reads=not self._planned)
         if found is not None:
-            self._watched.learn(found.block)
+            self._observer.learn(found.block, self._statistics)
         return found
 
     def _open(self) -> None:
         """Tell the planners of new texts, and of another number of rows, for which steps take another time."""
-        if self._batch.rows is None:
-            return
-        counts, soon = self._batch.rows.text.counts, len(self._batch.running) + len(self._batch.reading)
-        for kind, parts in self._planned.items():
-            own = {one.name: one for one in self._batch.running if one.method is self._watched.method_of(parts)}
+        counts, soon = self._batch.batch.text.counts, len(self._batch.running) + len(self._batch.reading)
+        for kind, method in self._planned.items():
+            own = {one.name: one for one in self._batch.running if one.method is method}
             before, names = self._known.get(kind, ((0, 0), frozenset()))
             new = own.keys() - names
             if own and (new or before != (len(counts), soon)):
                 longest, law = max((len(own[one].tokens) for one in new), default=0), [*own.values()][-1].law
                 others = max(counts) if own.keys() & names else 0
-                self._watched.opens(longest, AHEAD, len(counts), law, parts.policy, others, soon)
+                self._observer.opens(method, longest, AHEAD, len(counts), law, others, soon)
             self._known[kind] = (len(counts), soon), frozenset(own)
 
     def _join(self) -> None:
@@ -214,46 +209,44 @@ class Writing:
             self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
-    def _request(self, wanted: Wanted) -> tuple[Request, Parts | None]:
-        """Return a text as the batch takes it, and the parts that it has for itself."""
+    def _request(self, wanted: Wanted) -> tuple[Request, Method | None]:
+        """Return a text as the batch takes it, and the method that it has for itself."""
         request = request_of(self.served, wanted)
         if wanted.ask.planned:
-            parts = self._planned[request.law.params.temperature == 0]
-            return replace(request, method=self._watched.method_of(parts)), None
+            return replace(request, method=self._planned[request.law.params.temperature == 0]), None
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else DRAFTING):
-            parts = self.shelf.parts_for(speculation, request.law.params, wanted.prediction)
+            method = self.shelf.method_for(speculation, request.law.params, wanted.prediction)
         self._forget()
-        return replace(request, method=self._watched.method_of(parts)), parts if wanted.prediction else None
+        return replace(request, method=method), method if wanted.prediction else None
 
     def _forget(self) -> None:
-        """Drop the methods of parts that were not asked for in a long time, as soon as no text has them."""
+        """Forget methods that were not asked for in a long time, as soon as no text has them."""
         self._old += self.shelf.dropped()
-        used = {id(one.method) for one in (*self._batch.running, *self._batch.reading)}
-        left = [one for one in self._old if id(self._watched.method_of(one)) in used]
-        for one in self._old:
-            if one not in left:
-                self._watched.forget(one)
-        self._old = left
+        used = [one.method for one in (*self._batch.running, *self._batch.reading)]
+        for method in self._old:
+            if method not in used:
+                self._observer.forget(method)
+        self._old = [method for method in self._old if method in used]
 
-    def _usual_parts(self) -> list[Parts]:
+    def _usual_methods(self) -> list[Method]:
         """Return what drafts for greedy and for sampled texts; where neither can be, the operator is told why."""
-        found, errors = list[Parts](), list[PolydraftError]()
+        found, errors = list[Method](), list[PolydraftError]()
         for kind in KINDS.values():
             try:
-                found.append(self.shelf.parts_for(Speculation(), kind))
+                found.append(self.shelf.method_for(Speculation(), kind))
             except PolydraftError as error:
                 errors.append(error)
         if not found:
             raise errors[0]
         return found
 
-    def _tell(self, step: OpenStep) -> None:
+    def _tell(self, step: RunningStep) -> None:
         """Say what a step brought: first its tokens in all, so that whoever has an answer finds it counted."""
         tokens, said, failed = 0, list[tuple[Wanted, dict[str, Any]]](), list[tuple[str, Exception]]()
         for row, gain in step.block.rows.items():
-            name = step.names[row]
-            text = self._texts.get(name)
+            request = step.texts[row]
+            text = None if request is None else self._texts.get(request.name)
             if text is None:  # lost with another one of its request
                 continue
             tokens += len(text.wanted.tokens) if text.telling.fresh else 0
@@ -265,7 +258,7 @@ class Writing:
             said.append((text.wanted, told))
             tokens += len(told["tokens"])
             if told["finish"]:
-                self._leave(name)
+                self._leave(text.wanted.name)
         self.say(Event("stepped", said={"tokens": tokens}))
         for wanted, told in said:
             self._say("gained", wanted, told)
@@ -276,10 +269,10 @@ class Writing:
         self._forget_own(self._texts.pop(name).own)
         self._batch.leave(name, keeps=keeps)
 
-    def _forget_own(self, own: Parts | None) -> None:
-        """Drop the method of parts that one text alone has, or was to have."""
+    def _forget_own(self, own: Method | None) -> None:
+        """Forget a method that one text alone has, or was to have."""
         if own is not None:
-            self._watched.forget(own)
+            self._observer.forget(own)
 
     def _lost(self, error: Exception) -> None:
         """Say what is lost by an error in a step: the request whose own code failed, else all texts in progress.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -85,7 +86,7 @@ class AdaptiveThreshold(GrowingPolicy):
     def after(self, tree: TokenTree, verdict: Verdict) -> "AdaptiveThreshold":
         """Move the thresholds by what was drafted and accepted."""
         drafted = tree.valid.sum(dim=-1) - 1
-        old = self.learnt or self._start(drafted)
+        old = self._of(len(drafted), drafted.device)
         rate = self.forgetting * old.rate + (1 - self.forgetting) * verdict.length.double() / drafted.clamp_min(1)
         doubtful, stopped = rate < self.goal, drafted < self.length
         aim = old.threshold + self.step * (doubtful.double() - (stopped & ~doubtful).double())
@@ -94,14 +95,29 @@ class AdaptiveThreshold(GrowingPolicy):
         return replace(self, learnt=Learnt(threshold.where(taught, old.threshold), rate.where(taught, old.rate)))
 
     def select(self, rows: Sequence[int]) -> "AdaptiveThreshold":
-        """Return the policy for some rows, with what each has learnt; for -1, a row that begins anew."""
+        """Return the policy for some rows, with what each has learnt."""
         if self.learnt is None:
             return self
-        old, places = self.learnt, torch.tensor(rows, device=self.learnt.rate.device)
-        known, own = places >= 0, places.clamp_min(0)
-        threshold, rate = old.threshold[own].where(known, self.threshold), old.rate[own].where(known, 0.0)
-        return replace(self, learnt=Learnt(threshold, rate))
+        device = self.learnt.rate.device
+        old, places = self._of(max(rows) + 1, device), torch.tensor(rows, device=device)
+        return replace(self, learnt=Learnt(old.threshold[places], old.rate[places]))
 
-    def _start(self, rows: Int[Tensor, "b"]) -> Learnt:
-        zero = torch.zeros_like(rows, dtype=torch.float64)
-        return Learnt(zero + self.threshold, zero)
+    def put(self, row: int, other: Self) -> Self:
+        """Return the policy with what another has learnt of its only row."""
+        known = self.learnt or other.learnt
+        if known is None:
+            return self
+        count = max(row + 1, 0 if self.learnt is None else len(self.learnt.rate))
+        own, new = self._of(count, known.rate.device), other._of(1, known.rate.device)
+        at = torch.arange(count, device=known.rate.device) == row
+        return replace(self, learnt=Learnt(own.threshold.where(~at, new.threshold), own.rate.where(~at, new.rate)))
+
+    def _of(self, rows: int, device: torch.device) -> "Learnt":
+        """Return what was learnt of so many rows; those behind the last of which something was begin anew."""
+        zero = torch.zeros(rows, dtype=torch.float64, device=device)
+        threshold, rate = zero + self.threshold, zero
+        if self.learnt is not None:
+            more = max(rows - len(self.learnt.rate), 0)
+            threshold = torch.cat([self.learnt.threshold, threshold[:more]])
+            rate = torch.cat([self.learnt.rate, rate[:more]])
+        return Learnt(threshold, rate)

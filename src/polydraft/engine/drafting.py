@@ -1,0 +1,311 @@
+"""What a part of a batch drafts in a step, how it is stacked with what others draft, and how it is verified."""
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.catalogue import blamed
+from polydraft.drafters import Drafter, is_sound
+from polydraft.engine.batch import FREE, Batch, Part
+from polydraft.engine.checking import checked, known_tokens, with_unknown
+from polydraft.engine.clock import Clock
+from polydraft.engine.stopping import shortened
+from polydraft.errors import InvalidDraft
+from polydraft.probs import Noise, sent
+from polydraft.reading import Step, Text
+from polydraft.schemes import Scheme
+from polydraft.trees import (
+    MENDABLE,
+    Draft,
+    Fixed,
+    Piece,
+    Pieces,
+    TokenTree,
+    TreePolicy,
+    TreeShape,
+    Verdict,
+    in_pieces,
+    stacked_riders,
+)
+from polydraft.verifiers import TreeVerifier
+
+NOTHING = Fixed(TreeShape(()))
+"""The policy of a step that drafts nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class DraftRequest:
+    """What a drafter is asked for in a step: the arguments of `draft`."""
+
+    text: Text
+    scheme: Scheme
+    policy: TreePolicy
+    noise: Noise
+
+    @classmethod
+    def of(cls, part: Part, batch: Batch, noise: Noise) -> "DraftRequest":
+        """Return what a part is asked for.
+
+        Nothing is asked for if all its rows have room for one token alone; but a drafter that may take this amiss is
+        asked as ever.
+        """
+        spares = bool(batch.last) and batch.last.issuperset(part.there) and is_sound(part.drafter)
+        text, own = part.of(batch.text, len(batch)), part.of(noise, len(batch))
+        return cls(text, part.method.verifier.scheme, NOTHING if spares else part.policy, own)
+
+    def recorded(self) -> "DraftRequest":
+        """Return the same, with a record of what is drawn."""
+        return replace(self, noise=self.noise.recorded())
+
+    @property
+    def drew(self) -> bool:
+        """Whether a recorded number was drawn."""
+        return self.noise.record is not None and self.noise.record.numbers > 0
+
+    def drawn(self) -> Draft | None:
+        """Return the draft of these texts that `grow` drew; None if anything else was drawn, or other texts' drafts."""
+        found = None if self.noise.record is None else self.noise.record.only()
+        if not (isinstance(found, tuple) and found[1] == self.scheme):
+            return None
+        draft: Draft = found[0]
+        return draft if draft.tree.tokens[:, 0].equal(self.text.last()) else None
+
+    def drawn_before(self, failure: Exception, vocab_size: int) -> Draft | Pieces | None:
+        """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
+        drawn = self.drawn()
+        if drawn is not None:
+            with suppress(InvalidDraft):
+                return checked(replace(drawn, failure=failure), self.text, self.scheme, self.policy, vocab_size)
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """What came of asking a part for its drafts.
+
+    Args:
+        before: the part as it was.
+        after: with which the step goes on; one with a fault is not told of the step.
+        draft: what can be verified; None for nothing.
+        roots: the last tokens of the batch's texts.
+        asked: what the drafter was asked for; None if it was not.
+        error: how it failed; None if it did not.
+    """
+
+    before: Part
+    after: Part
+    draft: Draft | Pieces | None
+    roots: Int[Tensor, "b"]
+    asked: DraftRequest | None = None
+    error: Exception | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether something was drawn before an error that nobody knows."""
+        return self.draft is None and self.asked is not None and self.asked.drew
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The drafts by the batch's rows; where nothing was drafted, the roots alone."""
+        rows, there = self.before.rows, self.before.there
+        if self.draft is None:
+            roots = self.roots if self.before.covers(len(self.roots)) else self.roots[list(there)]
+            return (Piece(there, Draft.nothing(roots)),) if there else ()
+        pieces = in_pieces(self.draft)
+        return tuple(pieces) if rows == tuple(range(len(rows))) else tuple(_named(rows, pieces))
+
+    def of(self, step: Step) -> Step:
+        """Return what a step says of these rows, with the riders that were their own."""
+        own = self.before.of(step, len(self.roots))
+        riders = [piece.draft.riders for piece in self.pieces]
+        most = max((0 if one is None else one.tokens.shape[1] for one in riders), default=0)
+        return replace(own, scored=own.scored.with_riders(most))
+
+    def unsound(self) -> tuple[int, ...]:
+        """Return the rows of which a draft row was no law; a device is asked, so that the step must be over."""
+        told = [(one.rows, one.draft.sound.tolist()) for one in self.pieces if one.draft.sound is not None]
+        return tuple(row for rows, sound in told for row, fine in zip(rows, sound, strict=True) if not fine)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what is told of an error."""
+    return blamed(error) or f"{type(error).__name__}: {error}"
+
+
+def drafted(part: Part, batch: Batch, noise: Noise, clock: Clock) -> Drafted:
+    """Ask a part for its drafts; after an error nothing more is asked of it, and what was drawn before is verified."""
+    roots, vocab = batch.text.last(), batch.reader.model.vocab_size
+    if part.fault:
+        return Drafted(part, part, None, roots)
+    asked = DraftRequest.of(part, batch, noise).recorded()
+    draft, state = None, None
+    try:
+        draft, state = proposed(part, asked, batch, clock)
+        error = next((one.draft.failure for one in in_pieces(draft) if one.draft.failure is not None), None)
+    except MENDABLE:
+        raise
+    except Exception as failure:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+        draft, error = asked.drawn_before(failure, vocab), failure
+    after = replace(part, state=state) if error is None else part.failed(reason_of(error))
+    return Drafted(part, after, draft, roots, asked, error)
+
+
+def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tuple[Draft | Pieces, Any]:
+    """Let a part's drafter draft, and check what comes unless it is sound.
+
+    Raises:
+        InvalidDraft: nothing can be verified.
+        Exception: whatever the drafter raises.
+    """
+    drafter, state, sound = part.drafter, part.state, is_sound(part.drafter)
+    if drafter.shares:
+        state = drafter.over(state, batch.reader if part.covers(len(batch)) else batch.reader.select(part.rows))
+    text, scheme, policy = asked.text, asked.scheme, asked.policy
+    with clock.charge("draft", part.method):
+        answer: object = drafter.draft(state, lent(text, drafter), scheme, policy, asked.noise)
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
+    draft, after = answer
+    if sound:
+        return draft, after
+    vocab = batch.reader.model.vocab_size
+    return checked(draft, text, scheme, policy, vocab, drafter.riders, asked.drawn()), after
+
+
+def lent(text: Text, drafter: Drafter) -> Text:
+    """Return a text for a drafter, a copy if it may write to it: the engine's own stays as it is."""
+    return text if is_sound(drafter) else text.copied()
+
+
+def told_what_was_kept(one: Drafted, step: Step, clock: Clock) -> Part:
+    """Return a part after a step whose drafter and policy were told what was kept of their drafts."""
+    own, part = one.of(step), one.after
+    told = own if is_sound(part.drafter) else replace(own, text=own.text.copied(), tree=own.tree.copied())
+    with clock.charge("draft", part.method):
+        state = part.drafter.commit(part.state, told)
+    return replace(part, state=state, policy=part.policy.after(own.tree, own.verdict))
+
+
+def _named(rows: Sequence[int], pieces: Sequence[Piece]) -> list[Piece]:
+    """Return pieces with the batch's rows, without those that are nobody's."""
+    named = list[Piece]()
+    for piece in pieces:
+        there = [place for place, own in enumerate(piece.rows) if rows[own] != FREE]
+        if there:
+            own = piece.draft if len(there) == len(piece.rows) else piece.draft.of(there)
+            named.append(Piece(tuple(rows[piece.rows[place]] for place in there), own))
+    return named
+
+
+def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
+    """Return the pieces' trees with some token of the target in place of those that it does not have."""
+    return [(piece.rows, known_tokens(piece.draft, vocab_size)) for piece in pieces]
+
+
+def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft | None:
+    """Return what is to be scored beside the trees of all pieces, or instead of the first layers; None for nothing.
+
+    The first layers' work is used if one piece of all rows, in their order, brings it.
+    """
+    only = pieces[0].draft
+    resume = only.resume if pieces[0].rows == tuple(range(len(tree.tokens))) else None
+    riders, embeddings = stacked_riders(pieces, tree.tokens.shape[1], vocab_size)
+    if riders is None and resume is None:
+        return None
+    return replace(only, riders=riders, embeddings=embeddings, resume=resume)
+
+
+def verified(verifier: TreeVerifier, piece: Piece, probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    """Verify a piece by itself: what comes of a row does not depend on what its neighbours drafted."""
+    if piece.rows != tuple(range(len(probs))):
+        probs, noise = probs[sent(torch.tensor(piece.rows), probs.device)], noise.of(piece.rows)
+    own = probs[:, : piece.draft.tree.tokens.shape[1]]
+    return verifier.verify(piece.draft, with_unknown(piece.draft, own), noise)
+
+
+def verdicts(
+    verifier: TreeVerifier, piece: Piece, batch: Batch, probs: Float[Tensor, "b n V"], noise: Noise
+) -> list[tuple[tuple[int, ...], Verdict]]:
+    """Verify a piece; in rows with room for one token as if nothing had been drafted, which comes behind and counts.
+
+    Their random numbers are put back to their beginnings: what comes of such a row alone comes of it beside others.
+    """
+    bare = tuple(row for row in piece.rows if row in batch.last)
+    found = [(piece.rows, verified(verifier, piece, probs, noise))] if len(bare) < len(piece.rows) else []
+    if not bare:
+        return found
+    roots = batch.text.last()
+    if bare != tuple(range(len(roots))):
+        roots = roots[sent(torch.tensor(bare), roots.device)]
+    noise.of(bare).again()
+    plain = Piece(bare, Draft.nothing(roots, apart=verifier.scheme.several_rows))
+    return [*found, (bare, verified(verifier, plain, probs, noise))]
+
+
+def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
+    """Return the verdicts of all pieces as one; of a row that has several the last counts."""
+    if len(verdicts) == 1 and verdicts[0][0] == tuple(range(len(verdicts[0][0]))):
+        return verdicts[0][1]
+    rows, width = 1 + max(max(own) for own, _ in verdicts), max(verdict.path.shape[-1] for _, verdict in verdicts)
+    like = verdicts[0][1].next_token
+    path: Int[Tensor, "b D"] = like.new_full((rows, width), -1)
+    length, following = like.new_zeros(rows), like.new_zeros(rows)
+    for own, verdict in verdicts:
+        places = sent(torch.tensor(own), like.device)
+        path[places] = torch.nn.functional.pad(verdict.path, (0, width - verdict.path.shape[-1]), value=-1)
+        length[places], following[places] = verdict.length, verdict.next_token
+    return Verdict(path, length, following)
+
+
+def told_of(
+    tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None, going: Collection[int]
+) -> tuple[Verdict, list[list[int]]]:
+    """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
+
+    Rows that have ended may have unusable ones.
+
+    Returns:
+        the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
+        had any, tokens.
+    """
+    told = _read(tree, verdict, usable)
+    if usable is not None and not all(told[row][0] for row in going):
+        verdict = _before_unusable(tree, verdict, usable)
+        told = _read(tree, verdict, usable[:, :1])
+    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    return verdict, told
+
+
+def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
+    if usable is None and tree.tokens.shape[-1] == 1:
+        return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
+    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
+    fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
+    return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+
+
+def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:
+    """Let a path end above its first node whose logits are not usable, with this node's token as the next one.
+
+    What is verified below such a node follows from any law that stands in for the missing one, and the node itself is
+    reached as often as by the target. Its token becomes the root of the next step, which ends as plain decoding does.
+    """
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
+    fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
+    above = fine.long().cumprod(dim=-1).sum(dim=-1).tolist()  # nodes of the path, the root among them
+    return shortened(verdict, tree, {row: count for row, count in enumerate(above) if count})
+
+
+def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:
+    """Tell for each row whether the node at which the path ends had drafts."""
+    if tree.tokens.shape[-1] == 1:
+        return torch.zeros_like(verdict.length, dtype=torch.bool)
+    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
+    last = ends.gather(-1, verdict.length.unsqueeze(-1))
+    return ((tree.parents == last) & tree.valid).any(dim=-1)

@@ -1,0 +1,251 @@
+"""One step of a batch: draft, score, verify, keep the accepted path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.engine.batch import Batch, Fault, Method, Part
+from polydraft.engine.block import Block, Emission
+from polydraft.engine.calls.output import scores_of
+from polydraft.engine.clock import UNTIMED, Clock
+from polydraft.engine.drafting import (
+    Drafted,
+    DraftRequest,
+    beside,
+    drafted,
+    joint,
+    lent,
+    proposed,
+    reason_of,
+    scored_trees,
+    told_of,
+    told_what_was_kept,
+    verdicts,
+)
+from polydraft.engine.faults import NO_LAW, committed_apart, drafted_apart, settled, without_rows
+from polydraft.engine.stopping import in_step
+from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
+from polydraft.models import can_branch
+from polydraft.probs import Noise, sent, to_probs
+from polydraft.reading import Scored, Step, Text
+from polydraft.trees import MENDABLE, Piece, TokenTree, Verdict, stacked_tree
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What those need who are told of a step behind it: planners, log-probabilities, whoever keeps scores.
+
+    Args:
+        step: what was scored, and what was kept of it.
+        drafts: the drafts, each with the method whose they are.
+        scores: the target's scores, before temperature and filters.
+        laws: the rows' laws before the step.
+        last: the rows for which nothing was drafted, since one token was left.
+    """
+
+    step: Step
+    drafts: tuple[tuple[Method, Piece], ...]
+    scores: Float[Tensor, "b n V"]
+    laws: tuple[TargetLaw, ...]
+    last: frozenset[int]
+
+
+@torch.inference_mode()
+def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[Batch, Block, Taken]:
+    """Draft, score, verify and commit once, for all rows; the output law is the target's, whatever is drafted.
+
+    A step that was interrupted may be taken again with the same batch, and is the same step: its random numbers follow
+    from the rows' seeds and steps, and until it returns it writes only where nothing was committed yet.
+
+    Args:
+        batch: the rows.
+        clock: what the parts of the step are charged to.
+        mends: whether rows go on without drafts where a drafter fails (`faults`); else its errors are raised.
+
+    Raises:
+        InvalidProbabilities: the logits behind the text of a row that has not ended are not usable.
+    """
+    text, fresh, vocab = batch.text, batch.noise.at(batch.steps, batch.text.lengths), batch.reader.model.vocab_size
+    asked = [_asked(part, batch, fresh, clock, mends) for part in batch.parts]
+    drafts = [(one.before.method, piece) for found, _ in asked for one in found for piece in one.pieces]
+    pieces = [piece for _, piece in drafts]
+    tree = stacked_tree(scored_trees(pieces, vocab))
+    with clock.charge("target"):
+        scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
+    target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
+    lost = [row for row in sorted(batch.going) if not told[row][0]] if can_branch(batch.reader.model) else []
+    if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
+        scored = _with_plain_roots(batch, scored, lost)
+        target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock)
+        others = [row for row in range(len(batch)) if row not in lost]  # whose numbers were drawn before
+        both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
+        verdict, told = told_of(tree, joint(both), target.usable, batch.going)
+    gains = _with_sources(_emissions(told, batch, target.scores), drafts)
+    chosen_by = Block(gains, tree, verdict, scored.logits, target.scores)
+    gains, verdict = in_step(batch.endings, chosen_by, text.counts, lambda: scores_of(chosen_by, batch.laws))
+    taken = Step(text, tree, scored, target.probs, verdict)
+    extended, over = _extended(text, gains), frozenset(row for row, gained in gains.items() if gained.finish)
+    kept = [_kept(found, said, batch, fresh, taken, (extended, over), clock, mends) for found, said in asked]
+    after = replace(
+        batch,
+        text=extended,
+        laws=target.laws_after(batch.laws, verdict),
+        steps=tuple(count + 1 for count in batch.steps),
+        going=batch.going - over,
+        reader=reader.keep(text, verdict, ends=[count - 1 for count in extended.counts]),
+        parts=tuple(part for parts, _ in kept for part in parts),
+        faults=(),
+    )
+    faults = (*batch.faults, *(fault for _, found in kept for fault in found))
+    block = Block(gains, tree, verdict, faults=faults)
+    return after, block, Taken(taken, tuple(drafts), target.scores, batch.laws, batch.last)
+
+
+def _asked(part: Part, batch: Batch, noise: Noise, clock: Clock, mends: bool) -> tuple[list[Drafted], str]:
+    """Return what came of asking a part for its drafts, and what is told of an error; "" for nothing."""
+    if not mends:
+        draft, state = proposed(part, DraftRequest.of(part, batch, noise), batch, clock)
+        return [Drafted(part, replace(part, state=state), draft, batch.text.last())], ""
+    one = drafted(part, batch, noise, clock)
+    return ([one], "") if one.error is None else drafted_apart(one, batch, noise, clock)
+
+
+def _kept(
+    found: Sequence[Drafted],
+    told: str,
+    batch: Batch,
+    noise: Noise,
+    step: Step,
+    written: tuple[Text, frozenset[int]],
+    clock: Clock,
+    mends: bool,
+) -> tuple[list[Part], list[Fault]]:
+    """Return what becomes of a part with a step, and what is told of errors in it.
+
+    Args:
+        found: what came of asking it.
+        told: what is told of errors so far.
+        batch, noise, step, clock, mends: of the step.
+        written: the text behind the step, and the rows that ended with it.
+    """
+    parts = list[Part]()
+    for one in found:
+        after, error = _committed(one, batch, noise, step, clock, mends)
+        parts, told = [*parts, *after], told or error
+    parts, errors = settled(parts, len(batch)), list[str]()
+    done = [_finished(part, *written, errors, clock, mends) for part in parts]
+    told = told or next(iter(errors), "")
+    every = all(part.fault for part in done)
+    return done, [Fault(found[0].before.method, told, every)] if told else []
+
+
+def _committed(
+    one: Drafted, batch: Batch, noise: Noise, step: Step, clock: Clock, mends: bool
+) -> tuple[list[Part], str]:
+    """Tell a part what was kept of its drafts.
+
+    A draft row that is no law is an error of its text, behind the step in which what was drawn beside and above it is
+    verified.
+    """
+    if one.after.fault:
+        return [one.after], ""
+    if not mends:
+        return [told_what_was_kept(one, step, clock)], ""
+    unsound, told = one.unsound(), ""
+    try:
+        found = [told_what_was_kept(one, step, clock)]
+    except MENDABLE:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
+        found, told = committed_apart(one, batch, noise, step, error, clock), reason_of(error)
+    if not unsound:
+        return found, told
+    reason = f"InvalidProbabilities: {NO_LAW}"
+    return without_rows(found, unsound, reason), reason
+
+
+def _finished(part: Part, text: Text, over: frozenset[int], errors: list[str], clock: Clock, mends: bool) -> Part:
+    """Tell the drafter which texts are over; an error there costs nothing, since nothing more is drafted for them."""
+    for place in [place for place, row in enumerate(part.rows) if row in over and not part.fault]:
+        own = lent(part.of(text, len(text.counts)), part.drafter)
+        try:
+            with clock.charge("draft", part.method):
+                part = replace(part, state=part.drafter.finish(part.state, own, place))
+        except MENDABLE:
+            raise
+        except Exception as error:
+            if not mends:
+                raise
+            errors.append(reason_of(error))
+    return part
+
+
+def _verified(
+    batch: Batch,
+    drafts: Sequence[tuple[Method, Piece]],
+    tree: TokenTree,
+    scored: Scored,
+    noise: Noise,
+    clock: Clock,
+) -> tuple[TargetRows, Verdict, list[list[int]]]:
+    """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
+    target = target_rows(batch.laws, scored.logits, tree, batch.text, batch.going)
+    with clock.charge("verify"):
+        verdict = joint(
+            [one for method, piece in drafts for one in verdicts(method.verifier, piece, batch, target.probs, noise)]
+        )
+    return target, *told_of(tree, verdict, target.usable, batch.going)
+
+
+def _with_plain_roots(batch: Batch, scored: Scored, lost: Sequence[int]) -> Scored:
+    """Score the roots of some rows again, each without its tree, and put what comes in the place of what was there."""
+    for row in lost:
+        text = batch.text.of([row])
+        plain, _ = batch.reader.select([row]).score(text, TokenTree.root_only(text.last()))
+        pairs = ((scored.logits, plain.logits), *((scored.nodes[name], plain.nodes[name]) for name in plain.nodes))
+        for whole, own in pairs:
+            whole[row, 0] = own[0, 0]
+    return scored
+
+
+def _emissions(told: Sequence[Sequence[int]], batch: Batch, scores: Float[Tensor, "b n V"]) -> dict[int, Emission]:
+    """Cut each unfinished row's gain at its end, given what was told of the verdict.
+
+    Raises:
+        InvalidProbabilities: the logits behind the text of a row that has not ended are not usable.
+    """
+    for row in batch.going:
+        if not told[row][0]:
+            to_probs(scores[row, 0], batch.laws[row].params)  # which raises, and says why
+    lengths = batch.text.counts
+    gains: dict[int, Emission] = {}
+    for row in sorted(batch.going):
+        _, kept, drafts, more, *tokens = told[row]
+        past = batch.text.tokens[row, : lengths[row]]
+        gains[row] = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafts, bool(more))
+    return gains
+
+
+def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Method, Piece]]) -> dict[int, Emission]:
+    """Say of each gain who drafted, if somebody did, and by which rule it was verified."""
+    named = ((piece, piece.draft.source or method.drafter.own_name, method.verifier) for method, piece in drafts)
+    names = {row: (name, rule) for piece, name, rule in named for row in piece.rows}
+    told = ((row, one, *names[row]) for row, one in gains.items())
+    return {
+        row: replace(one, source=name if one.drafted else "", verifier=rule.name, lossless=rule.lossless)
+        for row, one, name, rule in told
+    }
+
+
+def _extended(text: Text, rows: dict[int, Emission]) -> Text:
+    counts, device = [*text.counts], text.tokens.device
+    for row, gained in rows.items():
+        first, counts[row] = counts[row], counts[row] + len(gained.tokens)
+        new: Int[Tensor, " s"] = torch.tensor(gained.tokens)
+        text.tokens[row, first : counts[row]] = sent(new, device)
+    after = Text(text.tokens, sent(torch.tensor(counts), device))
+    vars(after)["counts"] = tuple(counts)  # else they would be read back
+    return after
