@@ -11,12 +11,12 @@ from torch import Tensor
 
 from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
-from polydraft.engine import Ending, Method, Prompts, TargetLaw
-from polydraft.engine.decode import begin, capacity_for, step
+from polydraft.engine import Ending, Method, Observer, Prompts, TargetLaw
 from polydraft.engine.planner import Opening, Spent
+from polydraft.engine.prefill import begin
+from polydraft.engine.step import step
 from polydraft.engine.stopping import Together
 from polydraft.engine.target_law import Processors
-from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
@@ -201,19 +201,20 @@ def law_of(
     rest: Callable[[list[int], int], Law] | None = None,
     together: Together | None = None,
 ) -> tuple[Law, set[str]]:
-    """Return the law of the first row's next tokens, and why drafters failed.
+    """Return the law of the first row's next tokens, and why drafters failed, in any of all steps.
 
     After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
     `place` says on which device the text lies. With `processors`, `rest` is the law of so many more tokens.
     `together` are criteria that see all rows.
     """
-    choices, law, guard, rows = Choices(), defaultdict[tuple[int, ...], float](float), Guarded(drafter), len(prompts)
+    choices, law, failures, rows = Choices(), defaultdict[tuple[int, ...], float](float), set[str](), len(prompts)
     text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
     ending = Ending(len(prompts[0]) + new, eos=eos, together=together)
     plans = isinstance(policy, LearningPolicy)
-    method = Method(target, guard, Chosen(rule, choices), policy, teaches=(policy,) if plans else ())
+    observer = Observer(target)
+    method = observer.watched(Method(drafter, Chosen(rule, choices), policy))
     asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
-    first, failures = begin(method, asked, capacity_for(method, [ending])), set[str]()
+    first = begin(target, method, asked)
     with chosen_drafts(choices):
         while True:  # a step writes behind what was committed only, so that all begin with the same rows
             choices.again()
@@ -221,11 +222,12 @@ def law_of(
             if plans:
                 policy.texts_opened(Opening(len(prompts[0]), new, rows, 0.1))
             while left and 0 in batch.going:
-                batch, block = step(method, batch)
+                batch, block, taken = step(batch)
+                block = observer.told(block, taken)
+                failures |= {fault.reason for fault in block.faults}
                 if plans:
                     policy.learn(block.lessons[0], Spent(0.1, 1.0, 0.1), block.tree.tokens.numel())
                 found, left = [*found, *block.rows[0].tokens], left - 1
-            failures |= {guard.failure} - {""}
             missing = new - len(found) if 0 in batch.going else 0
             after = rest(found, missing) if rest else target.texts([*prompts[0], *found], missing, eos)
             for more, share in after.items():

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -32,9 +34,14 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
+from polydraft import rows as states
+from polydraft.drafters import Drafter, Session, is_sound
+from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
-from polydraft.reading import Scored, Step, Text
-from polydraft.trees import Draft, Verdict, Widths, causal_mask, topology, tree_mask
+from polydraft.probs import Noise
+from polydraft.reading import Features, Reader, Scored, Step, Text
+from polydraft.schemes import Scheme
+from polydraft.trees import Draft, Pieces, TreePolicy, Verdict, Widths, causal_mask, topology, tree_mask
 
 SPREAD = 0.6
 """Standard deviation of the random weights: large enough that the next-token laws are far from uniform."""
@@ -173,3 +180,89 @@ def step_of(
     states = {layer: torch.randn(*size, width, generator=drawn).double() for layer, width in (hidden or {}).items()}
     riding = None if draft.riders is None else torch.zeros(*draft.riders.tokens.shape, vocab_size)
     return Step(text, draft.tree, Scored(rows, riding, states, {}), rows, verdict)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A drafter's state that knows how many rows there are, and no more."""
+
+    rows: int
+
+    def select(self, rows: Sequence[int]) -> "Count":
+        """Return a state of so many rows."""
+        return Count(len(rows))
+
+    def put(self, row: int, other: "Count") -> "Count":
+        """Return a state with one more row if it is behind the last."""
+        return Count(self.rows + (row == self.rows))
+
+    def cut(self, row: int, length: int) -> "Count":
+        """Return the state as it is."""
+        return self
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A drafter's state of whose rows none can be had by itself."""
+
+    inner: Any
+
+    def select(self, rows: Sequence[int]) -> "Whole":
+        """Refuse.
+
+        Raises:
+            InvalidParameter: always.
+        """
+        raise InvalidParameter("This state has no row by itself.")
+
+    def put(self, row: int, other: "Whole") -> "Whole":
+        """Let the only row of another state join."""
+        return replace(self, inner=states.put(self.inner, row, other.inner))
+
+    def cut(self, row: int, length: int) -> "Whole":
+        """Forget a row beyond a length."""
+        return replace(self, inner=states.cut(self.inner, row, length))
+
+
+class Unparted(Drafter):
+    """Another drafter, but for its states, of which no row can be had by itself."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name = inner, inner.name
+        self.reads, self.riders, self.shares = inner.reads, inner.riders, inner.shares
+
+    @property
+    def sound(self) -> bool:
+        """Whether the other one is."""
+        return is_sound(self.inner)
+
+    def check(self, scheme: Scheme) -> None:
+        """Pass the question on."""
+        self.inner.check(scheme)
+
+    def start(self, text: Text, session: Session) -> Whole:
+        """Start the other one."""
+        return Whole(self.inner.start(text, session))
+
+    def read(self, state: Whole, text: Text, features: Features | None) -> Whole:
+        """Let the other one read."""
+        return replace(state, inner=self.inner.read(state.inner, text, features))
+
+    def over(self, state: Whole, target: Reader) -> Whole:
+        """Hand the target's reader on."""
+        return replace(state, inner=self.inner.over(state.inner, target))
+
+    def draft(
+        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Whole]:
+        """Let the other one draft."""
+        draft, after = self.inner.draft(state.inner, text, scheme, policy, noise)
+        return draft, replace(state, inner=after)
+
+    def commit(self, state: Whole, step: Step) -> Whole:
+        """Tell the other one."""
+        return replace(state, inner=self.inner.commit(state.inner, step))
+
+    def finish(self, state: Whole, text: Text, row: int) -> Whole:
+        """Tell the other one."""
+        return replace(state, inner=self.inner.finish(state.inner, text, row))

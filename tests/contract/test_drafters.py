@@ -14,7 +14,7 @@ from heads import WIDTH, every_head
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
 from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session, StoreWriter, TextStore, Vocabulary
-from polydraft.engine.decode import LOOP
+from polydraft.engine.prefill import LOOP
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams

@@ -1,4 +1,4 @@
-"""`join`, the verb of caches and drafters: a text that takes a row's place is what it is alone, and disturbs nobody."""
+"""Joining, of caches, states and loops: a text that takes a row's place is what it is alone, and disturbs nobody."""
 
 from collections.abc import Callable
 from functools import cache
@@ -20,11 +20,12 @@ from polydraft.drafters import (
     OuroborosDrafter,
     Session,
 )
-from polydraft.engine.decode import LOOP
+from polydraft.engine.prefill import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import put
 from polydraft.schemes import IID, Coupled, Given, Product, Scheme, TopK, TopThenSample, WithoutReplacement
 from polydraft.trees import Chain, Draft, Fixed, TreePolicy, TreeShape, Verdict, causal_mask, tree_mask
 from polydraft.verifiers import NaiveMatch, TopDown, TreeVerifier
@@ -104,7 +105,7 @@ class Play:
         return draft
 
     def join(self, row: int, other: "Play") -> None:
-        self.state = self.drafter.join(self.state, row, other.state)
+        self.state = put(self.state, row, other.state)
         self.rows[row : row + 1], self.names[row : row + 1] = [list(other.rows[0])], [other.names[0]]
 
 
@@ -182,11 +183,11 @@ def test_a_row_joins_a_decode_loop(place: int, same_method: bool) -> None:
     policy, prompts = Chain(3), [[3, 1, 4, 3, 1], [7, 2]]
     state = begun(prompts, drafter, verifier).put(place, begun([[5, 8, 5, 8]], *other))
     prompts = [*prompts[:place], [5, 8, 5, 8], *prompts[place + 1 :]]
-    assert len(state.rows.parts) == (1 if same_method else 2)
-    assert state.rows.parts[0].alone == same_method
+    assert len(state.parts) == (1 if same_method else 2)
+    assert state.parts[0].covers(len(state)) == same_method
     for _ in range(3):
         state, taken = LOOP.step(state)
-    text = state.rows.text
+    text = state.text
     assert len(text.counts) == len(prompts) == len(taken.text.counts)
     for row, prompt in enumerate(prompts):
         assert text.counts[row] >= len(prompt) + 4

@@ -40,9 +40,6 @@ class Mine(Drafter):
     def commit(self, *arguments: Any) -> Any:
         return NgramDrafter().commit(*arguments)
 
-    def join(self, *arguments: Any) -> Any:
-        return NgramDrafter().join(*arguments)
-
 
 class Foreign(Given):
     """A scheme of somebody else's."""

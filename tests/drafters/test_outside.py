@@ -27,13 +27,8 @@ from polydraft.drafters import (
     SuffixDrafter,
 )
 from polydraft.drafters.outside import digest_of, known_outside
-from polydraft.engine.wrappers.guarded import Guarded
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
-from polydraft.schemes import Given
-from polydraft.trees import Chain
-from polydraft.verifiers import NaiveMatch, TopDown
 
 VOCAB, PROMPT = 10, [3, 1, 4]
 TARGET = tiny_model("llama", VOCAB)
@@ -145,8 +140,6 @@ def test_everybody_around_hands_it_on(tmp_path: Path) -> None:
         RoutedDrafter(ngram, drafter),
         LookupFirst(drafter),
         LookupFirst(RoutedDrafter((drafter,))),
-        Guarded(LookupFirst(drafter)),
-        Watched(HuggingFaceModel(tiny_model()), drafter, TopDown(NaiveMatch(Given())), Chain(1)).method.drafter,
     )
     assert {one.outside(0) for one in around} == {own} != {b""}
     both = RoutedDrafter((PredictedDrafter([5]), drafter))

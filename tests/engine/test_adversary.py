@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import AdaptiveThreshold, Chain, HuggingFaceModel, ModelDrafter, NoDraft, SamplingParams, Widths
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, given_chain
-from polydraft.engine import Ending, Method, Planner, Request, Slots, TargetLaw
-from polydraft.engine.decode import capacity_for
-from polydraft.engine.wrappers.door import checked
-from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine import Ending, Method, Observer, Planner, Prompts, Request, RunningBatch, Statistics, TargetLaw
+from polydraft.engine.checking import checked
+from polydraft.engine.prefill import begin, capacity_for
+from polydraft.engine.step import step
 from polydraft.errors import ContextOverflow, InvalidDraft, InvalidProbabilities
 from polydraft.models import Forward, Layer
 from polydraft.probs import Noise, whole_row
@@ -120,7 +120,7 @@ class Sharing(Drafter):
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def over(self, state: Any, target: Reader) -> Reader:
+    def over(self, state: None, target: Reader) -> Reader:
         return target.first_layers(2)
 
     def draft(
@@ -133,11 +133,8 @@ class Sharing(Drafter):
 
         return grow(text.last(), policy, scheme, propose, noise), state
 
-    def commit(self, state: Reader, step: Step) -> Reader:
-        return state
-
-    def join(self, state: Reader, row: int, other: Any) -> Reader:
-        return state
+    def commit(self, state: Reader, step: Step) -> None:
+        return None
 
 
 def test_a_drafter_that_shares_goes_on_when_another_text_takes_a_row(target: PreTrainedModel) -> None:
@@ -168,8 +165,6 @@ class Riding(Drafter):
     def commit(self, state: None, step: Step) -> None:
         assert step.scored.riders is not None and step.scored.riders.shape[1] == self.riders
 
-    def join(self, state: None, row: int, other: None) -> None: ...
-
 
 def test_riders_of_one_text_have_room_beside_the_trees_of_another(target: PreTrainedModel, model: ModelDrafter) -> None:
     own = {"one": {"drafter": Riding(10), "policy": 1}, "two": {"drafter": Riding(3), "policy": 1}}
@@ -179,17 +174,19 @@ def test_riders_of_one_text_have_room_beside_the_trees_of_another(target: PreTra
 
 def test_a_text_that_leaves_its_neighbours_no_room_is_refused(target: PreTrainedModel) -> None:
     wrapped, rule, law = HuggingFaceModel(target), TopDown(NaiveMatch(Given())), TargetLaw(SamplingParams())
-    way = Method(wrapped, NoDraft(), rule, Chain(1))
+    way = Method(NoDraft(), rule, Chain(1))
     wide = replace(way, drafter=Riding(20))
-    batch = Slots(way, 3, 20 + 2 + 1 + 12, SamplingParams())
+    batch = RunningBatch(wrapped, way, 3, 20 + 2 + 1 + 12, fixed=SamplingParams())
     batch.join(Request("long", torch.tensor([3, 1]), law, Ending(20), Noise.from_seed(0, 1)))
     request = Request("wide", torch.tensor([3, 1]), law, Ending(5), Noise.from_seed(0, 1), wide)
     with pytest.raises(ContextOverflow, match="needs 43 key slots, but this batch has 35"):
         batch.join(request)
     batch.join(replace(request, method=replace(way, drafter=Riding(12))))
+    with pytest.raises(ContextOverflow, match="needs 36 key slots, but this batch has 35"):
+        batch.join(replace(request, name="longer", method=None, ending=Ending(21)))
     for _ in range(20):
         batch.step()
-    assert not batch.requests
+    assert not batch.running
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,17 +295,25 @@ class Unusable(Toy):
 
 def test_a_batch_goes_on_when_a_text_without_a_law_has_left() -> None:
     params = SamplingParams()
-    way = Method(Unusable(), NoDraft(), TopDown(NaiveMatch()), Chain(1))
-    batch = Slots(way, 2, capacity_for(way, [Ending(12)]), params)
+    way = Method(NoDraft(), TopDown(NaiveMatch()), Chain(1))
+    batch = RunningBatch(Unusable(), way, 2, capacity_for(way, [Ending(12)]), fixed=params)
     good = Request("good", torch.tensor([1, 0]), TargetLaw(params), Ending(8), Noise.from_seed(0, 1))
     batch.join(good)
-    slot = batch.join(replace(good, name="bad", tokens=torch.tensor([2, 0])))
+    batch.join(replace(good, name="bad", tokens=torch.tensor([2, 0])))
     with pytest.raises(InvalidProbabilities, match="nan"):
         batch.step()
-    batch.leave(slot)
-    while batch.requests:
+    batch.leave("bad")
+    while batch.running:
         batch.step()
-    assert batch.rows.text.counts[0] == 8
+        batch.sweep()
+    assert batch.batch.text.counts[0] == 8
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """The first token of each text."""
+
+    tokens: tuple[int, ...] = per_row()
 
 
 @dataclass
@@ -320,19 +325,16 @@ class Once(Drafter):
 
     def check(self, scheme: Scheme) -> None: ...
 
-    def start(self, text: Text, session: Session) -> int:
-        return int(text.tokens[0, 0])
+    def start(self, text: Text, session: Session) -> Beginnings:
+        return Beginnings(tuple(text.tokens[:, 0].tolist()))
 
-    def draft(self, state: int, text: Text, *_: Any) -> tuple[Draft, int]:
-        if state == self.failing:
+    def draft(self, state: Beginnings, text: Text, *_: Any) -> tuple[Draft, Beginnings]:
+        if self.failing in state.tokens:
             raise RuntimeError("not this one")
         return Draft.nothing(text.last()), state
 
-    def commit(self, state: int, step: Step) -> int:
+    def commit(self, state: Beginnings, step: Step) -> Beginnings:
         return state
-
-    def join(self, state: int, row: int, other: int) -> int:
-        return other
 
 
 def test_a_failure_is_not_forgotten_because_another_text_of_the_drafter_goes_on(target: PreTrainedModel) -> None:
@@ -346,15 +348,37 @@ def test_a_failure_is_not_forgotten_because_another_text_of_the_drafter_goes_on(
 
 
 def test_a_failure_in_a_step_that_is_taken_again_is_forgotten_if_it_works() -> None:
-    drafter, text = Once(1), Text(torch.tensor([[1]]), torch.tensor([1]))
-    guard = Guarded(drafter)
-    state = guard.start(text, Session(SamplingParams(), 9, 3))
-    with pytest.warns(RuntimeWarning, match="not this one"):
-        guard.draft(state, text, Given(), Chain(1), Noise.from_seed(0, 1))
-    assert guard.failure
+    """What failed is told with the step: nobody is warned of one that was not kept."""
+    drafter, text, law = Once(1), Text(torch.tensor([[1]]), torch.tensor([1])), TargetLaw(SamplingParams())
+    method = Method(drafter, TopDown(NaiveMatch(Given())), Chain(1))
+    observer, statistics = Observer(Toy()), Statistics()
+    batch = begin(Toy(), method, Prompts(text, (law,), (Ending(9),), Noise.from_seed(0, 1)))
+    failed, lost, _ = step(batch)
+    (fault,) = lost.faults
+    assert fault.reason == failed.parts[0].fault == "RuntimeError: not this one" and fault.method is method
     drafter.failing = 0
-    guard.draft(state, text, Given(), Chain(1), Noise.from_seed(0, 1))
-    assert not guard.failure
+    after, block, _ = step(batch)
+    observer.learn(block, statistics)
+    assert not (block.faults or after.parts[0].fault or observer.failure or statistics.fallback)
+    assert block.rows[0].tokens == lost.rows[0].tokens
+    with pytest.warns(RuntimeWarning, match="not this one"):
+        observer.learn(lost, statistics)
+    assert observer.failure == statistics.fallback == fault.reason
+
+
+def test_what_fails_as_a_text_begins_is_told_once_with_its_first_step() -> None:
+    class Unready(Once):
+        def start(self, text: Text, session: Session) -> Beginnings:
+            raise RuntimeError("not yet")
+
+    text, law = Text(torch.tensor([[1]]), torch.tensor([1])), TargetLaw(SamplingParams())
+    method = Method(Unready(0), TopDown(NaiveMatch(Given())), Chain(1))
+    batch = begin(Toy(), method, Prompts(text, (law,), (Ending(9),), Noise.from_seed(0, 1)))
+    told = list[list[str]]()
+    while batch.going:
+        batch, block, _ = step(batch)
+        told.append([fault.reason for fault in block.faults])
+    assert told == [["RuntimeError: not yet"], *[[]] * 7]
 
 
 def test_drafts_behind_one_that_is_not_there_are_refused() -> None:

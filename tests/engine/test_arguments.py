@@ -14,6 +14,7 @@ from transformers import CompileConfig, GenerationConfig, GenerationMixin, PreTr
 import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, NaiveMatch, NoDraft, TopDown, Widths
 from polydraft.drafters import ModelDrafter, NgramDrafter, RoutedDrafter
+from polydraft.engine import Method
 from polydraft.engine.calls.choices import chosen_policy
 from polydraft.errors import InvalidParameter
 from polydraft.models import OF_A_CALL_THAT_ENDS, OF_ONE_CALL
@@ -334,45 +335,45 @@ def test_slips_are_answered_in_a_sentence(call: dict[str, Any], said: str) -> No
 # --- Drafters, verifiers and trees by other names --------------------------------------------------------------------
 
 
-def parts(**options: Any) -> Any:
+def method_of(**options: Any) -> Method:
     settings = {"max_new_tokens": 2, "temperature": 0, **options}
-    return polydraft.stream(target(), PROMPT, **settings).setup
+    return polydraft.stream(target(), PROMPT, **settings).setup.method
 
 
 def test_what_is_meant_is_taken() -> None:
-    assert parts(drafter=draft(), verifier=NaiveMatch()).verifier == TopDown(NaiveMatch())
-    assert parts(drafter=draft(), verifier="optimal").verifier == TopDown(Optimal())
-    assert parts(drafter="ngram", verifier="naive").verifier.scheme.name == "given"
+    assert method_of(drafter=draft(), verifier=NaiveMatch()).verifier == TopDown(NaiveMatch())
+    assert method_of(drafter=draft(), verifier="optimal").verifier == TopDown(Optimal())
+    assert method_of(drafter="ngram", verifier="naive").verifier.scheme.name == "given"
     for policy, meant in (
         (EAGLE_25, Fixed(EAGLE_25)),
         ("4,2,1", Widths((4, 2, 1))),
         ((2, 1), Widths((2, 1))),
         (3, Chain(3)),
     ):
-        assert parts(drafter=draft(), policy=policy).policy == meant
-    assert isinstance(parts(drafter="none").drafter, NoDraft)
-    assert isinstance(parts(drafter="ngram").drafter, NgramDrafter)
-    assert isinstance(parts(drafter=draft()).drafter, RoutedDrafter)
+        assert method_of(drafter=draft(), policy=policy).policy == meant
+    assert isinstance(method_of(drafter="none").drafter, NoDraft)
+    assert isinstance(method_of(drafter="ngram").drafter, NgramDrafter)
+    assert isinstance(method_of(drafter=draft()).drafter, RoutedDrafter)
 
 
 def test_hugging_faces_words_for_drafts() -> None:
-    setup = parts(prompt_lookup_num_tokens=5, max_matching_ngram_size=4)
-    assert (setup.drafter, setup.policy) == (NgramDrafter(4), Chain(5))
-    assert isinstance(parts(assistant_model=draft()).drafter, RoutedDrafter)
-    setup = parts(assistant_model=draft(), num_assistant_tokens=4, temperature=1.0)
-    assert isinstance(setup.drafter, ModelDrafter)
-    assert (setup.policy, setup.verifier) == (Chain(4), ByShape())
-    setup = parts(assistant_model=draft(), num_assistant_tokens=4, assistant_confidence_threshold=0.3)
-    assert setup.policy == Confident((1, 1, 1, 1), 0.3)
+    method = method_of(prompt_lookup_num_tokens=5, max_matching_ngram_size=4)
+    assert (method.drafter, method.policy) == (NgramDrafter(4), Chain(5))
+    assert isinstance(method_of(assistant_model=draft()).drafter, RoutedDrafter)
+    method = method_of(assistant_model=draft(), num_assistant_tokens=4, temperature=1.0)
+    assert isinstance(method.drafter, ModelDrafter)
+    assert (method.policy, method.verifier) == (Chain(4), ByShape())
+    method = method_of(assistant_model=draft(), num_assistant_tokens=4, assistant_confidence_threshold=0.3)
+    assert method.policy == Confident((1, 1, 1, 1), 0.3)
     config = GenerationConfig(prompt_lookup_num_tokens=6)
-    assert parts(generation_config=config).policy == Chain(6)
+    assert method_of(generation_config=config).policy == Chain(6)
     inside = target().generate(
         PROMPT, attention_mask=torch.ones_like(PROMPT), custom_generate=polydraft.generate, do_sample=False,
         prompt_lookup_num_tokens=6, max_new_tokens=NEW,
     )  # fmt: skip
     assert torch.equal(inside, plain())
     run = polydraft.generate_many(target(), [[1, 2]], prompt_lookup_num_tokens=6, max_new_tokens=2)
-    assert (run.setup.drafter, run.setup.policy) == (NgramDrafter(2), Chain(6))
+    assert (run.setup.method.drafter, run.setup.method.policy) == (NgramDrafter(2), Chain(6))
 
 
 def test_a_folder_is_a_drafter(tmp_path: Any) -> None:

@@ -29,8 +29,9 @@ from polydraft import (
     generate_many,
 )
 from polydraft.drafters import Drafter, Session
-from polydraft.engine import Ending, Method, Prompts, TargetLaw, decode
+from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.many.asked import _ids
+from polydraft.engine.prefill import begin
 from polydraft.errors import (
     ContextOverflow,
     InvalidParameter,
@@ -123,10 +124,10 @@ class TestPrompts:
 
     def test_the_loop_itself_checks_too(self) -> None:
         door, text = HuggingFaceModel(target()), Text(PROMPT, torch.tensor([5]))
-        method = Method(door, NoDraft(), TopDown(NaiveMatch()), Chain(1))
-        blocks = decode(method, Prompts(text, (TargetLaw(),), (Ending(max_length=5),), Noise.from_seed(0, 1)))
+        method = Method(NoDraft(), TopDown(NaiveMatch()), Chain(1))
+        prompts = Prompts(text, (TargetLaw(),), (Ending(max_length=5),), Noise.from_seed(0, 1))
         with pytest.raises(ContextOverflow, match="has 5 tokens, but at most 5 fit"):
-            next(blocks)
+            begin(door, method, prompts)
 
 
 class TestContext:
@@ -262,10 +263,6 @@ class Failing(Drafter):
     def commit(self, state: Any, step: Step) -> Any:
         self._count("commit")
         return self.inner.commit(state, step)
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        self._count("join")
-        return self.inner.join(state, row, other)
 
     def _count(self, verb: str) -> None:
         self.calls[verb] = self.calls.get(verb, 0) + 1

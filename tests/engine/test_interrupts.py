@@ -39,7 +39,7 @@ from polydraft.trees.growing import AdaptiveThreshold, BestFirst
 from polydraft.verifiers import RecursiveRejection, TopDown, TreeVerifier
 
 VOCAB, NEW, END = 24, 7, 11
-LOAD, RETURN = dis.opmap["LOAD_FAST"], dis.opmap["RETURN_VALUE"]
+LOAD, RETURN, CONSTANT = (dis.opmap[name] for name in ("LOAD_FAST", "RETURN_VALUE", "LOAD_CONST"))
 SOURCE = str(Path(polydraft.__file__).parent)
 ROWS = torch.tensor([[5, 8, 5, 8, 5, 8, 5], [0, 0, 0, 3, 1, 4, 1]])
 MASK = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
@@ -128,10 +128,17 @@ def returns(frame: FrameType) -> bool:
     return RETURN in (code[place], code[place + 2] if code[place] == LOAD else None)
 
 
+def leaves(frame: FrameType) -> bool:
+    """Tell whether the next thing to happen in a frame is the exit of a `with` whose block is through."""
+    code, place = frame.f_code.co_code, frame.f_lasti
+    return code[place : place + 5 : 2] == bytes([CONSTANT] * 3)  # None for the kind of an error, itself and its place
+
+
 class AtLine:
     """Interrupts at the line of the package that is reached as the n-th, counting all that run.
 
-    The return of a local name does not count: Python looks for signals at calls and jumps, not there.
+    The return of a local name and the exit of a `with` do not count: Python looks for signals at calls and jumps, not
+    there, so that a lock that was taken is given back.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -140,7 +147,7 @@ class AtLine:
     def __call__(self, frame: FrameType, event: str, argument: object) -> "AtLine | None":
         if not frame.f_code.co_filename.startswith(SOURCE):
             return None
-        if event == "line" and not returns(frame):
+        if event == "line" and not returns(frame) and not leaves(frame):
             self.count += 1
             if self.count == self.number:
                 raise Interrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
@@ -196,14 +203,14 @@ class AtCall:
 
     def wrap_run(self, run: Run | ManyRun) -> None:
         setup = run.setup
-        models = [setup.target, *models_of(setup.drafter)]
+        models = [setup.target, *models_of(setup.method.drafter)]
         for one in {id(one): one for one in models}.values():
             self.wrap_caches(one)
             self.wrap(one, "forward")
-        self.wrap(setup.drafter, "start", "read", "draft", "commit", "join")
-        self.wrap(setup.verifier, "verify")
-        if isinstance(run, ManyRun) and run._slots is not None:
-            self.wrap(run._slots.rows.reader.cache, "keep", "join")  # made before
+        self.wrap(setup.method.drafter, "start", "read", "draft", "commit")
+        self.wrap(setup.method.verifier, "verify")
+        if isinstance(run, ManyRun) and run._batch is not None:
+            self.wrap(run._batch.batch.reader.cache, "keep", "join")  # made before
 
 
 def models_of(drafter: Drafter) -> list[HuggingFaceModel]:

@@ -95,7 +95,7 @@ def test_the_options_of_one_prompt_choose_no_verifier_for_the_others() -> None:
     own: dict[Hashable, dict[str, Any]] = {"pi": {"temperature": 0}}
     options: dict[str, Any] = {"temperature": 0.8, "top_k": 0, "max_new_tokens": NEW}
     run = generate_many(target(), PROMPTS, drafter=drafter(), per_prompt=own, **options)
-    assert run.setup.verifier == ByShape()
+    assert run.setup.method.verifier == ByShape()
     assert run.setup.law.params.temperature == 0.8
 
 

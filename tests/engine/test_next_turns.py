@@ -1,4 +1,4 @@
-"""What an open batch knows of texts that are over, or of a prompt that several texts have, changes no text."""
+"""What a running batch knows of texts that are over, or of a prompt that several texts have, changes no text."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +16,9 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, OuroborosDrafter, SamplingParams
 from polydraft.drafters import Drafter, merge_beside
-from polydraft.engine import Ending, OpenBatch, Request, TargetLaw
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
+from polydraft.engine.calls.choices import Choices, chosen_method
 from polydraft.engine.many.pace import Pace
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.probs import Noise
 
 VOCAB, NEW, ROOM = 24, 10, 110
@@ -48,25 +47,23 @@ def drafter(name: str, kind: str) -> Drafter | str:
     return made[name]() if name in made else name
 
 
-def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
-    return chosen_parts(Choices(drafter(name, kind)), HuggingFaceModel(target(kind)), SamplingParams(temperature=heat))
+def method_of(name: str, heat: float, kind: str = "llama") -> Method:
+    return chosen_method(Choices(drafter(name, kind)), HuggingFaceModel(target(kind)), SamplingParams(temperature=heat))
 
 
 class Served:
-    """A batch that writes texts, each with parts of its own; seeds are numbers of texts."""
+    """A batch that writes texts, each with a method of its own; seeds are numbers of texts."""
 
     def __init__(
         self, heat: float, kind: str = "llama", size: int = 3, keeps: int = 8, pace: Pace | None = None
     ) -> None:
         self.model, self.heat, self.kind = HuggingFaceModel(target(kind)), heat, kind
-        plain = chosen_parts(Choices("none"), self.model, SamplingParams())
-        self.watched = Watched(self.model, plain.drafter, plain.verifier, plain.policy)
-        self.batch = OpenBatch(self.watched.method, size, ROOM, 4, keeps, pace)
+        plain = chosen_method(Choices("none"), self.model, SamplingParams())
+        self.batch = RunningBatch(self.model, plain, size, ROOM, chunk=4, keeps=keeps, pace=pace)
         self.texts: dict[Hashable, list[int]] = {}
 
-    def join(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW, **more: Any) -> int:
+    def join(self, name: int, prompt: Sequence[int], method: Method, new: int = NEW, **more: Any) -> int:
         law, ending, noise = TargetLaw(SamplingParams(self.heat)), Ending(len(prompt) + new), Noise.from_seed(name, 1)
-        method = self.watched.method_of(parts)
         return self.batch.join(Request(name, torch.tensor(prompt), law, ending, noise, method), **more)
 
     def step(self) -> set[Hashable]:
@@ -82,10 +79,10 @@ class Served:
         while self.batch.running or self.batch.reading:
             self.step()
 
-    def alone(self, name: int, prompt: Sequence[int], parts: Parts, new: int = NEW) -> list[int]:
+    def alone(self, name: int, prompt: Sequence[int], method: Method, new: int = NEW) -> list[int]:
         """Return a text as a run by itself writes it."""
-        tokens, ways = torch.tensor([prompt]), {"drafter": parts.drafter, "verifier": parts.verifier}
-        options = {"policy": parts.policy, "max_new_tokens": new, "temperature": self.heat, "top_k": 0, "seed": name}
+        tokens, ways = torch.tensor([prompt]), {"drafter": method.drafter, "verifier": method.verifier}
+        options = {"policy": method.policy, "max_new_tokens": new, "temperature": self.heat, "top_k": 0, "seed": name}
         mask = torch.ones_like(tokens)
         output = polydraft.generate(target(self.kind), tokens, attention_mask=mask, **ways, **options)
         return output.sequences[0, len(prompt) :].tolist()
@@ -106,18 +103,18 @@ def widths_of(served: Served) -> Iterator[list[int]]:
         hook.remove()
 
 
-def turns(served: Served, parts: Sequence[Parts]) -> list[tuple[int, int]]:
+def turns(served: Served, methods: Sequence[Method]) -> list[tuple[int, int]]:
     """Write texts and what follows them, compare all with single runs; return tokens known and tokens there were."""
-    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+    for name, (prompt, own) in enumerate(zip(FIRST, methods, strict=True)):
         served.join(name, prompt, own, NEW - name)
     served.exhaust()
     known = list[tuple[int, int]]()
-    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+    for name, (prompt, own) in enumerate(zip(FIRST, methods, strict=True)):
         assert served.texts[name] == served.alone(name, prompt, own, NEW - name)
         before = [*prompt, *served.texts[name]]
         known.append((served.join(10 + name, [*before, *QUESTION], own), len(before)))
     served.exhaust()
-    for name, (prompt, own) in enumerate(zip(FIRST, parts, strict=True)):
+    for name, (prompt, own) in enumerate(zip(FIRST, methods, strict=True)):
         said = [*prompt, *served.texts[name], *QUESTION]
         assert served.texts[10 + name] == served.alone(10 + name, said, own)
     return known
@@ -126,75 +123,75 @@ def turns(served: Served, parts: Sequence[Parts]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("name", [*TEXT, *DRAFTED, *HEADS])
 def test_the_next_turn_reads_what_is_new_and_is_what_it_is_alone(name: str, heat: float) -> None:
-    known = turns(Served(heat), [parts_of(name, heat)] * 3)
+    known = turns(Served(heat), [method_of(name, heat)] * 3)
     assert known == [(count - 1, count) for _, count in known]
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("names", [("model", "route", "merge"), ("lookahead", "a block head", "model")])
-def test_turns_with_parts_of_their_own_stand_beside_each_other(names: Sequence[str], heat: float) -> None:
-    known = turns(Served(heat), [parts_of(name, heat) for name in names])
+def test_turns_with_methods_of_their_own_stand_beside_each_other(names: Sequence[str], heat: float) -> None:
+    known = turns(Served(heat), [method_of(name, heat) for name in names])
     assert known == [(count - 1, count) for _, count in known]
 
 
 @pytest.mark.parametrize("name", ["ngram", "model"])
 def test_turns_of_models_that_cannot_branch_are_known(name: str) -> None:
-    known = turns(Served(0.9, "bloom"), [parts_of(name, 0.9, "bloom")] * 3)
+    known = turns(Served(0.9, "bloom"), [method_of(name, 0.9, "bloom")] * 3)
     assert known == [(count - 1, count) for _, count in known]
 
 
 def test_of_models_with_states_prompts_stay_known() -> None:
-    served, parts = Served(0.9, "lfm2"), parts_of("none", 0.9, "lfm2")
+    served, method = Served(0.9, "lfm2"), method_of("none", 0.9, "lfm2")
     prompt, beside = FIRST[2], FIRST[0]
-    served.join(0, prompt, parts)
-    served.join(9, beside, parts)
+    served.join(0, prompt, method)
+    served.join(9, beside, method)
     served.exhaust()
     said = [*prompt, *served.texts[0], *QUESTION]
-    assert served.join(1, said, parts) == len(prompt) - 1
+    assert served.join(1, said, method) == len(prompt) - 1
     served.exhaust()
-    assert served.texts[9] == served.alone(9, beside, parts) and served.texts[1] == served.alone(1, said, parts)
+    assert served.texts[9] == served.alone(9, beside, method) and served.texts[1] == served.alone(1, said, method)
 
 
 def test_only_what_begins_alike_counts_and_a_text_with_a_salt_is_not_kept() -> None:
-    served, parts = Served(0.9), parts_of("model", 0.9)
+    served, method = Served(0.9), method_of("model", 0.9)
     prompt = FIRST[2]
-    served.join(0, prompt, parts)
+    served.join(0, prompt, method)
     served.exhaust()
     text = served.texts[0]
     other = [*prompt, *text[:4], (text[4] + 1) % VOCAB, *QUESTION]
-    assert served.join(1, other, parts, shares=False) == 0
-    assert served.join(2, other, parts) == len(prompt) + 4
+    assert served.join(1, other, method, shares=False) == 0
+    assert served.join(2, other, method) == len(prompt) + 4
     served.exhaust()
-    assert served.texts[1] == served.alone(1, other, parts) and served.texts[2] == served.alone(2, other, parts)
+    assert served.texts[1] == served.alone(1, other, method) and served.texts[2] == served.alone(2, other, method)
     again = [*other, *served.texts[1]]
-    assert served.join(3, [*again, 1], parts) < len(again) - 1
-    assert served.join(4, [*other, *served.texts[2], 1], parts) == len(other) + NEW - 1
+    assert served.join(3, [*again, 1], method) < len(again) - 1
+    assert served.join(4, [*other, *served.texts[2], 1], method) == len(other) + NEW - 1
 
 
 def test_a_text_that_leaves_is_kept_unless_it_failed_and_no_more_than_there_may_be() -> None:
-    served, parts = Served(0.0, keeps=2), parts_of("none", 0.0)
+    served, method = Served(0.0, keeps=2), method_of("none", 0.0)
     for name, prompt in enumerate(FIRST):
-        served.join(name, prompt, parts, 30)
+        served.join(name, prompt, method, 30)
     while len(served.texts.get(2, ())) < 9:
         served.step()
     served.batch.leave(0, keeps=False)
     served.batch.leave(2)
     texts = [[*prompt, *served.texts[name]] for name, prompt in enumerate(FIRST)]
-    lost, left = (served.join(10 + name, [*texts[name], 1], parts) for name in (0, 2))
+    lost, left = (served.join(10 + name, [*texts[name], 1], method) for name in (0, 2))
     assert lost < len(FIRST[0]) and left == len(texts[2]) - 1
     assert len(served.batch._kept._pasts) == 2
     served.exhaust()
-    assert served.texts[12] == served.alone(12, [*texts[2], 1], parts)
+    assert served.texts[12] == served.alone(12, [*texts[2], 1], method)
     assert len(served.batch._kept._pasts) == 2
 
 
 @pytest.mark.parametrize("beside", [0, 1])
 def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int) -> None:
-    served, parts = Served(0.9), parts_of("model", 0.9)
+    served, method = Served(0.9), method_of("model", 0.9)
     if beside:
-        served.join(0, [7], parts, 40)
+        served.join(0, [7], method, 40)
         served.step()
-    served.join(1, FIRST[2], parts)
+    served.join(1, FIRST[2], method)
     grew = list[bool]()
     while any(one.name == 1 for one in served.batch.reading):
         grew.append(1 in served.step())
@@ -205,22 +202,22 @@ def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int)
 @pytest.mark.parametrize(("size", "keeps", "shares"), [(4, 8, True), (5, 0, True), (5, 8, False), (2, 8, True)])
 @pytest.mark.parametrize("name", ["model", "lookahead", "route", "an EAGLE head"])
 def test_a_prompt_of_several_texts_is_read_once(name: str, size: int, keeps: int, shares: bool, heat: float) -> None:
-    served, parts = Served(heat, size=size, keeps=keeps), parts_of(name, heat)
+    served, method = Served(heat, size=size, keeps=keeps), method_of(name, heat)
     prompt, known, left = FIRST[2], list[int](), [*range(5)]
     while left or served.batch.running or served.batch.reading:
         while left and served.batch.free:
             own = left.pop(0)
-            known.append(served.join(own, prompt, parts, NEW - own, shares=shares, kin="request"))
+            known.append(served.join(own, prompt, method, NEW - own, shares=shares, kin="request"))
         served.step()
-    assert all(served.texts[own] == served.alone(own, prompt, parts, NEW - own) for own in range(5))
-    assert known == [0, *[len(prompt) - 1 - bool(parts.drafter.reads)] * 4]
+    assert all(served.texts[own] == served.alone(own, prompt, method, NEW - own) for own in range(5))
+    assert known == [0, *[len(prompt) - 1 - bool(method.drafter.reads)] * 4]
 
 
 def test_choices_wait_for_the_first_and_nobody_waits_for_them() -> None:
-    served, parts = Served(0.0, size=4), parts_of("none", 0.0)
+    served, method = Served(0.0, size=4), method_of("none", 0.0)
     with widths_of(served) as seen:
-        known = [served.join(own, FIRST[2], parts, kin="request") for own in range(3)]
-        served.join(3, FIRST[1], parts)
+        known = [served.join(own, FIRST[2], method, kin="request") for own in range(3)]
+        served.join(3, FIRST[1], method)
         grew = [served.step() for _ in range(4)]
     assert known == [0, 10, 10]
     assert seen[:5] == [4, 2, 2, 1, 4]  # the other prompt is read behind the first chunk, while two texts wait
@@ -228,24 +225,26 @@ def test_choices_wait_for_the_first_and_nobody_waits_for_them() -> None:
 
 
 def test_who_waits_for_a_text_that_leaves_reads_the_prompt_itself() -> None:
-    served, parts = Served(0.9, size=4), parts_of("model", 0.9)
+    served, method = Served(0.9, size=4), method_of("model", 0.9)
     for own in range(3):
-        served.join(own, FIRST[2], parts, kin="request", shares=False)
+        served.join(own, FIRST[2], method, kin="request", shares=False)
     served.step()
     served.batch.leave(0)
-    assert served.join(3, FIRST[2], parts, kin="another", shares=False) == 0
+    assert served.join(3, FIRST[2], method, kin="another", shares=False) == 0
     with widths_of(served) as seen:
         served.exhaust()
     assert sum(width for width in seen if width > 1) >= 20 and set(served.texts) == {1, 2, 3}
-    assert all(served.texts[own] == served.alone(own, FIRST[2], parts) for own in (1, 2, 3))
+    assert all(served.texts[own] == served.alone(own, FIRST[2], method) for own in (1, 2, 3))
 
 
-def test_parts_of_their_own_share_the_targets_keys_alone() -> None:
-    served, ways = Served(0.9, size=4), [parts_of(name, 0.9) for name in ("model", "ngram", "an EAGLE head", "model")]
-    known = [served.join(own, FIRST[2], parts, kin="request") for own, parts in enumerate(ways)]
+def test_methods_of_their_own_share_the_targets_keys_alone() -> None:
+    served, other = Served(0.9, size=4), ModelDrafter(HuggingFaceModel(perturbed(target(), 0.3)))
+    ways = [method_of(name, 0.9) for name in ("model", "ngram", "an EAGLE head")]
+    ways.append(chosen_method(Choices(other), served.model, SamplingParams(temperature=0.9)))
+    known = [served.join(own, FIRST[2], method, kin="request") for own, method in enumerate(ways)]
     served.exhaust()
     assert known == [0, 10, 0, 10]
-    assert all(served.texts[own] == served.alone(own, FIRST[2], parts) for own, parts in enumerate(ways))
+    assert all(served.texts[own] == served.alone(own, FIRST[2], method) for own, method in enumerate(ways))
 
 
 class Ticking:
@@ -269,13 +268,13 @@ class Ticking:
 
 @pytest.mark.parametrize(("each", "token"), [(1.0, 0.05), (0.1, 0.05), (0.0, 0.2), (3.0, 0.01)])
 def test_a_stream_waits_three_steps_at_most_beside_a_long_prompt(each: float, token: float) -> None:
-    clock, parts, long = Ticking(each, token), parts_of("none", 0.0), [*range(VOCAB)] * 3
+    clock, method, long = Ticking(each, token), method_of("none", 0.0), [*range(VOCAB)] * 3
     served = Served(0.0, keeps=0, pace=Pace(64, clock, least=4))
-    served.join(0, [7], parts, 80)
+    served.join(0, [7], method, 80)
     with clock, widths_of(served) as seen:
         served.step()
         begun, gaps, step = clock.now, list[float](), each + token
-        served.join(1, long, parts)
+        served.join(1, long, method)
         while served.batch.reading:
             assert 0 in served.step()
             gaps.append(clock.now - begun)
@@ -315,8 +314,8 @@ def test_a_pace_learns_from_what_was_measured() -> None:
 
 
 def test_where_nobody_waits_the_most_is_read() -> None:
-    served, parts = Served(0.0, keeps=0, pace=Pace(40, Ticking(1.0, 1.0))), parts_of("none", 0.0)
-    served.join(0, [*range(VOCAB)] * 3, parts)
+    served, method = Served(0.0, keeps=0, pace=Pace(40, Ticking(1.0, 1.0))), method_of("none", 0.0)
+    served.join(0, [*range(VOCAB)] * 3, method)
     with widths_of(served) as seen:
         served.exhaust()
     assert seen[:2] == [40, 31]
@@ -331,15 +330,15 @@ def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:
         now[0] += random.choice((0.5, 0.8, 1.0, 1.3, 2.0))
         return now[0]
 
-    served, parts = Served(heat, pace=Pace(12, clock, least=2)), parts_of(name, heat)
+    served, method = Served(heat, pace=Pace(12, clock, least=2)), method_of(name, heat)
     prompts = [[7], *([*range(own, VOCAB)] * 2 for own in range(4))]
     with widths_of(served) as seen:
         for own, prompt in enumerate(prompts):
             while not served.batch.free:
                 served.step()
-            served.join(own, prompt, parts, NEW if own else 60)
+            served.join(own, prompt, method, NEW if own else 60)
             served.step()
         served.exhaust()
     for own, prompt in enumerate(prompts):
-        assert served.texts[own] == served.alone(own, prompt, parts, NEW if own else 60)
+        assert served.texts[own] == served.alone(own, prompt, method, NEW if own else 60)
     assert len({*seen} & {*range(2, 13)}) > 4

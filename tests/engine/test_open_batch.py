@@ -22,11 +22,10 @@ from polydraft import (
     TreeShape,
 )
 from polydraft.drafters import Drafter
-from polydraft.engine import Ending, OpenBatch, Request, Statistics, TargetLaw
-from polydraft.engine.calls.choices import Choices, Parts, chosen_parts
+from polydraft.engine import Ending, Method, Observer, Request, RunningBatch, Statistics, TargetLaw
+from polydraft.engine.calls.choices import Choices, chosen_method
 from polydraft.engine.lessons import Lesson
 from polydraft.engine.planner import Opening, Spent
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import ContextOverflow
 from polydraft.probs import Noise
 from polydraft.trees import Found, LearningPolicy, TreePolicy
@@ -65,15 +64,14 @@ def drafters(kind: str = "llama") -> dict[str, Drafter]:
 
 
 class Written:
-    """Texts written by an open batch: prompt after prompt joins, at most two in each step."""
+    """Texts written by a running batch: prompt after prompt joins, at most two in each step."""
 
     def __init__(
-        self, parts: list[Parts], heat: float, *, size: int, chunk: int | None, keeps: int, kind: str = "llama"
+        self, methods: list[Method], heat: float, *, size: int, chunk: int | None, keeps: int, kind: str = "llama"
     ) -> None:
         model = HuggingFaceModel(target(kind))
-        plain = chosen_parts(Choices("none"), model, SamplingParams())
-        watched = Watched(model, plain.drafter, plain.verifier, plain.policy)
-        self.batch = OpenBatch(watched.method, size, ROOM, chunk, keeps)
+        plain = chosen_method(Choices("none"), model, SamplingParams())
+        self.batch = RunningBatch(model, plain, size, ROOM, chunk=chunk, keeps=keeps)
         self.texts: dict[int, list[int]] = {}
         self.known: list[int] = []
         law, left = TargetLaw(SamplingParams(heat)), list(enumerate(PROMPTS))
@@ -81,7 +79,7 @@ class Written:
             for _ in range(2):
                 if left and self.batch.free:
                     place, prompt = left.pop(0)
-                    method = watched.method_of(parts[place % len(parts)])
+                    method = methods[place % len(methods)]
                     noise = Noise.from_seed(11 + place, 1)
                     ending = Ending(len(prompt) + NEW - place % 5)
                     self.known.append(self.batch.join(Request(place, torch.tensor(prompt), law, ending, noise, method)))
@@ -92,19 +90,19 @@ class Written:
         for name, gained in taken.gains().items() if taken else ():
             self.texts.setdefault(int(str(name)), []).extend(gained.tokens)
         self.batch.sweep()
-        if self.batch.rows is not None and self.batch.method.target.branches:
-            assert len(self.batch.rows.steps) == len(self.batch.running)  # no row is empty
+        if self.batch.target.branches:
+            assert len(self.batch.batch) == len(self.batch.running)  # no row is empty
 
 
-def alone(place: int, parts: Parts, heat: float, kind: str = "llama") -> list[int]:
+def alone(place: int, method: Method, heat: float, kind: str = "llama") -> list[int]:
     prompt: Tensor = torch.tensor([PROMPTS[place]])
     output = polydraft.generate(
         target(kind),
         prompt,
         attention_mask=torch.ones_like(prompt),
-        drafter=parts.drafter,
-        verifier=parts.verifier,
-        policy=parts.policy,
+        drafter=method.drafter,
+        verifier=method.verifier,
+        policy=method.policy,
         max_new_tokens=NEW - place % 5,
         seed=11 + place,
         temperature=heat,
@@ -113,10 +111,10 @@ def alone(place: int, parts: Parts, heat: float, kind: str = "llama") -> list[in
     return output.sequences[0, prompt.shape[1] :].tolist()
 
 
-def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
+def method_of(name: str, heat: float, kind: str = "llama") -> Method:
     policy = POLICY if name in ("none", "model") and kind == "llama" else None
     model = HuggingFaceModel(target(kind))
-    return chosen_parts(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
+    return chosen_method(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
@@ -125,45 +123,44 @@ def parts_of(name: str, heat: float, kind: str = "llama") -> Parts:
 )
 @pytest.mark.parametrize("name", drafters())
 def test_every_text_is_what_it_is_alone(name: str, size: int, chunk: int | None, keeps: int, heat: float) -> None:
-    parts = parts_of(name, heat)
-    written = Written([parts], heat, size=size, chunk=chunk, keeps=keeps)
-    assert written.texts == {place: alone(place, parts, heat) for place in range(len(PROMPTS))}
+    method = method_of(name, heat)
+    written = Written([method], heat, size=size, chunk=chunk, keeps=keeps)
+    assert written.texts == {place: alone(place, method, heat) for place in range(len(PROMPTS))}
     if not keeps:
         assert not any(written.known)
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("order", [0, 1, 2])
-def test_texts_with_parts_of_their_own_stand_beside_each_other(heat: float, order: int) -> None:
+def test_texts_with_methods_of_their_own_stand_beside_each_other(heat: float, order: int) -> None:
     names = ("model", "n-gram", "route", "lookahead", "merge", "suffix", "jacobi")
-    parts = [parts_of(name, heat) for name in (*names[order:], *names[:order])]
-    written = Written(parts, heat, size=4, chunk=3, keeps=8)
-    assert written.texts == {place: alone(place, parts[place % 7], heat) for place in range(len(PROMPTS))}
+    methods = [method_of(name, heat) for name in (*names[order:], *names[:order])]
+    written = Written(methods, heat, size=4, chunk=3, keeps=8)
+    assert written.texts == {place: alone(place, methods[place % 7], heat) for place in range(len(PROMPTS))}
     assert any(written.known)
 
 
 @pytest.mark.parametrize("name", ["n-gram", "model"])
 def test_where_models_cannot_branch_rows_keep_their_places(name: str) -> None:
-    parts = parts_of(name, 0.9, "bloom")
-    written = Written([parts], 0.9, size=3, chunk=4, keeps=3, kind="bloom")
-    assert written.texts == {place: alone(place, parts, 0.9, "bloom") for place in range(len(PROMPTS))}
+    method = method_of(name, 0.9, "bloom")
+    written = Written([method], 0.9, size=3, chunk=4, keeps=3, kind="bloom")
+    assert written.texts == {place: alone(place, method, 0.9, "bloom") for place in range(len(PROMPTS))}
 
 
 def test_what_prompts_begin_with_is_read_once() -> None:
-    written = Written([parts_of("model", 0.9)], 0.9, size=1, chunk=None, keeps=2)
+    written = Written([method_of("model", 0.9)], 0.9, size=1, chunk=None, keeps=2)
     assert written.known == [0, 0, 0, 0, len(COMMON), 0, len(COMMON) - 1, len(COMMON)]
 
 
 def test_a_text_can_leave_at_any_time() -> None:
-    parts = parts_of("model", 0.9)
-    model = HuggingFaceModel(target())
-    watched = Watched(model, parts.drafter, parts.verifier, parts.policy)
-    batch, texts = OpenBatch(watched.method, 3, ROOM, 4), dict[object, list[int]]()
+    method = method_of("model", 0.9)
+    batch = RunningBatch(HuggingFaceModel(target()), method, 3, ROOM, chunk=4)
+    texts = dict[object, list[int]]()
     for place in (0, 2, 3):
         prompt = PROMPTS[place]
         noise, ending = Noise.from_seed(11 + place, 1), Ending(len(prompt) + NEW - place % 5)
         law, tokens = TargetLaw(SamplingParams(0.9)), torch.tensor(prompt)
-        batch.join(Request(place, tokens, law, ending, noise, watched.method_of(parts)))
+        batch.join(Request(place, tokens, law, ending, noise))
     with pytest.raises(IndexError):
         batch.join(batch.reading[0])
     for number in range(40):
@@ -174,27 +171,27 @@ def test_a_text_can_leave_at_any_time() -> None:
         if number == 3:
             batch.leave(0)
             batch.leave("nobody")
-    assert texts[3] == alone(3, parts, 0.9) and texts[2] == alone(2, parts, 0.9)
-    assert len(texts[0]) < NEW and batch.free == 3 and batch.rows is None
+    assert texts[3] == alone(3, method, 0.9) and texts[2] == alone(2, method, 0.9)
+    assert len(texts[0]) < NEW and batch.free == 3 and len(batch.batch) == 0
     with pytest.raises(ContextOverflow):
         tokens = torch.tensor([1])
-        batch.join(Request(9, tokens, TargetLaw(), Ending(ROOM), Noise.from_seed(0, 1), watched.method_of(parts)))
+        batch.join(Request(9, tokens, TargetLaw(), Ending(ROOM), Noise.from_seed(0, 1)))
 
 
 @pytest.mark.parametrize("chunk", [None, 2, 4])
 @pytest.mark.parametrize("name", ["none", "n-gram", "model"])
 def test_the_step_that_ends_a_prompt_brings_its_first_token(name: str, chunk: int | None) -> None:
-    parts, model = parts_of(name, 0.9), HuggingFaceModel(target())
-    watched = Watched(model, parts.drafter, parts.verifier, parts.policy)
-    batch, law, left = OpenBatch(watched.method, 4, ROOM, chunk), TargetLaw(SamplingParams(0.9)), [*range(5)]
+    batch = RunningBatch(HuggingFaceModel(target()), method_of(name, 0.9), 4, ROOM, chunk=chunk)
+    law, left = TargetLaw(SamplingParams(0.9)), [*range(5)]
     first, beside = dict[object, int](), 0
     while left or batch.reading:
         if left and batch.free:
             place = left.pop(0)
             tokens, noise = torch.tensor(PROMPTS[place]), Noise.from_seed(place, 1)
             kin = "kin" if place % 2 else None
-            batch.join(Request(place, tokens, law, Ending(60), noise, watched.method_of(parts)), kin=kin)
-        unread = {one.name for one in batch.reading}
+            batch.join(Request(place, tokens, law, Ending(60), noise), kin=kin)
+        assert chunk is not None or not batch.reading, "without chunks a prompt is read as it joins"
+        unread = {one.name for one in (*batch.reading, *batch.running)} - first.keys()
         taken = batch.step()
         read = unread - {one.name for one in batch.reading}
         gains = taken.gains() if taken else {}
@@ -237,24 +234,25 @@ class Told(LearningPolicy):
 
 def test_planners_of_one_batch_learn_from_their_own_texts() -> None:
     model, heats = HuggingFaceModel(target()), (0.9, 0.5, 0.9, 0.7)
-    plain = chosen_parts(Choices("none"), model, SamplingParams())
-    watched, planners = Watched(model, plain.drafter, plain.verifier, plain.policy), (Told(), Told())
+    plain = chosen_method(Choices("none"), model, SamplingParams())
+    observer, planners = Observer(model), (Told(), Told())
     draft = HuggingFaceModel(perturbed(target(), 0.05))
-    parts = [chosen_parts(Choices(ModelDrafter(draft), None, one), model, SamplingParams(0.9)) for one in planners]
-    batch = OpenBatch(watched.method, 4, ROOM)
+    made = [chosen_method(Choices(ModelDrafter(draft), None, one), model, SamplingParams(0.9)) for one in planners]
+    methods = [observer.watched(one) for one in made]
+    batch = RunningBatch(model, plain, 4, ROOM, observer=observer)
     for place, heat in enumerate(heats):
         tokens, law, ending = torch.tensor(PROMPTS[place]), TargetLaw(SamplingParams(heat)), Ending(30)
-        whose = watched.method_of(parts[heat != 0.9]) if place < 3 else watched.method_of(plain)
+        whose = methods[heat != 0.9] if place < 3 else None
         batch.join(Request(place, tokens, law, ending, Noise.from_seed(place, 1), whose))
-    batch.method = watched.method
-    watched.opens(9, 30, 4, TargetLaw(SamplingParams(0.5)), planners[1])
+    observer.opens(methods[1], 9, 30, 4, TargetLaw(SamplingParams(0.5)))
     assert not planners[0].opened and planners[1].opened[0].law == ("temperature=0.5",)
     statistics = Statistics()
     for _ in range(5):
-        with watched.counting(statistics):
+        observer.begins()
+        with observer.counting(statistics):
             step = batch.step()
         assert step is not None
-        watched.learn(step.block)
+        observer.learn(step.block, statistics)
     for planner, laws in zip(planners, ([("temperature=0.9",)] * 2, [("temperature=0.5",)]), strict=True):
         assert [told for told, _, _ in planner.told] == [laws] * 5
         assert {scored for _, _, scored in planner.told} == {4 * 3}

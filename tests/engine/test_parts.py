@@ -1,28 +1,27 @@
 """Texts of one running batch with drafters, verifiers and trees of their own, each the text that it is alone."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from doubles import perturbed, tiny_model
+from doubles import Unparted, Whole, perturbed, tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Widths, generate_many
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session
-from polydraft.engine import Ending, Method, Planner, Request, Slots, TargetLaw
-from polydraft.engine.decode import capacity_for
+from polydraft.engine import Ending, Method, Planner, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.defaults import default_verifier
-from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.prefill import capacity_for
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy
 from polydraft.verifiers import BlockVerification, RecursiveRejection, SpeculativeSampling, TopDown
@@ -201,48 +200,25 @@ def test_a_prompt_that_is_too_long_is_refused_whoever_was_to_draft_for_it() -> N
 # Drafters that fail.
 
 
-@dataclass
-class Failing(Drafter):
+class Failing(Unparted):
     """A model drafter that fails once, in a text that has become so long; it notes how many rows it drafts for."""
 
-    at: int
-    failures: int = 1
-    inner: ModelDrafter = field(default_factory=model)
-    drafted: list[int] = field(default_factory=list)
-    name = "failing"
-
-    def check(self, scheme: Scheme) -> None:
-        self.inner.check(scheme)
+    def __init__(self, at: int, failures: int = 1) -> None:
+        super().__init__(model())
+        self.at, self.failures, self.drafted = at, failures, list[int]()
+        self.name = "failing"
 
     def models(self) -> Any:
         return self.inner.models()
 
-    def of_row(self, state: Any, row: int) -> Any:
-        raise InvalidParameter("The failing drafter has no state of one row of several.")
-
-    def start(self, text: Text, session: Session) -> Any:
-        return self.inner.start(text, session)
-
-    def read(self, state: Any, text: Text, features: Features | None) -> Any:
-        return self.inner.read(state, text, features)
-
     def draft(
-        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Any]:
+        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Whole]:
         if self.failures and max(text.counts) >= self.at:
             self.failures -= 1
             raise RuntimeError("out of pencils")
         self.drafted.append(len(text.counts))
-        return self.inner.draft(state, text, scheme, policy, noise)
-
-    def commit(self, state: Any, step: Step) -> Any:
-        return self.inner.commit(state, step)
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return self.inner.join(state, row, other)
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        return self.inner.rewind(state, row, length)
+        return super().draft(state, text, scheme, policy, noise)
 
 
 FALLBACK = "RuntimeError: out of pencils"
@@ -309,7 +285,7 @@ DRAFTERS = {"none": NoDraft, "n-gram": NgramDrafter, "model": model, "lookup": l
 
 def method(drafter: Drafter, heat: float) -> Method:
     rule = default_verifier(drafter, SamplingParams(temperature=heat))
-    return Method(HuggingFaceModel(target()), drafter, rule, Chain(3))
+    return Method(drafter, rule, Chain(3))
 
 
 def request(name: str, tokens: list[int], heat: float, own: Method | None = None) -> Request:
@@ -317,39 +293,47 @@ def request(name: str, tokens: list[int], heat: float, own: Method | None = None
     return Request(name, torch.tensor(tokens), law, Ending(len(tokens) + NEW), Noise.from_seed(3, 1), own)
 
 
-def opened(drafter: Drafter, heat: float, chunk: int | None, size: int = 3) -> Slots:
-    way = method(drafter, heat)
-    return Slots(way, size, capacity_for(way, [Ending(len(LONG) + NEW)]), SamplingParams(temperature=heat), chunk)
+def opened(drafter: Drafter, heat: float, chunk: int | None, size: int = 3) -> RunningBatch:
+    way, fixed = method(drafter, heat), SamplingParams(temperature=heat)
+    capacity = capacity_for(way, [Ending(len(LONG) + NEW)])
+    return RunningBatch(HuggingFaceModel(target()), way, size, capacity, fixed=fixed, chunk=chunk)
 
 
-def texts_of(batch: Slots, steps: int = 100) -> dict[Hashable, list[int]]:
+def texts_of(batch: RunningBatch, steps: int = 100) -> dict[Hashable, list[int]]:
     """Step until all texts have ended, or so often; return what each gained."""
     texts: dict[Hashable, list[int]] = {}
     for _ in range(steps):
-        if not (batch.requests or batch.reading):
+        if found := batch.step():
+            batch.observer.learn(found.block, Statistics())
+            for name, gained in found.gains().items():
+                texts.setdefault(name, []).extend(gained.tokens)
+        batch.sweep()
+        if not (batch.running or batch.reading):
             break
-        batch.step()
-        assert batch.last is not None
-        for slot, gained in batch.last.block.rows.items():
-            texts.setdefault(batch.last.requests[slot].name, []).extend(gained.tokens)
     return texts
+
+
+def names(requests: Iterable[Request | None]) -> list[Hashable]:
+    return [None if one is None else one.name for one in requests]
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_long_prompt_is_read_between_the_steps_of_other_texts(name: str, heat: float) -> None:
     batch, whole = (opened(DRAFTERS[name](), heat, chunk) for chunk in (3, None))
-    for slots in (batch, whole):
-        assert slots.join(request("short", [7, 2], heat)) == 0
+    for one in (batch, whole):
+        one.join(request("short", [7, 2], heat))
     first = texts_of(batch, 1)
-    assert batch.join(request("long", LONG, heat)) == 1 and whole.join(request("long", LONG, heat)) == 1
-    assert (batch.reading, batch.free, batch.joined, [*batch.requests]) == ((1,), (2,), 2, [0])
+    for one in (batch, whole):
+        one.join(request("long", LONG, heat))
+    assert names(batch.texts) == ["short", None, None] and names(whole.texts) == ["short", "long", None]
+    assert (names(batch.reading), batch.free, batch.joined) == (["long"], 1, 2) and not whole.reading
     chunks = -(-(len(LONG) - 1) // 3)
     with passes(target()) as seen:
         for step in range(1, chunks + 1):
             for owner, tokens in texts_of(batch, 1).items():
                 first.setdefault(owner, []).extend(tokens)
-            assert batch.reading == ((1,) if step < chunks else ())
+            assert names(batch.reading) == (["long"] if step < chunks else [])
             assert ("long" in first) == (step == chunks)
     alone_passes = [width for rows, width in seen if rows == 1]
     assert alone_passes == [3] * (chunks - 1) + [(len(LONG) - 1) - 3 * (chunks - 1)]
@@ -368,9 +352,10 @@ def test_prompts_take_turns_and_may_have_drafters_of_their_own() -> None:
         batch = opened(model(), 1.0, chunk)
         for name, tokens in prompts.items():
             batch.join(request(name, tokens, 1.0, others[name]))
-        assert batch.reading == ((0, 1, 2) if chunk else ()) and batch.free == ()
+        assert names(batch.reading) == ([*prompts] if chunk else []) and batch.free == 0
         if chunk:
-            assert [batch.step().rows for _ in range(3)] == [{}] * 3 and batch.reading == (0, 1, 2)
+            assert batch.step() is None and names(batch.reading) == ["two", "three", "one"]
+            assert [batch.step() for _ in range(2)] == [None] * 2 and names(batch.reading) == [*prompts]
         texts.append(texts_of(batch))
     assert texts[0] == texts[1] and texts[0].keys() == prompts.keys()
 
@@ -380,8 +365,9 @@ def test_a_text_may_leave_while_its_prompt_is_read() -> None:
     batch.join(request("short", [7, 2], 0.0))
     batch.join(request("long", LONG, 0.0))
     batch.step()
-    batch.leave(1)
-    assert (batch.reading, batch.free) == ((), (1,))
+    assert names(batch.reading) == ["long"]
+    batch.leave("long")
+    assert (batch.reading, batch.free) == ((), 1)
     batch.join(request("again", LONG, 0.0))
     whole = opened(model(), 0.0, None, size=1)
     whole.join(request("again", LONG, 0.0))
@@ -390,17 +376,54 @@ def test_a_text_may_leave_while_its_prompt_is_read() -> None:
 
 def test_a_drafter_that_fails_while_it_reads_a_prompt_costs_only_that_text_its_drafts() -> None:
     class Unread(Failing):
-        def read(self, state: Any, text: Text, features: Features | None) -> Any:
+        def read(self, state: Whole, text: Text, features: Features | None) -> Whole:
             if text.counts[0] > 8:
                 raise RuntimeError("out of pencils")
-            return self.inner.read(state, text, features)
+            return super().read(state, text, features)
 
-    expected = {"short": alone("drafted", 3, **common(0.0))[0]}
-    batch = opened(model(), 0.0, 3)
-    with pytest.warns(RuntimeWarning, match="The failing drafter failed"):
-        guarded = Guarded(Unread(0, failures=0))
-        batch.join(request("short", PROMPTS["drafted"], 0.0))
-        batch.join(request("long", LONG, 0.0, method(guarded, 0.0)))
+    failing, prompts = Unread(0, failures=0), {"short": PROMPTS["drafted"], "long": LONG, "brief": LONG[:8]}
+    batch, plain, own = opened(model(), 0.0, 3), opened(NoDraft(), 0.0, 3), method(failing, 0.0)
+    for name, tokens in prompts.items():
+        batch.join(request(name, tokens, 0.0, None if name == "short" else own))
+        plain.join(request(name, tokens, 0.0))
+    with pytest.warns(RuntimeWarning, match="The failing drafter failed") as caught:
         texts = texts_of(batch)
-    assert texts["short"] == expected["short"] and len(texts["long"]) == NEW
-    assert guarded.failure == FALLBACK
+    assert texts == texts_of(plain) and texts["short"] == alone("drafted", 3, **common(0.0))[0]
+    assert len(caught) == 1 and batch.observer.failure == FALLBACK
+    assert {*failing.drafted} == {1}, "it drafts on for the text whose prompt it could read"
+
+
+@dataclass(frozen=True)
+class Crowded(Whole):
+    """A state beside whose rows no other text's can be put."""
+
+    def put(self, row: int, other: Whole) -> Whole:
+        raise RuntimeError("out of chairs")
+
+
+class Solitary(Unparted):
+    """A model drafter that drafts for every text by itself, since its states cannot be put together."""
+
+    def __init__(self) -> None:
+        super().__init__(model())
+        self.drafted = list[int]()
+
+    def start(self, text: Text, session: Session) -> Whole:
+        return Crowded(super().start(text, session).inner)
+
+    def draft(
+        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Whole]:
+        self.drafted.append(len(text.counts))
+        return super().draft(state, text, scheme, policy, noise)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_an_error_while_a_text_joins_costs_nobody_a_draft(heat: float) -> None:
+    """The text is drafted for by itself, and there is nothing to warn of."""
+    drafter, rule = Solitary(), default_verifier(model(), SamplingParams(temperature=heat))
+    options = {**common(heat), "batch_size": 3, "verifier": rule}
+    run = many(PROMPTS, {}, **{**options, "drafter": drafter})
+    together = {one.name: found(one) for one in many(PROMPTS, {}, **options)}
+    assert {one.name: found(one) for one in run} == together
+    assert not run.statistics.fallback and {*drafter.drafted} == {1}

@@ -40,7 +40,6 @@ from polydraft.drafters import (
 )
 from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
-from polydraft.engine.wrappers.guarded import Guarded
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.models.weights import WATCHING
@@ -245,8 +244,8 @@ class Interrupt(KeyboardInterrupt):
 def test_a_run_that_was_interrupted_has_the_past_of_what_was_complete(case: Case, part: str) -> None:
     going = run(case, *PROMPT, keep_past=True)
     next(going)
-    place = {"verify": going._watched.method.verifier, "keep": going._taken.rows.reader.cache}  # type: ignore[union-attr]
-    owner = place.get(part, going._watched.method.drafter)
+    place = {"verify": going.setup.method.verifier, "keep": going._taken.batch.reader.cache}  # type: ignore[union-attr]
+    owner = place.get(part, going.setup.method.drafter)
     whole = getattr(owner, part)
 
     def torn(*arguments: Any) -> None:
@@ -362,7 +361,7 @@ def test_a_drafter_is_started_unless_it_says_itself_that_it_can_go_on() -> None:
     session = Session(SamplingParams(), 40, VOCAB)
     for kind, known in ((Reluctant, 0), (Willing, 5)):
         calls.clear()
-        drafter = Guarded(kind(HuggingFaceModel(draft())))
+        drafter = kind(HuggingFaceModel(draft()))
         state = drafter.read(drafter.start(text, session), text, None)
         assert state.reader.read == (len(PROMPT) - 1,)
         assert resumed(drafter, state, 5, text, session).reader.read == (known,)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from choices import Toy, distance, law_of
-from doubles import perturbed, tiny_model
+from doubles import Count, Unparted, Whole, perturbed, tiny_model
 from heads import VOCAB, block_drafter, eagle_drafter, medusa_drafter
 from torch import Tensor
 
@@ -24,8 +24,9 @@ from polydraft.drafters.text import (
     RecyclingDrafter,
     SuffixDrafter,
 )
-from polydraft.errors import InvalidParameter
-from polydraft.probs import Noise
+from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
+from polydraft.engine.defaults import default_verifier
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, grow
@@ -72,11 +73,6 @@ def drafter_of(name: str) -> Drafter:
     return DRAFTERS[name]()
 
 
-def unparted(drafter: Drafter) -> Any:
-    """Refuse to part the rows of a state."""
-    raise InvalidParameter(f"The {drafter.name} drafter has no state of one row of several.")
-
-
 @dataclass
 class Fragile(Drafter):
     """A drafter that raises in one of its verbs once it sees a certain text of so many tokens."""
@@ -84,7 +80,6 @@ class Fragile(Drafter):
     inner: Drafter
     verb: str
     length: int = 6
-    parts: bool = True
     batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,18 +121,6 @@ class Fragile(Drafter):
         after = self.inner.commit(state, step)
         self.looked("commit", step.text)
         return after
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return self.inner.join(state, row, other)
-
-    def of_row(self, state: Any, row: int) -> Any:
-        return self.inner.of_row(state, row) if self.parts else unparted(self)
-
-    def rewind(self, state: Any, row: int, length: int) -> Any:
-        return self.inner.rewind(state, row, length)
-
-    def leave(self, state: Any, row: int) -> Any:
-        return self.inner.leave(state, row)
 
     def finish(self, state: Any, text: Text, row: int) -> Any:
         self.looked("finish", text)
@@ -218,14 +201,14 @@ def test_rows_that_are_well_are_a_batch_again() -> None:
 
 
 def test_a_drafter_that_does_not_part_its_rows_fails_in_all_of_them() -> None:
-    sick = Fragile(drafter_of("model"), "draft", parts=False)
+    sick = Fragile(Unparted(drafter_of("model")), "draft")
     options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": None, "policy": Chain(2)}
     prompts = torch.tensor([[3, 1, 4], [POISON, 2, POISON]])
     with pytest.warns(RuntimeWarning, match="poison.*; the rest is decoded without drafts") as said:
         found = polydraft.generate(target(), prompts, drafter=sick, **options)
     assert found.statistics.fallback == "ArithmeticError: this text is poison" and len(said) == 1
     assert torch.equal(found.sequences, polydraft.generate(target(), prompts, drafter="none", **options).sequences)
-    sick.parts = True
+    sick = Fragile(drafter_of("model"), "draft")
     with pytest.warns(RuntimeWarning, match="poison.*; rows in which it fails are decoded without drafts") as said:
         again = polydraft.generate(target(), prompts, drafter=sick, **options)
     assert len(said) == 1 and torch.equal(again.sequences, found.sequences)
@@ -251,6 +234,48 @@ def test_a_drafter_that_fails_for_several_rows_only_drafts_for_them_apart() -> N
     assert written(Narrow(drafter_of("model"), ""), 1.0, 3) == written(drafter_of("model"), 1.0, 3)
 
 
+def come_and_gone(drafter: Drafter, heat: float) -> dict[Any, list[Any]]:
+    """Write texts of different lengths, two at a time, so that rows join, end and change places; nothing may fail."""
+    params, left, found = SamplingParams(temperature=heat), [*PROMPTS], dict[Any, list[Any]]()
+    method = Method(drafter, default_verifier(drafter, params), CHAIN)
+    batch = RunningBatch(HuggingFaceModel(target()), method, 2, 40)
+    while left or batch.running:
+        batch.sweep()
+        while left and batch.free:
+            name = left.pop(0)
+            tokens = torch.tensor(PROMPTS[name])
+            ending, noise = Ending(len(tokens) + NEW - len(left)), Noise.from_seed(len(name), 1)
+            batch.join(Request(name, tokens, TargetLaw(params), ending, noise))
+        last = batch.step()
+        assert last is not None and not last.block.faults
+        for name, gained in last.gains().items():
+            found.setdefault(name, []).append((gained.tokens, gained.drafted, gained.accepted))
+        batch.sweep()
+    return found
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("verb", ["put", "cut"])
+def test_an_error_as_texts_come_and_go_costs_no_draft_and_is_no_failure(verb: str, heat: float) -> None:
+    """A text that cannot join the state of others has one of its own; what cannot be forgotten stays in its row."""
+    raised, kind = list[str](), type("Stiff", (Whole,), {})
+
+    def refuse(*_: Any) -> None:
+        raised.append(verb)
+        raise ArithmeticError("stiff")
+
+    setattr(kind, verb, refuse)
+
+    class Stiff(Unparted):
+        def start(self, text: Text, session: Session) -> Whole:
+            return kind(self.inner.start(text, session))
+
+    found = come_and_gone(Stiff(drafter_of("model")), heat)
+    assert found == come_and_gone(drafter_of("model"), heat)
+    assert found.keys() == PROMPTS.keys() and all(sum(one[2] for one in own) for own in found.values())
+    assert len(raised) >= len(PROMPTS) - 2
+
+
 # The law, where errors follow from what was drawn.
 
 LAW = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64)
@@ -262,7 +287,6 @@ class Dicey(Drafter):
 
     row: int
     grows: bool
-    parts: bool = True
     loses: bool = False
     name = "dicey"
     sound = True
@@ -270,14 +294,14 @@ class Dicey(Drafter):
     def check(self, scheme: Scheme) -> None:
         pass
 
-    def start(self, text: Text, session: Session) -> int:
-        return len(text.counts)
+    def start(self, text: Text, session: Session) -> Count:
+        return Count(len(text.counts))
 
     def draft(
-        self, state: int, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, int]:
+        self, state: Count, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
+    ) -> tuple[Draft | Pieces, Count]:
         def broken(tokens: Tensor) -> bool:
-            return state > 1 and bool((tokens[self.row] == 1).any())
+            return state.rows > 1 and bool((tokens[self.row] == 1).any())
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             if self.grows and frontier.depth and broken(frontier.tokens):
@@ -292,30 +316,24 @@ class Dicey(Drafter):
             raise ArithmeticError("not this draft")
         return draft, state
 
-    def commit(self, state: int, step: Step) -> int:
+    def commit(self, state: Count, step: Step) -> Count:
         return state
-
-    def join(self, state: int, row: int, other: int) -> int:
-        return state + (row == state)
-
-    def of_row(self, state: int, row: int) -> int:
-        return 1 if self.parts else unparted(self)
 
 
 TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
 
 
-@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(parts: bool, row: int, grows: bool) -> None:
     """Summed over all drafts and verdicts of both texts; the first's own tokens or its neighbour's break the batch."""
-    law, failures = law_of(TOY, Dicey(row, grows, parts), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    drafter = Dicey(row, grows) if parts else Unparted(Dicey(row, grows))
+    law, failures = law_of(TOY, drafter, BlockVerification(), Chain(2), TEXTS, 2, steps=1)
     assert failures and distance(law, TOY.texts(TEXTS[0], 2)) < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 def test_to_drop_what_a_row_has_drawn_for_what_it_is_would_be_seen() -> None:
-    law, _ = law_of(TOY, Dicey(0, False, parts=False, loses=True), BlockVerification(), Chain(2), TEXTS, 2, steps=1)
+    drafter = Unparted(Dicey(0, False, loses=True))
+    law, _ = law_of(TOY, drafter, BlockVerification(), Chain(2), TEXTS, 2, steps=1)
     assert distance(law, TOY.texts(TEXTS[0], 2)) > 0.01

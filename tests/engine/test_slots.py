@@ -1,5 +1,6 @@
 """Texts that join and leave a running batch are what they would be alone."""
 
+from collections.abc import Hashable
 from functools import cache
 
 import pytest
@@ -23,8 +24,8 @@ from polydraft import (
     TreeShape,
 )
 from polydraft.drafters import Drafter, EnsembleDrafter
-from polydraft.engine import Ending, Method, Request, Slots, TargetLaw, generate_many
-from polydraft.engine.decode import capacity_for
+from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw, generate_many
+from polydraft.engine.prefill import capacity_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import Noise
 from polydraft.verifiers import NaiveMatch, TopDown
@@ -158,45 +159,54 @@ def test_a_batch_too_large_for_the_memory_says_what_fits(monkeypatch: pytest.Mon
         generate_many(target(), PROMPTS, batch_size=6, drafter=NoDraft(), max_new_tokens=NEW)
 
 
-def slots(size: int) -> Slots:
-    method = Method(HuggingFaceModel(target()), NoDraft(), TopDown(NaiveMatch()), Chain(1))
-    return Slots(method, size, capacity_for(method, [Ending(20)]), SamplingParams())
+def fixed_rows(size: int) -> RunningBatch:
+    method = Method(NoDraft(), TopDown(NaiveMatch()), Chain(1))
+    capacity = capacity_for(method, [Ending(20)])
+    return RunningBatch(HuggingFaceModel(target()), method, size, capacity, fixed=SamplingParams())
 
 
 def request(name: str, tokens: Tensor, params: SamplingParams, limit: int = 20) -> Request:
     return Request(name, tokens, TargetLaw(params), Ending(limit), Noise.from_seed(3, 1))
 
 
-class TestSlots:
+def names(batch: RunningBatch) -> list[Hashable]:
+    """Return whose the rows are."""
+    return [None if one is None else one.name for one in batch.texts]
+
+
+class TestFixedRows:
     def test_rows_may_have_settings_of_their_own(self) -> None:
-        batch = slots(2)
+        batch = fixed_rows(2)
         cold, warm = SamplingParams(temperature=0), SamplingParams(temperature=1.5)
-        assert batch.join(request("cold", PROMPTS[2], cold)) == 0
-        blocks = [batch.step() for _ in range(3)]
-        assert batch.join(request("warm", PROMPTS[2], warm)) == 1
-        blocks += [batch.step() for _ in range(20) if batch.requests]
-        gains = [(slot, gained.tokens) for block in blocks for slot, gained in block.rows.items()]
-        texts = [[token for owner, tokens in gains if owner == slot for token in tokens] for slot in (0, 1)]
+        assert batch.join(request("cold", PROMPTS[2], cold)) == 0  # nothing of it was known
+        assert names(batch) == ["cold", None]
+        steps = [batch.step() for _ in range(3)]
+        batch.join(request("warm", PROMPTS[2], warm))
+        assert names(batch) == ["cold", "warm"] and len(batch.batch.parts) == 2
+        steps += [batch.step() for _ in range(20)]
+        gains = [one.gains() for one in steps if one is not None]
+        texts = [[token for one in gains if own in one for token in one[own].tokens] for own in ("cold", "warm")]
         assert len(texts[0]) == len(texts[1]) == 16
         assert texts[0] == alone_until_20(0.0)
         assert texts[1] == alone_until_20(1.5)
         assert texts[0] != texts[1]
-        assert batch.free == (0, 1)
+        assert names(batch) == [None, None] and batch.free == 2
 
     def test_a_text_may_leave_before_its_end(self) -> None:
-        batch = slots(2)
+        batch = fixed_rows(2)
         batch.join(request("a", PROMPTS[0], SamplingParams(temperature=0)))
         batch.join(request("b", PROMPTS[2], SamplingParams(temperature=0)))
-        batch.leave(0)
-        assert batch.free == (0,)
-        assert list(batch.step().rows) == [1]
+        batch.leave("a")
+        assert names(batch) == [None, "b"] and batch.free == 1
+        found = batch.step()
+        assert found is not None and [*found.block.rows] == [1] and len(found.block.tree.tokens) == 2
 
     def test_a_text_that_could_outgrow_them_is_refused(self) -> None:
         with pytest.raises(ContextOverflow, match="needs 33 key slots, but this batch has 23"):
-            slots(1).join(request("long", PROMPTS[0], SamplingParams(), limit=30))
+            fixed_rows(1).join(request("long", PROMPTS[0], SamplingParams(), limit=30))
 
-    def test_no_slot_is_free(self) -> None:
-        batch = slots(1)
+    def test_no_row_is_free(self) -> None:
+        batch = fixed_rows(1)
         batch.join(request("a", PROMPTS[0], SamplingParams()))
         with pytest.raises(IndexError):
             batch.join(request("b", PROMPTS[0], SamplingParams()))

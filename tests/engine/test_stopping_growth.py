@@ -18,11 +18,11 @@ from polydraft import (
     generate,
 )
 from polydraft.drafters import Drafter, NoDraft, Session
+from polydraft.engine import Method, Observer
 from polydraft.engine.lessons import Lesson, keeps_overlaps
 from polydraft.engine.planner import Opening, Spent
 from polydraft.engine.planner.chances import Chances
 from polydraft.engine.planner.sureness import Sureness, class_of
-from polydraft.engine.wrappers.watched import Watched
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
@@ -215,7 +215,8 @@ def test_what_the_drafter_thinks_is_seen_in_greedy_chains_too() -> None:
 
 def test_a_rule_keeps_what_it_says_of_itself_when_it_is_timed() -> None:
     def timed(rule: TreeVerifier) -> TreeVerifier:
-        return Watched(HuggingFaceModel(tiny_model()), NoDraft(), rule, Chain(1)).method.verifier
+        observer = Observer(HuggingFaceModel(tiny_model()), time=True)
+        return observer.watched(Method(NoDraft(), rule, Planner((Chain(1),)))).verifier
 
     assert keeps_overlaps(timed(BlockVerification()))
     assert not keeps_overlaps(timed(TopDown(NaiveMatch(TopK()))))

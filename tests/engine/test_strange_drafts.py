@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import perturbed, tiny_model
+from doubles import Unparted, perturbed, tiny_model
 from growing import DEPTH, TOKENS, DeepWorld, every_growth, target_rows
 from scipy.stats import chi2
 from torch import Tensor
@@ -27,10 +27,10 @@ from polydraft import (
     generate_many,
 )
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, is_sound
-from polydraft.engine import Ending, Run, TargetLaw
+from polydraft.engine import Ending, Method, Run, TargetLaw
+from polydraft.engine.checking import checked, known_tokens, with_unknown
 from polydraft.engine.run import Setup
-from polydraft.engine.wrappers.door import checked, known_tokens, with_unknown
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Product, Scheme, TopK, TopThenSample, WithoutReplacement
@@ -75,13 +75,10 @@ class Bending(Drafter):
     name = "bending"
 
     def __post_init__(self) -> None:
-        self.inner = good_drafter()
+        self.inner = Unparted(good_drafter())
 
     def check(self, scheme: Scheme) -> None:
         self.inner.check(scheme)
-
-    def of_row(self, state: Any, row: int) -> Any:
-        raise InvalidParameter("The bending drafter has no state of one row of several.")
 
     def start(self, text: Text, session: Session) -> Any:
         return self.inner.start(text, session)
@@ -96,9 +93,6 @@ class Bending(Drafter):
 
     def commit(self, state: Any, step: Step) -> Any:
         return self.inner.commit(state, step)
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return self.inner.join(state, row, other)
 
 
 def bent(draft: Draft, **parts: object) -> Draft:
@@ -477,8 +471,6 @@ class Strange(Drafter):
 
     def commit(self, state: None, step: Step) -> None: ...
 
-    def join(self, state: None, row: int, other: None) -> None: ...
-
 
 class Refusing(HuggingFaceModel):
     """A draft model that raises when it is to score a token; one that was drawn, not one of the prompt."""
@@ -565,7 +557,8 @@ def one_by_one(drafter: Drafter, samples: int) -> tuple[Tensor, int, int]:
     prompt = Text(torch.tensor([START]), torch.tensor([len(START)]))
     for seed in range(samples):
         endings = (Ending(len(START) + FEW),)
-        setup = Setup(door, drafter, BlockVerification(IID()), Chain(2), prompt, (TargetLaw(HOT),), endings)
+        method = Method(drafter, BlockVerification(IID()), Chain(2))
+        setup = Setup(door, method, prompt, (TargetLaw(HOT),), endings)
         run = Run(setup, Noise.from_seed(1000 + seed, 1)).exhaust()
         rows.append(run.new_tokens[0])
         failures += run.statistics.fallback != ""

@@ -1,6 +1,5 @@
 """How often a step waits for a device, counted on host tensors that say they are on one (`on_device`)."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from on_device import DEVICE, OnDevice, Waits, counted, moved, on_device
 from polydraft.drafters import Drafter, ModelDrafter, NoDraft
 from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
 from polydraft.engine.clock import Stopwatch
-from polydraft.engine.decode import begin, capacity_for, step
 from polydraft.engine.defaults import default_policy, default_verifier
-from polydraft.engine.wrappers.guarded import Guarded
+from polydraft.engine.prefill import begin
+from polydraft.engine.step import step
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -48,11 +47,11 @@ def blocks(
 ) -> Iterator[Block]:
     params, ending = SamplingParams(temperature), Ending(24)
     verifier, policy = verifier or default_verifier(drafter, params), policy or default_policy(drafter, params)
-    method = Method(target, drafter, verifier, policy)
+    method = Method(drafter, verifier, policy)
     asked = Prompts(texts, (TargetLaw(params),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
-    batch = begin(method, asked, capacity_for(method, [ending]))
+    batch = begin(target, method, asked)
     while batch.going:
-        batch, block = step(method, batch)
+        batch, block, _ = step(batch)
         yield block
 
 
@@ -73,7 +72,7 @@ def test_a_step_waits_for_two_transfers_and_writes_the_same_text(drafts: bool, r
     draft = perturbed(target, 0.3)
 
     def drafter() -> Drafter:
-        return Guarded(ModelDrafter(HuggingFaceModel(draft))) if drafts else NoDraft()
+        return ModelDrafter(HuggingFaceModel(draft)) if drafts else NoDraft()
 
     expected = [
         gained(one) for one in blocks(HuggingFaceModel(target), drafter(), temperature, text(rows, False), rows)
@@ -84,6 +83,7 @@ def test_a_step_waits_for_two_transfers_and_writes_the_same_text(drafts: bool, r
     found: list[dict[int, Sequence[int]]] = []
     with counted() as waits:
         for block in blocks(model, ready, temperature, text(rows, True), rows):
+            assert not block.faults
             found.append(gained(block))
             if len(found) > 1:  # the first step makes tables that are kept
                 assert sum(waits.reads.values()) <= MOST, waits.reads
@@ -114,12 +114,13 @@ def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(
     draft = perturbed(target, 0.3)
     temperature = 0.0 if verifier.scheme.deterministic else 1.0
     ask = {"temperature": temperature, "rows": rows, "policy": policy, "verifier": verifier}
-    drafter, ready = ModelDrafter(HuggingFaceModel(draft)), Guarded(ModelDrafter(HuggingFaceModel(draft)))
+    drafter, ready = (ModelDrafter(HuggingFaceModel(draft)) for _ in range(2))
     expected = [gained(one) for one in blocks(HuggingFaceModel(target), drafter, texts=text(rows, False), **ask)]
     model, found = HuggingFaceModel(moved(target)), list[dict[int, Sequence[int]]]()
     moved(draft)
     with counted(strict=False) as waits:
         for block in blocks(model, ready, texts=text(rows, True), **ask):
+            assert not block.faults
             found.append(gained(block))
             grown = {place: count for place, count in waits.reads.items() if place.startswith("trees/")}
             most = 2 + (policy.shape.depth - 1) * policy.stops  # size and shape of what was grown
@@ -127,7 +128,7 @@ def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(
             assert not [place for place in waits.uploads if place.startswith("trees/")]
             waits.uploads.clear()
             waits.reads.clear()
-    assert found == expected and len(found) > 3 and not ready.failure
+    assert found == expected and len(found) > 3
 
 
 class Odd(HuggingFaceModel):
@@ -144,12 +145,12 @@ def test_drafts_below_a_row_that_is_no_law_do_not_count_on_a_device(temperature:
     target = tiny_model(seed=1)
     draft = perturbed(target, 0.3)
     plain = [gained(one) for one in blocks(HuggingFaceModel(target), NoDraft(), 0.0, text(1, False), 1)]
-    model, guard = HuggingFaceModel(moved(target)), Guarded(ModelDrafter(Odd(draft)))
+    model, drafter = HuggingFaceModel(moved(target)), ModelDrafter(Odd(draft))
     moved(draft)
-    with counted(), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = [gained(one) for one in blocks(model, guard, temperature, text(1, True), 1)]
-    assert "logits are not usable" in guard.failure and len(told) == 1
+    with counted():
+        steps = [*blocks(model, drafter, temperature, text(1, True), 1)]
+    found, (fault,) = [gained(one) for one in steps], [fault for one in steps for fault in one.faults]
+    assert "logits are not usable" in fault.reason and fault.every and fault.method.drafter is drafter
     if not temperature:
         assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
 

@@ -52,9 +52,6 @@ class Noting(Drafter):
     def commit(self, state: Any, step: Step) -> Any:
         return self.inner.commit(state, step)
 
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return self.inner.join(state, row, other)
-
 
 DRAFTERS = {
     "jacobi": JacobiDrafter,

@@ -18,7 +18,9 @@ import polydraft
 from polydraft import Chain, ModelDrafter, NgramDrafter, Planner, Widths
 from polydraft.conformance import check
 from polydraft.drafters import merge_beside, route_first
-from polydraft.engine.decode import Ending, Method, Prompts, begin, full_step
+from polydraft.engine import Ending, Method, Prompts
+from polydraft.engine.prefill import begin
+from polydraft.engine.step import step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, Pair
@@ -194,16 +196,16 @@ def test_sampled_text_has_the_models_law(name: str, verifier: Any) -> None:
 def test_a_step_may_be_taken_again() -> None:
     for name in ("lfm2", "bloom"):
         door, drafter = HuggingFaceModel(tiny(name)), half_right(name)
-        method = Method(door, drafter, BlockVerification(), Chain(3))
+        method = Method(drafter, BlockVerification(), Chain(3))
         lengths = torch.tensor([9, 4])
         text = Text(torch.tensor([PROMPT[:9], [*PROMPT[:4], 0, 0, 0, 0, 0]]), lengths)
         prompts = Prompts(text, (TargetLaw(),) * 2, (Ending(max_length=60),) * 2, Noise.from_seed(3, 2))
-        rows = begin(method, prompts, 80)
+        batch = begin(door, method, prompts, capacity=80)
         for _ in range(6):
-            once, first, _ = full_step(method, rows)
-            rows, second, _ = full_step(method, rows)
+            once, first, _ = step(batch)
+            batch, second, _ = step(batch)
             assert first.rows == second.rows
-            assert once.text.counts == rows.text.counts
+            assert once.text.counts == batch.text.counts
 
 
 @pytest.mark.parametrize("name", ["lfm2", "gpt_neo"])

@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 
 from polydraft import Chain, HuggingFaceModel, ModelDrafter, NaiveMatch, SamplingParams, TopDown
 from polydraft.drafters import Session
-from polydraft.engine import Ending, Method, Request, Slots, TargetLaw
-from polydraft.engine.decode import LOOP
-from polydraft.models import LanguageModel
+from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
+from polydraft.engine.prefill import LOOP
 from polydraft.probs import Noise
 from polydraft.reading import Text
 
@@ -22,9 +21,9 @@ GREEDY = SamplingParams(temperature=0)
 def written(loop: Any, prompt: list[int]) -> list[int]:
     """Return twelve tokens that a loop writes after a prompt."""
     loop = LOOP.on(loop, Text(torch.tensor([prompt]), torch.tensor([len(prompt)])), Noise.from_seed(0, 1))
-    while loop.rows.text.counts[0] < len(prompt) + 12:
+    while loop.text.counts[0] < len(prompt) + 12:
         loop, _ = LOOP.step(loop)
-    text = loop.rows.text.tokens[0, len(prompt) : len(prompt) + 12].tolist()
+    text = loop.text.tokens[0, len(prompt) : len(prompt) + 12].tolist()
     return [loop, text]  # type: ignore[return-value]
 
 
@@ -34,34 +33,32 @@ def test_a_loop_rewinds_to_a_shared_prefix(target: PreTrainedModel) -> None:
     fresh = LOOP.begin(model, drafter, TopDown(NaiveMatch()), Chain(3), text, session)
     loop, _ = written(fresh, FIRST)
     again = loop.cut(0, 5)
-    assert again.rows.reader.read == (5,) and again.rows.parts[0].state.reader.read == (5,)
+    assert again.reader.read == (5,) and again.parts[0].state.reader.read == (5,)
     other = LOOP.begin(model, drafter, TopDown(NaiveMatch()), Chain(3), text, session)
     assert written(again, SECOND)[1] == written(other, SECOND)[1]
 
 
-def slots(model: LanguageModel, chunk: int | None) -> tuple[Slots, list[int]]:
-    drafter = ModelDrafter(HuggingFaceModel(perturbed(model.model, 0.1)))  # type: ignore[attr-defined]
-    return Slots(Method(model, drafter, TopDown(NaiveMatch()), Chain(2)), 2, 80, GREEDY, chunk), []
+def fixed_rows(model: HuggingFaceModel, chunk: int | None) -> RunningBatch:
+    drafter = ModelDrafter(HuggingFaceModel(perturbed(model.model, 0.1)))
+    return RunningBatch(model, Method(drafter, TopDown(NaiveMatch()), Chain(2)), 2, 80, fixed=GREEDY, chunk=chunk)
 
 
 def test_a_long_prompt_is_read_between_other_rows_steps(target: PreTrainedModel) -> None:
     model, texts = HuggingFaceModel(target), dict[int | None, dict[str, list[int]]]()
     for chunk in (None, 4):
-        batch, read = slots(model, chunk)
+        batch, waits = fixed_rows(model, chunk), 0
         law, ending = TargetLaw(GREEDY), Ending(max_length=24)
         short = Request("short", torch.tensor(FIRST[:2]), law, ending, Noise.from_seed(1, 1))
         batch.join(short)
         batch.step()
         batch.join(replace(short, name="long", tokens=torch.tensor(FIRST + SECOND)))
         found: dict[str, list[int]] = {"short": [], "long": []}
-        while batch.requests or batch.reading:
-            requests, waiting = dict(batch.requests), batch.reading
-            block = batch.step()
-            read.append(len(waiting))
-            for slot, gained in block.rows.items():
-                found[str({**requests, **batch.requests}[slot].name) if slot in requests else "long"] += gained.tokens
+        while batch.running or batch.reading:
+            waits += len(batch.reading)
+            step = batch.step()
+            for name, gained in step.gains().items() if step else ():
+                found[str(name)] += gained.tokens
+            batch.sweep()
         texts[chunk] = found
-        assert sum(read) == (0 if chunk is None else 4), (
-            "14 tokens by 4 are four steps, in which the other text goes on"
-        )
+        assert waits == (0 if chunk is None else 4), "14 tokens by 4 are four steps, in which the other text goes on"
     assert texts[None]["long"] == texts[4]["long"] and len(texts[4]["long"]) == 9

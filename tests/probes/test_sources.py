@@ -9,7 +9,8 @@ from torch import Tensor
 from polydraft import Chain, ModelDrafter, NaiveMatch, NoDraft, SamplingParams, TopDown, Widths
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
-from polydraft.engine.decode import begin, capacity_for, joined, opened, read_on, step
+from polydraft.engine.prefill import begin, capacity_for, opened, read_on
+from polydraft.engine.step import step
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Text
@@ -54,20 +55,23 @@ class Toy(LanguageModel):
         return Forward((5 * (seen * (1 + cache.sources.view(-1, 1, 1)))).sin() * 5, {})
 
 
-def texts(drafter: Drafter, policy: Any, rows: Sequence[int]) -> list[list[int]]:
-    method = Method(Toy(), drafter, TopDown(NaiveMatch()), policy)
+def prompts(rows: Sequence[int]) -> Prompts:
+    """Return prompts with their sources."""
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(PROMPTS[row]) for row in rows], batch_first=True)
-    prompt = Text(tokens, torch.tensor([len(PROMPTS[row]) for row in rows]))
+    text = Text(tokens, torch.tensor([len(PROMPTS[row]) for row in rows]))
     laws, endings = [TargetLaw(GREEDY)] * len(rows), [Ending(max_length=20)] * len(rows)
-    sources, room = [SOURCES[row] for row in rows], capacity_for(method, endings)
-    batch = begin(method, Prompts(prompt, laws, endings, Noise.from_seed(0, len(rows)), sources), room)
-    if len(rows) > 1:  # the last row's text is another's, which joins
-        own = Text(tokens[-1:, : len(PROMPTS[rows[-1]])], prompt.lengths[-1:])
-        newcomer = Prompts(own, laws[:1], endings[:1], Noise.from_seed(0, 1), sources[-1:])
-        alone = opened(method, newcomer, room)
-        batch = joined(batch, len(rows) - 1, read_on(alone))
+    return Prompts(text, laws, endings, Noise.from_seed(0, len(rows)), [SOURCES[row] for row in rows])
+
+
+def texts(drafter: Drafter, policy: Any, rows: Sequence[int]) -> list[list[int]]:
+    model, method = Toy(), Method(drafter, TopDown(NaiveMatch()), policy)
+    batch = begin(model, method, prompts([*rows[:-1], rows[0]]))
+    if len(rows) > 1:  # the last text joins in place of another one
+        newcomer = prompts(rows[-1:])
+        room = capacity_for(method, newcomer.endings)
+        batch = batch.put(len(rows) - 1, read_on(opened(model, method, newcomer, room)))
     while batch.going:
-        batch, _ = step(method, batch)
+        batch, _, _ = step(batch)
     return [batch.text.tokens[row, :20].tolist() for row in range(len(rows))]
 
 

@@ -1,12 +1,14 @@
 """Clients that mean no good, and operators who put the server elsewhere: what must not grow, leak or stand still."""
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +24,8 @@ from pydantic import BaseModel, ValidationError
 from serving import PROMPT, ask, chunks, client, error, until
 from serving import served as served_at
 
-from polydraft.engine import OpenBatch, as_drafter
-from polydraft.engine.calls.choices import Choices, chosen_parts
-from polydraft.engine.decode import Method
+from polydraft.engine import Method, RunningBatch, as_drafter
+from polydraft.engine.calls.choices import Choices, chosen_method
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow
 from polydraft.models import HuggingFaceModel, Pair
@@ -212,15 +213,28 @@ def test_tokens_to_be_spelt_have_a_queue_too() -> None:
     asyncio.run(flooded())
 
 
-def test_what_was_predicted_is_forgotten_with_its_text(served: Served) -> None:
-    writing = Writing(served, lambda event: None)
-    before = len(writing._watched._others)
+def test_what_was_predicted_is_forgotten_with_its_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, made = Writing(served, lambda event: None), list[weakref.ref[Method]]()
+    method_for, warned = writing.shelf.method_for, writing._observer._warned
+
+    def noted(speculation: Any, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Method:
+        method = method_for(speculation, params, prediction)
+        if prediction:
+            made.append(weakref.ref(method))
+            warned.add(id(method))  # as if its drafter had failed
+        return method
+
+    monkeypatch.setattr(writing.shelf, "method_for", noted)
     for number in range(3):
         writing.take(Ask(str(number), (PROMPT,), seed=1, max_tokens=4, prediction="def fib(n):\n    return"))
     writing.cancel("2")
     while not writing.idle:
         writing.step()
-    assert len(writing._watched._others) == before
+    writing.take(Ask("plain", (PROMPT,), seed=1, max_tokens=4))  # else the last step is still known
+    while not writing.idle:
+        writing.step()
+    gc.collect()
+    assert len(made) == 5 and not any(one() for one in made) and not warned
 
 
 def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
@@ -322,7 +336,7 @@ def test_what_cannot_fit_is_not_made_into_tokens(
 ) -> None:
     begun = time.monotonic()
     long = "word and " * 400_000
-    for fields in ({"prompt": long}, {"prompt": [1] * 1_500_000}, {"prediction": {"type": "content", "content": long}}):
+    for fields in ({"prompt": long}, {"prompt": [1] * 1_200_000}, {"prediction": {"type": "content", "content": long}}):
         status, told = error(app, "/v1/completions", **{"prompt": PROMPT, **fields})
         assert status == 400 and told["code"] == "context_length_exceeded"
         assert told["param"] == ("prediction" if "prediction" in fields else "prompt")
@@ -416,28 +430,31 @@ def test_a_kept_prompt_is_not_written_over_where_rows_stay(pair: Pair, monkeypat
     monkeypatch.setattr(HuggingFaceModel, "branches", False)
     target = HuggingFaceModel(deepcopy(pair.target).double())  # passes of other widths round otherwise
     ways = [Choices(as_drafter(pair.draft), policy="chain:3"), Choices("ngram", policy="chain:3")]
-    made = [chosen_parts(one, target, SamplingParams()) for one in ways]
-    drafted, other = (Method(target, one.drafter, one.verifier, one.policy) for one in made)
-    batch, texts = OpenBatch(drafted, 3, 300, None, 4), dict[Any, list[int]]()
+    drafted, other = (chosen_method(one, target, SamplingParams()) for one in ways)
+    texts = dict[Any, list[int]]()
 
-    def join(name: str, prompt: str, new: int, method: Method) -> None:
+    def join(batch: RunningBatch, name: str, prompt: str, new: int, method: Method) -> int:
         ids = pair.tokenizer(prompt, return_tensors="pt").input_ids[0]
         options = {"temperature": 1.0, "top_k": 0, "max_new_tokens": new}
         request = request_for(target, Asked(name, ids, 1, options), {})
         ending = replace(request.ending, eos=frozenset())
-        batch.join(replace(request, method=method, ending=ending))
+        return batch.join(replace(request, method=method, ending=ending))
 
-    def written(until: str) -> None:
+    def written(batch: RunningBatch, until: str) -> list[int]:
         while until not in texts or any(one.name == until for one in batch.running):
             for name, gained in (found.gains() if (found := batch.step()) else {}).items():
                 texts.setdefault(name, []).extend(gained.tokens)
             batch.sweep()
+        return texts[until]
 
-    join("long", "x = [1, 2, 3]\n", 200, other)
-    join("first", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
-    written("first")
-    join("between", "class Zebra(object):\n    def stripes(self, many):\n        pass\n", 6, drafted)
-    written("between")
-    join("again", "def merge(left, right, key, other):\n    return left\n", 40, drafted)
-    written("again")
-    assert texts["again"] == texts["first"]
+    prompt = "def merge(left, right, key, other):\n    return left\n"
+    fresh, batch = (RunningBatch(target, drafted, 3, 300, keeps=keeps) for keeps in (0, 4))
+    join(fresh, "alone", prompt, 40, drafted)
+    join(batch, "long", "x = [1, 2, 3]\n", 200, other)
+    join(batch, "first", prompt, 40, drafted)
+    batch.step()
+    batch.leave("first", keeps=False)  # else its whole text is kept, in memory of its own
+    join(batch, "between", "class Zebra(object):\n    def stripes(self, many):\n        pass\n", 6, drafted)
+    written(batch, "between")
+    assert join(batch, "again", prompt, 40, drafted) > 8
+    assert written(batch, "again") == written(fresh, "alone")

@@ -1,5 +1,7 @@
 """Policies that learn: Draft & Verify's threshold step by step, and a fitted classifier."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,8 +51,15 @@ def test_each_row_learns_for_itself_and_a_new_text_begins_anew() -> None:
     policy = AdaptiveThreshold(4, 0.6, step=0.5, smoothing=0.0, forgetting=0.0)
     policy = policy.after(chains([4, 2, 4], 4), kept([0, 2, 4], 4))
     assert policy.learnt.threshold.tolist() == pytest.approx([1.0, 0.1, 0.6])
-    assert policy.select([0, -1, 2]).learnt.threshold.tolist() == pytest.approx([1.0, 0.6, 0.6])
-    assert AdaptiveThreshold(4).select([0, -1]).learnt is None
+    fresh, taught = AdaptiveThreshold(4, 0.6), policy.select([1])
+    assert policy.select([0, 2]).learnt.threshold.tolist() == pytest.approx([1.0, 0.6])
+    assert policy.put(1, fresh).learnt.threshold.tolist() == pytest.approx([1.0, 0.6, 0.6])
+    assert policy.put(1, fresh).learnt.rate.tolist() == pytest.approx([0.0, 0.0, 1.0])
+    assert policy.put(0, taught).learnt.threshold.tolist() == pytest.approx([0.1, 0.1, 0.6])
+    assert policy.put(3, taught).learnt.threshold.tolist() == pytest.approx([1.0, 0.1, 0.6, 0.1])
+    assert fresh.put(2, taught).learnt.threshold.tolist() == pytest.approx([0.6, 0.6, 0.1])
+    assert policy.select([3]).learnt.threshold.tolist() == pytest.approx([0.6]), "a row behind those that learnt"
+    assert AdaptiveThreshold(4).select([0]).put(1, AdaptiveThreshold(4)).learnt is None
     chance = torch.tensor([[0.7], [0.7], [0.5]])
     nodes = torch.zeros(3, 1, dtype=torch.int64)
     drawn = Drawn(1, chance > 0, chance.double(), nodes, chance.unsqueeze(1), chance, nodes[:, 0], nodes, nodes)
@@ -61,7 +70,7 @@ def test_each_row_learns_for_itself_and_a_new_text_begins_anew() -> None:
 def test_policies_that_do_not_learn_stay_what_they_are() -> None:
     for policy in (Chain(3), Confident((1, 1), 0.4)):
         assert policy.after(chains([2], 3), kept([1], 3)) is policy
-        assert policy.select([-1]) is policy
+        assert policy.select([0]) is policy and policy.put(1, replace(policy)) is policy
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"threshold": 1.1}, {"goal": -1}, {"smoothing": 2}, {"step": 7}])

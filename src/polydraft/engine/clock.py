@@ -95,6 +95,10 @@ class Stopwatch:
         self._own = {}
         return took
 
+    def forget(self, whose: object) -> None:
+        """Drop what was charged to somebody who is gone."""
+        self._own.pop(id(whose), None)
+
     def own(self, whose: object) -> float:
         """Return the seconds since the last lap that were charged to somebody."""
         _ = self.seconds  # which reads the marks

@@ -67,6 +67,7 @@ class Observer:
     def forget(self, method: Method) -> None:
         """Forget a method that no text has any more."""
         self._warned.discard(id(method))
+        self.clock.forget(method)
 
     def opens(
         self, method: Method, length: int, left: int, rows: int, law: TargetLaw, others: int = 0, soon: int = 0

@@ -26,6 +26,7 @@ from polydraft.errors import InvalidParameter, TargetMismatch, UnpairedScheme, V
 from polydraft.models import HuggingFaceModel, linear_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text, reader_of
+from polydraft.rows import cut, put
 from polydraft.schemes import IID, Given, Scheme, TopK
 from polydraft.trees import Frontier, TreePolicy, Verdict
 from polydraft.verifiers import BlockVerification, RecursiveRejection, TopDown
@@ -292,12 +293,12 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
     drafter, rows = drafter_of(name), [list(row) for row in PROMPTS]
     state, drafts = stepped(drafter, target, rows, Chain(3), 3), [[5, 7]] * 3
     newcomer = [8, 8, 2, 0, 6]
-    state = drafter.join(drafter.leave(state, 1), 1, begun(drafter, target, [newcomer])[0])
+    state = put(cut(state, 1, 0), 1, begun(drafter, target, [newcomer])[0])
     rows[1] = newcomer
-    state = drafter.join(state, 3, begun(drafter, target, [newcomer[:3]])[0])
+    state = put(state, 3, begun(drafter, target, [newcomer[:3]])[0])
     rows.append(newcomer[:3])
     rows[0] = [*rows[0][:7], 20, 3]  # the states of six tokens or seven are known, those behind are another text's
-    state = drafter.rewind(state, 0, 7)
+    state = cut(state, 0, 7)
     assert state.given[0] == 7 and state.done[0] == 6
     known, _ = begun(drafter, target, rows)
     state.states[0, 7:9] = known.states[0, 7:9]

@@ -22,6 +22,7 @@ from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, 
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
+from polydraft.rows import cut, put
 from polydraft.schemes import IID, ConditionalPoisson, Coupled, Given, Product, Scheme, TopK, WithoutReplacement
 from polydraft.trees import MEDUSA_63, BestFirst, Chain, Draft, Fixed, TreePolicy, Widths
 from polydraft.verifiers import BlockVerification, RecursiveRejection, TopDown
@@ -269,7 +270,7 @@ def test_a_joined_row_drafts_as_alone_and_leaves_the_others_alone(place: int, ne
     state, _, _ = begun(drafter, PROMPTS)
     other, alone, _ = begun(drafter, [newcomer])
     before = state.hidden.clone()
-    joined = drafter.join(state, place, other)
+    joined = put(state, place, other)
     rows = [*PROMPTS[:place], newcomer, *PROMPTS[place + 1 :]]
     noise = Noise.from_seed(1, len(rows))
     draft, _ = drafter.draft(joined, text_of(rows), TopK(), Widths((2, 2)), noise)
@@ -284,10 +285,10 @@ def test_a_joined_row_drafts_as_alone_and_leaves_the_others_alone(place: int, ne
 def test_a_row_that_is_rewound_is_not_known_until_it_is_read_again() -> None:
     drafter = MedusaDrafter(heads())
     state, text, _ = begun(drafter, PROMPTS)
-    assert drafter.rewind(state, 0, 10).place.tolist() == [9, 1, -1]
-    back = drafter.rewind(state, 0, 5)
+    assert cut(state, 0, 10).place.tolist() == [9, 1, -1]
+    back = cut(state, 0, 5)
     assert back.place.tolist() == [-1, 1, -1] and state.place.tolist() == [9, 1, -1]
-    assert drafter.leave(state, 1).place.tolist() == [9, -1, -1]
+    assert cut(state, 1, 0).place.tolist() == [9, -1, -1]
     shorter = text_of([PROMPTS[0][:5], *PROMPTS[1:]])
     draft, _ = drafter.draft(back, shorter, IID(), Chain(3), Noise.from_seed(1, 3))
     zeros = torch.zeros(WIDTH, dtype=torch.float64)

@@ -24,7 +24,7 @@ from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
-from polydraft.rows import reuse
+from polydraft.rows import put, reuse, select
 from polydraft.schemes import Product, TopK
 from polydraft.trees import BestFirst, Chain, Eagle2, TreePolicy, TreeShape, Verdict, Widths, branched, in_pieces
 
@@ -135,8 +135,8 @@ def test_finished_steps_move_the_split_of_their_row() -> None:
     (piece,) = in_pieces(draft)
     after = drafter.commit(state, step_of(text, piece.draft, verdict, VOCAB))
     assert after.kept[0].kept >= 1 and after.kept[1] == Kept(1, 0)
-    assert drafter.of_row(after, 1).kept == after.kept[1:]
-    assert drafter.join(after, 0, drafter.of_row(after, 1)).kept == (Kept(1, 0), Kept(1, 0))
+    assert select(after, [1]).kept == after.kept[1:]
+    assert put(after, 0, select(after, [1])).kept == (Kept(1, 0), Kept(1, 0))
 
 
 POLICIES = (Chain(6), Widths((2, 2, 1)), BestFirst(8, depth=6, children=2))

@@ -14,9 +14,10 @@ from polydraft.drafters import Session
 from polydraft.drafters.text import Guess
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.jacobi import JacobiState, filled
-from polydraft.engine.decode import LOOP
+from polydraft.engine.prefill import LOOP
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import cut, put
 from polydraft.schemes import Given
 from polydraft.trees import Verdict
 
@@ -64,7 +65,7 @@ def test_it_is_jacobis_iteration_in_every_row() -> None:
         kept += sum(taken.verdict.kept)
         for row, steps in enumerate(expected):
             written, guesses = steps[step]
-            assert loop.rows.text.tokens[row, : loop.rows.text.counts[row]].tolist() == written
+            assert loop.text.tokens[row, : loop.text.counts[row]].tolist() == written
             assert list(LOOP.drafts(loop).guesses[row]) == guesses
     assert 0 < kept < LENGTH * STEPS * len(PROMPTS)
 
@@ -84,9 +85,9 @@ def test_new_places_take_what_stands_as_many_places_before(text: list[int], know
 
 def test_a_row_that_leaves_or_is_rewound_begins_again() -> None:
     drafter, state = JacobiDrafter(), JacobiState(((1, 2), (3,)), 9)
-    assert drafter.rewind(state, 1, 5).guesses == ((1, 2), ())
-    assert drafter.leave(state, 0).guesses == ((), (3,))
-    assert drafter.join(state, 2, JacobiState(((8,),), 9)).guesses == ((1, 2), (3,), (8,))
+    assert cut(state, 1, 5).guesses == ((1, 2), ())
+    assert cut(state, 0, 0).guesses == ((), (3,))
+    assert put(state, 2, JacobiState(((8,),), 9)).guesses == ((1, 2), (3,), (8,))
     assert drafter.continues(state) and not drafter.continues(9)
 
 

@@ -15,10 +15,11 @@ from polydraft import HuggingFaceModel, LookaheadDrafter, NaiveMatch, NgramPool,
 from polydraft.drafters import Session
 from polydraft.drafters.text.lookahead import LookaheadState
 from polydraft.drafters.text.window import Window, layout, most_scored
-from polydraft.engine.decode import LOOP
+from polydraft.engine.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import cut
 from polydraft.schemes import Given, TopK
 from polydraft.trees import Chain, TreePolicy, Widths
 
@@ -114,7 +115,7 @@ def begun(drafter: LookaheadDrafter, rows: list[list[int]], policy: TreePolicy |
 
 def check(loop: Any, row: int, published: Published) -> None:
     state: LookaheadState = LOOP.drafts(loop)
-    text, own = loop.rows.text, state.rows[row]
+    text, own = loop.text, state.rows[row]
     assert text.tokens[row, : text.counts[row]].tolist() == published.text
     assert [*map(list, own.window.rows)] == published.past
     pool = own.pool
@@ -148,7 +149,7 @@ def test_a_newcomer_fills_its_window_while_the_others_have_theirs() -> None:
     loop, published = begun(drafter, PROMPTS), [Published(prompt, *sizes) for prompt in PROMPTS]
     for number in range(9):
         if number == 4:
-            policy = loop.rows.parts[0].origin
+            policy = loop.parts[0].method.policy
             loop = loop.put(1, begun(drafter, [[9, 9, 4]], policy))
             published[1] = Published([9, 9, 4], *sizes)
         rows = LOOP.drafts(loop).rows if number else ()
@@ -205,7 +206,7 @@ def test_a_full_match_brings_the_targets_own_token_too() -> None:
     for _ in range(2):  # the window fills first
         loop, taken = LOOP.step(loop)
         assert taken.tree.tokens.shape[1] == 1
-    tail = loop.rows.text.tokens[0, : loop.rows.text.counts[0]].tolist()
+    tail = loop.text.tokens[0, : loop.text.counts[0]].tolist()
     whole = list(tail)
     for _ in range(4):
         whole.append(likeliest(*whole))
@@ -214,7 +215,7 @@ def test_a_full_match_brings_the_targets_own_token_too() -> None:
     loop = LOOP.drafting(loop, replace(state, rows=(knowing,)))
     loop, taken = LOOP.step(loop)
     assert taken.verdict.kept == (3,)
-    assert loop.rows.text.tokens[0, : loop.rows.text.counts[0]].tolist() == whole
+    assert loop.text.tokens[0, : loop.text.counts[0]].tolist() == whole
 
 
 def test_a_window_begins_with_tokens_of_the_prompt_and_with_the_same_ones_again() -> None:
@@ -241,14 +242,14 @@ def test_a_row_in_a_full_batch_is_decoded_without_a_window_and_goes_on_with_it_l
         assert taken.scored.riders is not None
     check(loop, 0, published)
     before = LOOP.drafts(loop).rows[0].window
-    loop = loop.put(2, begun(drafter, [[9, 9, 4, 9, 9]], loop.rows.parts[0].origin))
+    loop = loop.put(2, begun(drafter, [[9, 9, 4, 9, 9]], loop.parts[0].method.policy))
     kept = 0
     for _ in range(4):
         loop, taken = LOOP.step(loop)
         kept += sum(taken.verdict.kept)
         assert taken.scored.riders is None and taken.tree.tokens.shape[1] <= 5
     assert LOOP.drafts(loop).rows[0].window == before
-    text = loop.rows.text
+    text = loop.text
     for row in range(3):
         written = text.tokens[row, : text.counts[row]].tolist()
         assert all(likeliest(*written[:place]) == written[place] for place in range(len(written) - 4, len(written)))
@@ -283,9 +284,9 @@ def test_what_is_kept_when_a_row_is_rewound_and_when_it_leaves() -> None:
     for _ in range(4):
         loop, _ = LOOP.step(loop)
     state = LOOP.drafts(loop)
-    back = drafter.rewind(state, 0, 2)
+    back = cut(state, 0, 2)
     assert back.rows[0].read == 2 and back.rows[0].pool is state.rows[0].pool and back.rows[1] is state.rows[1]
-    gone = drafter.leave(state, 0).rows[0]
+    gone = cut(state, 0, 0).rows[0]
     assert not gone.window.rows and not len(gone.pool) and gone.read == 0
     assert not drafter.continues(state), "another text begins anew"
 

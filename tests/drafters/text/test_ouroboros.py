@@ -19,7 +19,7 @@ from polydraft.drafters import LookaheadDrafter, Session, Vocabulary
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.ouroboros import Asked, FollowLikeliest, OuroborosState, _children, confirmed, taught
-from polydraft.engine.decode import LOOP
+from polydraft.engine.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, VocabularyMismatch
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
@@ -161,7 +161,7 @@ def test_chains_are_the_draft_models_greedy_text_and_phrases_stand_behind_them()
         assert not LOOP.drafts(loop).asked[0].chain, "what was asked is for one step"
         kept += sum(taken.verdict.kept)
         for row, count in enumerate(taken.text.counts):
-            text = loop.rows.text.tokens[row, :count].tolist()
+            text = loop.text.tokens[row, :count].tolist()
             tree = taken.tree
             depth = tree.depth[row].where(tree.valid[row], 0)
             chain = [int(tree.tokens[row, int((depth == one).nonzero()[0])]) for one in range(1, 5)]
@@ -179,7 +179,7 @@ def test_the_pool_is_one_for_draft_and_target() -> None:
         said = taken.scored.logits.argmax(dim=-1)
         for row, kept in enumerate(taken.verdict.kept):
             chain, tree = (
-                greedy(draft().model, before.rows.text.tokens[row, : taken.text.counts[row]].tolist(), 5),
+                greedy(draft().model, before.text.tokens[row, : taken.text.counts[row]].tolist(), 5),
                 taken.tree,
             )
             nodes = [int(((tree.depth[row] == one) & tree.valid[row]).nonzero()[0]) for one in range(1, 6)]
@@ -212,8 +212,8 @@ def test_rows_are_drafted_for_as_alone() -> None:
         for (_, batch, _), (_, alone, _) in zip(together, steps(drafter, [prompt], 6), strict=True):
             here, there = LOOP.drafts(batch).inner.rows[row], LOOP.drafts(alone).inner.rows[0]
             assert here.window == there.window and here.pool.entries == there.pool.entries
-            count = alone.rows.text.counts[0]
-            assert batch.rows.text.tokens[row, :count].tolist() == alone.rows.text.tokens[0, :count].tolist()
+            count = alone.text.counts[0]
+            assert batch.text.tokens[row, :count].tolist() == alone.text.tokens[0, :count].tolist()
 
 
 def generated(drafter: Any, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from polydraft.drafters.text import Bounds, given, recycling, rows_of
 from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.reading import Scored, Step, Text
+from polydraft.rows import cut
 from polydraft.schemes import Given
 from polydraft.trees import Verdict
 
@@ -62,7 +63,7 @@ def test_a_prompt_in_chunks_is_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
         tables.append(state.tables)
         assert sum(seen) == 199 + 89
     assert tables[0] == tables[1] == tables[2]
-    other = drafter.rewind(state, 0, 3)
+    other = cut(state, 0, 3)
     again = drafter.read(other, Text(tokens.flip(1), sizes[-1]), None)
     assert again.tables[0] == {**state.tables[0], **followed(tokens.flip(1)[0, 2:].numpy(), {})}
 

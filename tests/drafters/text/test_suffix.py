@@ -37,6 +37,7 @@ from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
+from polydraft.rows import cut, put
 from polydraft.schemes import Given
 from polydraft.trees import TreePolicy
 
@@ -266,7 +267,7 @@ def test_a_step_that_is_taken_again_adds_nothing(tmp_path: Path) -> None:
         after = drafter.finish(state, text, 0)
     assert store.texts == 1
     assert not len(drafter.guesses(after, text_of([1, 1, 1], [4, 4, 4]), _bounds())[0][0]), "nobody takes its drafts"
-    joined = drafter.join(after, 0, drafter.start(text_of([7, 7]), Session(SamplingParams(), 64, VOCAB)))
+    joined = put(after, 0, drafter.start(text_of([7, 7]), Session(SamplingParams(), 64, VOCAB)))
     drafter.finish(joined, text_of([7, 7, 7], [4, 5, 6]), 0)
     assert store.texts == 2
     assert store._buffer.index.tokens[:9].tolist() == [0xFFFFFFFF, 1, 2, 3, 0xFFFFFFFF, 7, 7, 7, 0xFFFFFFFF]
@@ -285,7 +286,7 @@ def test_a_conversation_that_goes_on_adds_what_is_new(tmp_path: Path) -> None:
     state = drafter.finish(drafter.start(text, session), text, 0)
     longer = text_of([*range(1, 15)])
     assert drafter.continues(state)
-    went_on = drafter.join(drafter.start(longer, session), 0, drafter.rewind(state, 0, 8))
+    went_on = put(drafter.start(longer, session), 0, cut(state, 0, 8))
     drafter.finish(went_on, longer, 0)
     mark = 0xFFFFFFFF
     assert store._buffer.index.tokens[: store._buffer.used].tolist() == [mark, *range(1, 10), mark, *range(5, 15), mark]
