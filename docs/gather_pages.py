@@ -20,8 +20,8 @@ OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 WHOLE = {
     "conformance": "Proofs of rules and tests of drafters",
     "drafters": "Drafters",
-    "engine": "Generation: calls, runs, planners",
-    "engine.planning": "Plans: the tree for a pair and a machine",
+    "engine": "Generation: calls and runs",
+    "planning": "Plans and planners: the tree for a pair and a machine, and that of every step",
     "reading": "Reading text with a model, for drafters",
     "schemes": "Laws of drafts",
     "server": "The server",

@@ -12,12 +12,12 @@ from torch import Tensor
 from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Observer, Prompts, TargetLaw
-from polydraft.engine.planner import Opening, Spent
-from polydraft.engine.prefill import begin
-from polydraft.engine.step import step
+from polydraft.engine.loop.prefill import begin
+from polydraft.engine.loop.step import step
 from polydraft.engine.stopping import Together
 from polydraft.engine.target_law import Processors
 from polydraft.models import Cache, Forward, LanguageModel
+from polydraft.planning import Opening, Spent
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import enumerate_drafts

@@ -35,13 +35,12 @@ from transformers import (
 )
 
 from polydraft import rows as states
-from polydraft.drafters import Drafter, Session, is_sound
+from polydraft.drafters import Drafter, DraftRequest, Session, finished, is_sound
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
-from polydraft.probs import Noise
-from polydraft.reading import Features, Reader, Scored, Step, Text
+from polydraft.reading import Features, Scored, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Pieces, TreePolicy, Verdict, Widths, causal_mask, topology, tree_mask
+from polydraft.trees import Draft, Pieces, Verdict, Widths, causal_mask, topology, tree_mask
 
 SPREAD = 0.6
 """Standard deviation of the random weights: large enough that the next-token laws are far from uniform."""
@@ -229,7 +228,7 @@ class Unparted(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.name = inner, inner.name
-        self.reads, self.riders, self.shares = inner.reads, inner.riders, inner.shares
+        self.needs = inner.needs
 
     @property
     def sound(self) -> bool:
@@ -248,15 +247,9 @@ class Unparted(Drafter):
         """Let the other one read."""
         return replace(state, inner=self.inner.read(state.inner, text, features))
 
-    def over(self, state: Whole, target: Reader) -> Whole:
-        """Hand the target's reader on."""
-        return replace(state, inner=self.inner.over(state.inner, target))
-
-    def draft(
-        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Whole]:
+    def draft(self, state: Whole, request: DraftRequest) -> tuple[Draft | Pieces, Whole]:
         """Let the other one draft."""
-        draft, after = self.inner.draft(state.inner, text, scheme, policy, noise)
+        draft, after = self.inner.draft(state.inner, request)
         return draft, replace(state, inner=after)
 
     def commit(self, state: Whole, step: Step) -> Whole:
@@ -265,4 +258,4 @@ class Unparted(Drafter):
 
     def finish(self, state: Whole, text: Text, row: int) -> Whole:
         """Tell the other one."""
-        return replace(state, inner=self.inner.finish(state.inner, text, row))
+        return replace(state, inner=finished(self.inner, state.inner, text, row))

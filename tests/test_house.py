@@ -25,11 +25,12 @@ FLOORS = [
     ["reading"],
     ["drafters", "fetching"],
     ["catalogue"],
+    ["planning"],
     ["engine", "training"],
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LEVELS |= {"polydraft": 9, "server": 10, "cli": 11, LAB: 12}
+LEVELS |= {"polydraft": 10, "server": 11, "cli": 12, LAB: 13}
 NARROW = {
     "extras": {"errors"},
     "options": {"errors", "fetched"},

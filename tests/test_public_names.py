@@ -11,7 +11,7 @@ import polydraft
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/choosing.md", "docs/trees.md", "docs/acceptance.md")
-ROOMS = ("drafters", "engine", "engine.planning", "models", "schemes", "trees", "verifiers")
+ROOMS = ("drafters", "engine", "models", "planning", "schemes", "trees", "verifiers")
 PARTS_OF_OTHERS = {"EntropyBound", "PathProbability", "Classifier", "GrowingPolicy", "Scheme", "TreePolicy"}
 """Named on the pages beside the policy that takes them, and imported from their room."""
 

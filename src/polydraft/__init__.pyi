@@ -39,10 +39,11 @@ from .engine import (
     load,
     stream,
 )
-from .engine.planning import PairPlan, load_plan, tune
+from .engine.tuning import tune
 from .errors import PolydraftError
 from .fetching import fetch
 from .models import Grammar, HuggingFaceModel, Pair, StreamDecoder, load_pair
+from .planning import PairPlan, load_plan
 from .probs import SamplingParams
 from .schemes import (
     IID,

@@ -89,6 +89,35 @@ def inside(state: Any) -> list[Any]:
     return [one for value in found for one in (value if isinstance(value, tuple) else (value,)) if one is not None]
 
 
+def within(state: Any) -> list[Any]:
+    """Return a state, and all that stand in it, such as those of a route's members."""
+    return [] if state is None else [state, *(one for own in inside(state) for one in within(own))]
+
+
+def carried(states: Sequence[Any], fresh: State, length: int) -> State:
+    """Return what a new text can go on from, of all states of a text that begins like it; the fresh state if of none.
+
+    A state takes the place of a fresh one of its class if it says that it `resumes` it: that both are of the same
+    model, and that it follows from the text alone but for its `learnt` fields. What steps taught is left behind
+    (`reuse`): so a text is that of a call which begins anew, and a seed that wrote both does not verify what its own
+    numbers led to. In a state that does not say so, those that stand in it are carried one by one.
+
+    Args:
+        states: the states: of a drafter, of those that it had inside, or of one that had this one inside.
+        fresh: the state of the new text, of one row, of which nothing was read.
+        length: how many tokens both begin with.
+    """
+    if not is_dataclass(fresh) or isinstance(fresh, type) or _has_verbs(type(fresh)):
+        return fresh
+    resumes: Callable[[Any, State], bool] | None = getattr(type(fresh), "resumes", None)
+    if resumes is not None:
+        own = next((one for one in states if type(one) is type(fresh) and resumes(one, fresh)), None)
+        return fresh if own is None else reuse(own, fresh, length)
+    parts = {one.name: getattr(fresh, one.name) for one in fields(fresh) if one.metadata.get(PART)}
+    found = {name: _each(lambda own: carried(states, own, length), value) for name, value in parts.items()}
+    return replace(fresh, **found)
+
+
 def per_row(cut: Callable[[Any, int], Any] | None = None, *, learnt: bool = False) -> Any:
     """Mark a tuple or tensor with an entry for each row.
 

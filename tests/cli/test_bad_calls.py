@@ -23,8 +23,8 @@ from polydraft.cli import generate as generating
 from polydraft.cli.benchmark import bench
 from polydraft.cli.generation import batch
 from polydraft.conformance import members
-from polydraft.engine.planning import load_plan
 from polydraft.errors import FetchError
+from polydraft.planning import load_plan
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
 from polydraft_lab.commands import results
 

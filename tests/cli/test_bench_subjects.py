@@ -136,6 +136,7 @@ def test_the_planner_is_beside_plain_decoding_and_trees(call: Call, capsys: pyte
 LATTICE = ("lattice", "--prompts", "one.jsonl", "--limit", "1", "--max-new-tokens", "4", "--drafts", "4")
 
 
+@pytest.mark.slow
 def test_rules_of_one_head_are_compared_on_its_own_trees(
     call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

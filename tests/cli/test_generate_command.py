@@ -8,7 +8,8 @@ import torch
 
 import polydraft
 from polydraft.cli import main
-from polydraft.drafters import ModelDrafter, is_head
+from polydraft.drafters import DraftRequest, ModelDrafter, is_head
+from polydraft.drafters.model import ModelDraftState
 from polydraft.fetched import SHIPPED
 from polydraft.models import compiled as compiled_passes
 from polydraft.models import shipped_head
@@ -183,10 +184,10 @@ def test_ctrl_c_loses_nothing(
 ) -> None:
     original = ModelDrafter.draft
 
-    def interrupted(self: ModelDrafter, state: object, text: object, *rest: object) -> object:
-        if int(text.lengths[0]) > 10:  # type: ignore[attr-defined]
+    def interrupted(self: ModelDrafter, state: ModelDraftState, request: DraftRequest) -> object:
+        if int(request.text.lengths[0]) > 10:
             raise KeyboardInterrupt
-        return original(self, state, text, *rest)  # type: ignore[arg-type]
+        return original(self, state, request)
 
     monkeypatch.setattr(ModelDrafter, "draft", interrupted)
     arguments = ["generate", "def add", *models(folders), "--drafter", "model", "--max-new-tokens", "50"]

@@ -153,6 +153,7 @@ def test_what_cannot_be_is_said_in_a_sentence(files: Path, tmp_path: Path) -> No
         call("show", tmp_path / "theirs")
 
 
+@pytest.mark.slow
 def test_stores_have_their_sizes(files: Path, tmp_path: Path) -> None:
     for number in range(8):
         (files / f"long{number}.txt").write_text(" ".join(f"x{number}y{one}" for one in range(20_000)))

@@ -11,7 +11,7 @@ import pytest
 import polydraft.cli.tune as command
 from polydraft.cli import main
 from polydraft.cli.tune import draw_counts
-from polydraft.engine.planning import load_plan
+from polydraft.planning import load_plan
 from polydraft.trees import TreeShape
 
 Call = Callable[..., int]

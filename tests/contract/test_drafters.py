@@ -13,8 +13,17 @@ from doubles import step_of, tiny_model
 from heads import WIDTH, every_head
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
-from polydraft.drafters import Drafter, LookupFirst, ModelDrafter, Session, StoreWriter, TextStore, Vocabulary
-from polydraft.engine.prefill import LOOP
+from polydraft.drafters import (
+    Drafter,
+    DraftRequest,
+    LookupFirst,
+    ModelDrafter,
+    Session,
+    StoreWriter,
+    TextStore,
+    Vocabulary,
+)
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -78,7 +87,7 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
 def begun(drafter: Drafter, text: Text, temperature: float, room: int) -> Any:
     """Return the state of a drafter that has read the text, with the target's hidden states if it reads any."""
     target = HuggingFaceModel(tiny_model("llama", VOCAB))
-    reader = Reader.new(target, len(text.lengths), room, drafter.reads) if drafter.reads else None
+    reader = Reader.new(target, len(text.lengths), room, drafter.needs.layers) if drafter.needs.layers else None
     state = drafter.start(text, Session(SamplingParams(temperature=temperature), room, VOCAB, reader, LOOP))
     return drafter.read(state, text, None if reader is None else reader.catch_up(text)[1])
 
@@ -173,9 +182,9 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
     text, noise = text_of(rows), Noise.from_seed(0, len(rows))
     state = begun(drafter, text, temperature, 48 + policy.shape.size)
     for step in range(3):
-        draft, state = drafter.draft(state, text, scheme, policy, noise)
+        draft, state = drafter.draft(state, DraftRequest(text, scheme, policy, noise))
         check_draft(draft, text, scheme, policy)
-        check_riders(draft, drafter.riders)
+        check_riders(draft, drafter.needs.riders)
         tree = tree_of(draft)
         path = torch.full((len(rows), policy.shape.depth), -1)
         for row in range(len(rows)):
@@ -186,7 +195,7 @@ def test_three_steps(member: str, scheme: Scheme, temperature: float, policy: Tr
         next_token = torch.tensor([row[-1] for row in rows])
         verdict = Verdict(path, (path >= 0).sum(dim=-1), next_token)
         whole = replace(in_pieces(draft)[0].draft, tree=tree)
-        hidden = {layer: WIDTH for layer in drafter.reads}
+        hidden = {layer: WIDTH for layer in drafter.needs.layers}
         state = drafter.commit(state, step_of(text, whole, verdict, VOCAB, hidden))
         text = text_of(rows)
 
@@ -202,8 +211,8 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     drafter = MEMBERS[member]()
     assert isinstance(drafter, Drafter)
     assert drafter.name
-    assert bool(drafter.reads) == (member in every_head())
-    assert bool(drafter.riders) == (member == "lookahead")
+    assert bool(drafter.needs.layers) == (member in every_head())
+    assert bool(drafter.needs.riders) == (member == "lookahead")
 
 
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
@@ -212,6 +221,8 @@ def test_the_same_noise_gives_the_same_draft(member: str, scheme: Scheme) -> Non
     drafts = []
     for _ in range(2):
         state = begun(drafter, text, 1.0, 80)
-        drafts.append(tree_of(drafter.draft(state, text, scheme, policy, Noise.from_seed(4, len(ROWS)))[0]))
+        drafts.append(
+            tree_of(drafter.draft(state, DraftRequest(text, scheme, policy, Noise.from_seed(4, len(ROWS))))[0])
+        )
     assert torch.equal(drafts[0].tokens, drafts[1].tokens)
     assert torch.equal(drafts[0].valid, drafts[1].valid)

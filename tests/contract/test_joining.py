@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polydraft.drafters import (
     Drafter,
+    DraftRequest,
     EnsembleDrafter,
     JacobiDrafter,
     LookaheadDrafter,
@@ -20,7 +21,7 @@ from polydraft.drafters import (
     OuroborosDrafter,
     Session,
 )
-from polydraft.engine.prefill import LOOP
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -93,7 +94,9 @@ class Play:
         """Draft, accept what every text wants, and return the draft."""
         policy: TreePolicy = Chain(3) if scheme == Given() else BRANCHING
         text = text_of(self.rows)
-        draft, self.state = self.drafter.draft(self.state, text, scheme, policy, noise_of(self.names, number))
+        draft, self.state = self.drafter.draft(
+            self.state, DraftRequest(text, scheme, policy, noise_of(self.names, number))
+        )
         path = torch.full((len(self.rows), draft.tree.topology.height), -1)
         for row, name in enumerate(self.names):
             kept = [int(draft.tree.children[row, 0, 0])] if path.shape[-1] and (name + number) % 2 else []

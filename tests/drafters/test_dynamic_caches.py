@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import plain_logits, step_of, tiny_model
 
-from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session
+from polydraft.drafters import DraftRequest, EnsembleDrafter, ModelDrafter, Session
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.reading import Text
@@ -53,7 +53,7 @@ def check_steps(drafter: ModelDrafter | EnsembleDrafter, scheme: Scheme, policy:
     state = drafter.start(text, Session(PARAMS, 48 + policy.shape.size, VOCAB))
     longest = 0
     for step in range(4):
-        draft, state = drafter.draft(state, text, scheme, policy, noise.at(step))
+        draft, state = drafter.draft(state, DraftRequest(text, scheme, policy, noise.at(step)))
         assert check_rows(draft, rows, models) > len(rows)
         height = draft.tree.topology.height
         paths = torch.full((len(rows), height), -1)

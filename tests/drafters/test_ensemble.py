@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import GenerationOutput
-from polydraft.drafters import EnsembleDrafter, ModelDrafter, Session
+from polydraft.drafters import DraftRequest, EnsembleDrafter, ModelDrafter, Session, owned_models
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, to_probs
@@ -44,7 +44,7 @@ def text_of(rows: list[list[int]]) -> Text:
 def first_draft(drafter: EnsembleDrafter, rows: list[list[int]], policy: TreePolicy = SHAPE, seed: int = 3) -> Draft:
     text = text_of(rows)
     state = drafter.start(text, Session(PARAMS, 64, VOCAB))
-    return drafter.draft(state, text, Product(), policy, Noise.from_seed(seed, len(rows)))[0]
+    return drafter.draft(state, DraftRequest(text, Product(), policy, Noise.from_seed(seed, len(rows))))[0]
 
 
 def path(draft: Draft, row: int, node: int) -> list[int]:
@@ -86,7 +86,7 @@ def test_caches_stay_in_step_after_commits_of_different_lengths() -> None:
     text, noise = text_of(rows), Noise.from_seed(5, len(rows))
     state = drafter.start(text, Session(PARAMS, 64, VOCAB))
     for step, nodes in enumerate([(0, 25, 7, 3), (25, 0, 1, 20), (20, 8, 0, 25)]):
-        draft, state = drafter.draft(state, text, Product(), Fixed(EAGLE_25), noise)
+        draft, state = drafter.draft(state, DraftRequest(text, Product(), Fixed(EAGLE_25), noise))
         assert draft.tree.valid.all()
         assert check_rows(draft, rows, drafter) >= 40
         paths = torch.full((len(rows), EAGLE_25.depth), -1)
@@ -125,7 +125,7 @@ def test_one_model_at_several_temperatures_is_run_once_per_depth() -> None:
     assert (one.calls, two.calls) == (0, 0)
     state = drafter.read(state, text, None)
     assert (one.calls, two.calls) == (1, 1)
-    drafter.draft(state, text, Product(), Widths((3, 2, 1)), Noise.from_seed(0, 1))
+    drafter.draft(state, DraftRequest(text, Product(), Widths((3, 2, 1)), Noise.from_seed(0, 1)))
     assert one.widths[1:] == two.widths[1:] == [1, 3, 6]
 
 
@@ -134,7 +134,7 @@ def test_one_member_drafts_what_a_model_drafter_drafts() -> None:
     drafts = []
     for drafter in (EnsembleDrafter(((model(1), None),), 10), ModelDrafter(model(1), 10)):
         state = drafter.start(text, session)
-        drafts.append(drafter.draft(state, text, Product(), SHAPE, Noise.from_seed(1, len(ROWS)))[0])
+        drafts.append(drafter.draft(state, DraftRequest(text, Product(), SHAPE, Noise.from_seed(1, len(ROWS))))[0])
     one, two = drafts
     assert torch.equal(one.tree.tokens, two.tree.tokens)
     assert torch.equal(one.shortlist, two.shortlist)
@@ -161,7 +161,7 @@ def test_at_temperature_zero_a_member_drafts_its_likeliest_token() -> None:
 def test_models_may_be_given_as_users_have_them() -> None:
     bare, other = tiny_model("llama", VOCAB, seed=1), tiny_model("llama", VOCAB, seed=2)
     mixed = EnsembleDrafter([bare, (other, HOT), (bare, HOT)])
-    assert len(mixed.models()) == 2 and [own for _, own in mixed.members] == [None, HOT, HOT]
+    assert len(owned_models(mixed)) == 2 and [own for _, own in mixed.members] == [None, HOT, HOT]
     usual = EnsembleDrafter(((model(1), None), (model(2), HOT), (model(1), HOT)))
     target, ids = tiny_model("llama", VOCAB), torch.tensor([ROWS[0]])
     texts = [polydraft.generate(target, ids, drafter=one, max_new_tokens=12, temperature=1.0, seed=5)

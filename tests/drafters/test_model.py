@@ -5,7 +5,7 @@ import torch
 from doubles import plain_logits, step_of, tiny_model
 
 import polydraft.drafters.model
-from polydraft.drafters import ModelDrafter, Session
+from polydraft.drafters import DraftRequest, ModelDrafter, Session
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams, shortlist, to_probs
@@ -81,7 +81,7 @@ def start(drafter: ModelDrafter, text: Text, vocab: int = VOCAB):
 def test_rows_are_the_draft_models_own(kind: str, scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model(kind, VOCAB)), shortlist_size=10)
     text = batch_of(ROWS)
-    draft, _ = drafter.draft(start(drafter, text), text, scheme, SHAPE, Noise.from_seed(3, len(ROWS)))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, scheme, SHAPE, Noise.from_seed(3, len(ROWS))))
     assert check_rows(draft, ROWS, drafter, VOCAB) == 5 * len(ROWS)
 
 
@@ -92,7 +92,7 @@ SAMPLED = [scheme for scheme in SCHEMES if not scheme.deterministic and not isin
 def test_chains_of_sampled_drafts_come_from_the_whole_row(scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
     text = batch_of(ROWS)
-    draft, _ = drafter.draft(start(drafter, text), text, scheme, Chain(3), Noise.from_seed(3, len(ROWS)))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, scheme, Chain(3), Noise.from_seed(3, len(ROWS))))
     assert draft.whole and torch.equal(draft.shortlist[:, :3], torch.arange(VOCAB).expand(len(ROWS), 3, -1))
     for row, prompt in enumerate(ROWS):
         for node in range(3):
@@ -106,7 +106,7 @@ def test_whole_rows_of_a_vocabulary_padded_to_another_size(own: int) -> None:
     """A draft model with fewer tokens than the target lists all of its own, which are not all of the target's."""
     drafter, rows = ModelDrafter(HuggingFaceModel(tiny_model("llama", own))), [[1, 2, 3]]
     text = batch_of(rows)
-    draft, _ = drafter.draft(start(drafter, text), text, IID(), Chain(2), Noise.from_seed(3, 1))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, IID(), Chain(2), Noise.from_seed(3, 1)))
     assert draft.whole == (own >= VOCAB)
     assert torch.equal(draft.shortlist[0, 0], torch.arange(min(own, VOCAB)))
     target = torch.rand(1, 3, VOCAB, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
@@ -123,7 +123,9 @@ def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) ->
     text = batch_of(ROWS)
 
     def listed(drafter: ModelDrafter, scheme: Scheme, policy: TreePolicy) -> int:
-        draft, _ = drafter.draft(start(drafter, text), text, scheme, policy, Noise.from_seed(3, len(ROWS)))
+        draft, _ = drafter.draft(
+            start(drafter, text), DraftRequest(text, scheme, policy, Noise.from_seed(3, len(ROWS)))
+        )
         assert draft.whole == (draft.shortlist.shape[-1] == VOCAB)
         return draft.shortlist.shape[-1]
 
@@ -154,7 +156,9 @@ def test_it_drafts_under_every_scheme_but_given() -> None:
 def test_pairs_around_a_hub() -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=10)
     text = batch_of(ROWS)
-    draft, _ = drafter.draft(start(drafter, text), text, SpecHub(), Widths((2, 2)), Noise.from_seed(3, len(ROWS)))
+    draft, _ = drafter.draft(
+        start(drafter, text), DraftRequest(text, SpecHub(), Widths((2, 2)), Noise.from_seed(3, len(ROWS)))
+    )
     assert check_rows(draft, ROWS, drafter, VOCAB) == 3 * len(ROWS)
     pairs = draft.drafted_atoms()[:, :3]
     assert bool((pairs == 0).any(dim=-1).all()), "the likeliest token, which is listed first, is in every pair"
@@ -167,7 +171,7 @@ def test_rows_stay_right_after_commits_of_different_lengths() -> None:
     state = start(drafter, text)
     ends = [(0, 25, 7, 3), (25, 0, 1, 20), (20, 8, 0, 25)]
     for step, nodes in enumerate(ends):
-        draft, state = drafter.draft(state, text, WithoutReplacement(), Fixed(EAGLE_25), noise)
+        draft, state = drafter.draft(state, DraftRequest(text, WithoutReplacement(), Fixed(EAGLE_25), noise))
         assert draft.tree.valid.all()
         assert check_rows(draft, rows, drafter, VOCAB) >= 40
         paths = torch.full((len(rows), EAGLE_25.depth), -1)
@@ -186,7 +190,7 @@ def test_a_vocabulary_padded_to_another_size(own: int) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", own)), shortlist_size=64)
     rows = [[VOCAB - 1, 2, VOCAB - 2], [1, VOCAB - 1]]
     text = batch_of(rows)
-    draft, _ = drafter.draft(start(drafter, text), text, IID(), Widths((4, 3, 2)), Noise.from_seed(1, 2))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, IID(), Widths((4, 3, 2)), Noise.from_seed(1, 2)))
     assert int(draft.shortlist.max()) == min(own, VOCAB) - 1
     assert check_rows(draft, rows, drafter, VOCAB) > 20
 
@@ -201,11 +205,11 @@ def test_another_vocabulary_is_refused_at_the_start() -> None:
 def test_a_row_of_a_batch_is_drafted_as_if_alone(scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)))
     text, noise = batch_of(ROWS), Noise.from_seed(11, len(ROWS))
-    batched, _ = drafter.draft(start(drafter, text), text, scheme, SHAPE, noise)
+    batched, _ = drafter.draft(start(drafter, text), DraftRequest(text, scheme, SHAPE, noise))
     for row, prompt in enumerate(ROWS):
         alone_text = batch_of([prompt])
         stream = Noise((Noise.from_seed(11, len(ROWS)).generators[row],))
-        alone, _ = drafter.draft(start(drafter, alone_text), alone_text, scheme, SHAPE, stream)
+        alone, _ = drafter.draft(start(drafter, alone_text), DraftRequest(alone_text, scheme, SHAPE, stream))
         assert alone.tree.tokens[0].tolist() == batched.tree.tokens[row].tolist()
         assert alone.atoms[0].tolist() == batched.atoms[row].tolist()
         assert torch.allclose(alone.probs[0], batched.probs[row], atol=1e-10)
@@ -215,7 +219,7 @@ def test_own_sampling_parameters_replace_the_targets() -> None:
     cold = SamplingParams(temperature=0.2, top_p=0.9)
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), VOCAB, cold)
     text = batch_of([[3, 1, 4]])
-    draft, _ = drafter.draft(start(drafter, text), text, IID(), Chain(1), Noise.from_seed(0, 1))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, IID(), Chain(1), Noise.from_seed(0, 1)))
     expected = to_probs(plain_logits(drafter.model.model, [3, 1, 4]), cold)
     assert torch.allclose(draft.probs[0, 0], expected[draft.shortlist[0, 0]], atol=1e-10)
 
@@ -223,7 +227,7 @@ def test_own_sampling_parameters_replace_the_targets() -> None:
 def test_a_text_longer_than_the_draft_models_context_is_drafted_for_all_the_same() -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("gpt2", VOCAB, n_positions=6)))
     text = batch_of([list(range(12))])
-    draft, _ = drafter.draft(start(drafter, text), text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, TopK(), Chain(3), Noise.from_seed(0, 1)))
     assert draft.tree.valid.all()
 
 
@@ -231,7 +235,7 @@ def test_a_text_longer_than_the_draft_models_context_is_drafted_for_all_the_same
 def test_schemes_that_take_the_likeliest_tokens_list_no_more_than_that(scheme: Scheme) -> None:
     drafter = ModelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), shortlist_size=8)
     text = batch_of([[1, 2, 3]])
-    draft, _ = drafter.draft(start(drafter, text), text, scheme, Widths((2, 1)), Noise.from_seed(0, 1))
+    draft, _ = drafter.draft(start(drafter, text), DraftRequest(text, scheme, Widths((2, 1)), Noise.from_seed(0, 1)))
     assert draft.shortlist.shape[-1] == (2 if scheme.deterministic else 8)
 
 
@@ -245,7 +249,7 @@ def test_steps_without_drafts_are_caught_up_with(skipped: int, idle: bool) -> No
     state = start(drafter, text)
     if not idle:
         state = drafter.read(state, text, None)
-        draft, state = drafter.draft(state, text, IID(), Widths((2, 2)), Noise.from_seed(4, len(rows)))
+        draft, state = drafter.draft(state, DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(4, len(rows))))
     nothing = torch.zeros(len(rows), 0, dtype=torch.int64)
     for token in range(skipped):
         verdict = Verdict(nothing, torch.zeros(len(rows), dtype=torch.int64), torch.full((len(rows),), token + 9))
@@ -254,10 +258,12 @@ def test_steps_without_drafts_are_caught_up_with(skipped: int, idle: bool) -> No
         text, draft = batch_of(rows), Draft.nothing(batch_of(rows).last())
     passes: list[int] = []
     hook = drafter.model.model.register_forward_hook(lambda *_: passes.append(1))
-    caught_up, state = drafter.draft(state, text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+    caught_up, state = drafter.draft(state, DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows))))
     hook.remove()
     assert len(passes) == 2, "what was missed is read in the root's pass"
-    fresh, _ = drafter.draft(start(drafter, text), text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+    fresh, _ = drafter.draft(
+        start(drafter, text), DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+    )
     assert caught_up.tree.tokens.tolist() == fresh.tree.tokens.tolist()
     assert torch.allclose(caught_up.probs, fresh.probs, atol=1e-12)
     kept = Verdict(torch.full((2, 2), -1), verdict.length, verdict.next_token)

@@ -14,18 +14,18 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import AdaptiveThreshold, Chain, HuggingFaceModel, ModelDrafter, NoDraft, SamplingParams, Widths
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, given_chain
+from polydraft.drafters import Drafter, DraftRequest, EnsembleDrafter, LookupFirst, Needs, Session, given_chain
 from polydraft.engine import Ending, Method, Observer, Planner, Prompts, Request, RunningBatch, Statistics, TargetLaw
-from polydraft.engine.checking import checked
-from polydraft.engine.prefill import begin, capacity_for
-from polydraft.engine.step import step
+from polydraft.engine.loop.checking import checked
+from polydraft.engine.loop.prefill import begin, capacity_for
+from polydraft.engine.loop.step import step
 from polydraft.errors import ContextOverflow, InvalidDraft, InvalidProbabilities
-from polydraft.models import Forward, Layer
+from polydraft.models import Forward
 from polydraft.probs import Noise, whole_row
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.reading import Features, Step, Text
 from polydraft.rows import per_row
 from polydraft.schemes import IID, Given, Scheme, TopK
-from polydraft.trees import Draft, Frontier, Riders, TreePolicy, grow
+from polydraft.trees import Draft, Frontier, Riders, grow
 from polydraft.verifiers import NaiveMatch, SharedNoise, TopDown
 
 VOCAB, NEW = 24, 12
@@ -114,27 +114,23 @@ class Sharing(Drafter):
     """Drafts with the target's first layers over the target's own keys."""
 
     name = "sharing"
-    shares = True
+    needs = Needs(target=True)
 
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def over(self, state: None, target: Reader) -> Reader:
-        return target.first_layers(2)
-
-    def draft(
-        self, state: Reader, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, Reader]:
-        view = state.at(text)
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
+        assert request.target is not None
+        view = request.target.first_layers(2).at(text)
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             return whole_row(view.grow(text, frontier), SamplingParams())
 
         return grow(text.last(), policy, scheme, propose, noise), state
 
-    def commit(self, state: Reader, step: Step) -> None:
-        return None
+    def commit(self, state: None, step: Step) -> None: ...
 
 
 def test_a_drafter_that_shares_goes_on_when_another_text_takes_a_row(target: PreTrainedModel) -> None:
@@ -149,21 +145,26 @@ def test_a_drafter_that_shares_goes_on_when_another_text_takes_a_row(target: Pre
 class Riding(Drafter):
     """Drafts nothing that is any good, and brings riders, which it is told of and nobody else's."""
 
-    riders: int
+    count: int
     name = "riding"
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Needs(riders=self.count)
 
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        text = request.text
         draft = given_chain(text, [np.array([1])] * len(text.counts))
-        batch, nodes, count = len(text.counts), 2, self.riders
+        batch, nodes, count = len(text.counts), 2, self.count
         ones = torch.ones(batch, count, dtype=torch.int64)
         return replace(draft, riders=Riders(ones, ones, torch.ones(batch, count, nodes + count) > 0, ones > 0)), None
 
     def commit(self, state: None, step: Step) -> None:
-        assert step.scored.riders is not None and step.scored.riders.shape[1] == self.riders
+        assert step.scored.riders is not None and step.scored.riders.shape[1] == self.count
 
 
 def test_riders_of_one_text_have_room_beside_the_trees_of_another(target: PreTrainedModel, model: ModelDrafter) -> None:
@@ -203,7 +204,7 @@ class Reading(Drafter):
     """Keeps the hidden states of its texts, and requires those of all tokens but the last whenever it drafts."""
 
     target: PreTrainedModel
-    reads: tuple[Layer, ...] = (1, "final")
+    needs: Needs = Needs((1, "final"))
     drafted: int = 0
     missed: list[int] = field(default_factory=list)
     name = "reading"
@@ -216,7 +217,8 @@ class Reading(Drafter):
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         return state if features is None else self._noted(state, features)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        text, policy = request.text, request.policy
         for row, (count, known) in enumerate(zip(text.counts, state.rows, strict=True)):
             if count == 1:  # nothing is read of a text of one token; a row without a text looks like one
                 continue
@@ -328,10 +330,10 @@ class Once(Drafter):
     def start(self, text: Text, session: Session) -> Beginnings:
         return Beginnings(tuple(text.tokens[:, 0].tolist()))
 
-    def draft(self, state: Beginnings, text: Text, *_: Any) -> tuple[Draft, Beginnings]:
+    def draft(self, state: Beginnings, request: DraftRequest) -> tuple[Draft, Beginnings]:
         if self.failing in state.tokens:
             raise RuntimeError("not this one")
-        return Draft.nothing(text.last()), state
+        return Draft.nothing(request.text.last()), state
 
     def commit(self, state: Beginnings, step: Step) -> Beginnings:
         return state

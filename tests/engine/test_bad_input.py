@@ -28,10 +28,10 @@ from polydraft import (
     Widths,
     generate_many,
 )
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, DraftRequest, Session
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
+from polydraft.engine.loop.prefill import begin
 from polydraft.engine.many.asked import _ids
-from polydraft.engine.prefill import begin
 from polydraft.errors import (
     ContextOverflow,
     InvalidParameter,
@@ -44,7 +44,7 @@ from polydraft.models import check_prompts
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Pieces, TreePolicy
+from polydraft.trees import Draft, Pieces
 
 VOCAB, NEW = 24, 12
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -254,11 +254,9 @@ class Failing(Drafter):
         self._count("read")
         return self.inner.read(state, text, features)
 
-    def draft(
-        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft | Pieces, Any]:
         self._count("draft")
-        return self.inner.draft(state, text, scheme, policy, noise)
+        return self.inner.draft(state, request)
 
     def commit(self, state: Any, step: Step) -> Any:
         self._count("commit")

@@ -3,13 +3,12 @@
 import pytest
 
 from polydraft.engine import Goodput
-from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner import Costs, Opening, Spent
-from polydraft.engine.planner.chances import MOST_LAWS, Chances, tokens_found, tokens_of
-from polydraft.engine.planner.costs import costs_for
-from polydraft.engine.planner.curves import Curve, StepCosts
-from polydraft.engine.planner.sureness import Sureness
 from polydraft.errors import InvalidParameter
+from polydraft.planning import Costs, Opening, Spent
+from polydraft.planning.chances import MOST_LAWS, Chances, tokens_found, tokens_of
+from polydraft.planning.costs import Curve, StepCosts, costs_for
+from polydraft.planning.lessons import Lesson
+from polydraft.planning.sureness import Sureness
 from polydraft.trees import Acceptance, Chain, TreeShape, Widths, expected_tokens
 
 PLAIN, GREEDY, PENALTY = TreeShape(()), ("temperature=0",), ("RepetitionPenalty", "temperature=0")

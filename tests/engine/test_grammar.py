@@ -79,6 +79,7 @@ def plain(pair: Pair, ids: Tensor, grammar: Grammar, **options: Any) -> Tensor:
     return pair.target.generate(ids, logits_processor=masks, **{**usual, **options})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda one: one.kind)
 @pytest.mark.parametrize("drafter", ["none", None, "model", "ngram"])
 def test_greedy_text_is_hugging_faces(pair: Pair, ids: Tensor, grammar: Grammar, drafter: Any) -> None:

@@ -349,6 +349,7 @@ FEW = ("plain, sampled", "n-gram, greedy", "model, greedy", "model, dynamic", "e
 """The cases of the ordinary suite; the slow one has them all, at more lines."""
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("name", [*FEW, "planner, greedy"])
 def test_an_interrupt_at_any_line_loses_nothing(name: str) -> None:
     lines_apart = 37 * [*CASES].index(name)

@@ -9,12 +9,9 @@ from torch import Tensor
 
 import polydraft
 from polydraft import Chain, GenerationOutput, ModelDrafter, NgramDrafter
-from polydraft.drafters import EnsembleDrafter, merge, merge_beside, route_first
+from polydraft.drafters import DraftRequest, EnsembleDrafter, merge, merge_beside, route_first
 from polydraft.models import draft_model
 from polydraft.models.tiny import tiny_draft, tiny_target
-from polydraft.probs import Noise
-from polydraft.reading import Text
-from polydraft.schemes import Scheme
 from polydraft.trees import Draft, TreePolicy
 
 TARGET = tiny_target()
@@ -28,9 +25,10 @@ class Watched(ModelDrafter):
 
     asked: list[TreePolicy]
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        policy = request.policy
         self.asked.append(policy)
-        return super().draft(state, text, scheme, policy, noise)
+        return super().draft(state, request)
 
 
 def watched() -> Watched:

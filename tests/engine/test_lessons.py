@@ -6,10 +6,10 @@ from doubles import perturbed, tiny_model
 
 import polydraft
 from polydraft.drafters import LookupFirst, ModelDrafter, NgramDrafter
-from polydraft.engine import Emission, TargetLaw
-from polydraft.engine.lessons import ASIDE, TELLING, keeps_overlaps, lessons_of
-from polydraft.engine.planner import Opening
+from polydraft.engine import TargetLaw
 from polydraft.models import HuggingFaceModel
+from polydraft.planning import Opening
+from polydraft.planning.lessons import ASIDE, TELLING, keeps_overlaps, lessons_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.schemes import IID, TopK, TopThenIID
 from polydraft.trees import Chain, Draft, Found, LearningPolicy, Piece, TreePolicy, Verdict, Widths
@@ -79,9 +79,9 @@ def steps(
 
 
 def learnt(rule: TreeVerifier, draft: Draft, target: torch.Tensor, verdict: Verdict, rows: tuple[int, ...]) -> tuple:
-    gains = {row: Emission((0,) * (verdict.kept[row] + 1), verdict.kept[row], 0, 0, 0) for row in rows}
+    gains = {row: verdict.kept[row] + 1 for row in rows}
     piece = Piece(tuple(range(len(target))), draft)
-    return lessons_of([(piece, rule)], target, verdict, gains, [LAW] * len(target))
+    return lessons_of([(piece, rule)], target, verdict, gains, [LAW.in_force] * len(target))
 
 
 @pytest.mark.parametrize("size", [None, 5])

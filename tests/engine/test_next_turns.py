@@ -120,6 +120,7 @@ def turns(served: Served, methods: Sequence[Method]) -> list[tuple[int, int]]:
     return known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("name", [*TEXT, *DRAFTED, *HEADS])
 def test_the_next_turn_reads_what_is_new_and_is_what_it_is_alone(name: str, heat: float) -> None:
@@ -198,6 +199,7 @@ def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int)
     assert grew == [False, False, True]  # ten tokens before the last, four in each step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize(("size", "keeps", "shares"), [(4, 8, True), (5, 0, True), (5, 8, False), (2, 8, True)])
 @pytest.mark.parametrize("name", ["model", "lookahead", "route", "an EAGLE head"])
@@ -210,7 +212,7 @@ def test_a_prompt_of_several_texts_is_read_once(name: str, size: int, keeps: int
             known.append(served.join(own, prompt, method, NEW - own, shares=shares, kin="request"))
         served.step()
     assert all(served.texts[own] == served.alone(own, prompt, method, NEW - own) for own in range(5))
-    assert known == [0, *[len(prompt) - 1 - bool(method.drafter.reads)] * 4]
+    assert known == [0, *[len(prompt) - 1 - bool(method.drafter.needs.layers)] * 4]
 
 
 def test_choices_wait_for_the_first_and_nobody_waits_for_them() -> None:
@@ -321,6 +323,7 @@ def test_where_nobody_waits_the_most_is_read() -> None:
     assert seen[:2] == [40, 31]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["none", "recycling", "lookahead", "ouroboros", "model", "a block head"])
 def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:

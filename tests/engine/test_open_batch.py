@@ -24,9 +24,9 @@ from polydraft import (
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Observer, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.calls.choices import Choices, chosen_method
-from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner import Opening, Spent
 from polydraft.errors import ContextOverflow
+from polydraft.planning import Opening, Spent
+from polydraft.planning.lessons import Lesson
 from polydraft.probs import Noise
 from polydraft.trees import Found, LearningPolicy, TreePolicy
 
@@ -117,6 +117,7 @@ def method_of(name: str, heat: float, kind: str = "llama") -> Method:
     return chosen_method(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("size", "chunk", "keeps"), [(1, None, 0), pytest.param(3, 4, 0, marks=pytest.mark.slow), (3, 4, 3), (8, 2, 8)]

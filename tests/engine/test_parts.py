@@ -14,16 +14,15 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Widths, generate_many
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session
+from polydraft.drafters import Drafter, DraftRequest, EnsembleDrafter, LookupFirst, Session
 from polydraft.engine import Ending, Method, Planner, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.defaults import default_verifier
-from polydraft.engine.prefill import capacity_for
+from polydraft.engine.loop.prefill import capacity_for
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Text
-from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Pieces, TreePolicy
+from polydraft.trees import Draft, Pieces
 from polydraft.verifiers import BlockVerification, RecursiveRejection, SpeculativeSampling, TopDown
 
 VOCAB, NEW = 24, 12
@@ -208,17 +207,13 @@ class Failing(Unparted):
         self.at, self.failures, self.drafted = at, failures, list[int]()
         self.name = "failing"
 
-    def models(self) -> Any:
-        return self.inner.models()
-
-    def draft(
-        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Whole]:
+    def draft(self, state: Whole, request: DraftRequest) -> tuple[Draft | Pieces, Whole]:
+        text = request.text
         if self.failures and max(text.counts) >= self.at:
             self.failures -= 1
             raise RuntimeError("out of pencils")
         self.drafted.append(len(text.counts))
-        return super().draft(state, text, scheme, policy, noise)
+        return super().draft(state, request)
 
 
 FALLBACK = "RuntimeError: out of pencils"
@@ -411,11 +406,10 @@ class Solitary(Unparted):
     def start(self, text: Text, session: Session) -> Whole:
         return Crowded(super().start(text, session).inner)
 
-    def draft(
-        self, state: Whole, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Whole]:
+    def draft(self, state: Whole, request: DraftRequest) -> tuple[Draft | Pieces, Whole]:
+        text = request.text
         self.drafted.append(len(text.counts))
-        return super().draft(state, text, scheme, policy, noise)
+        return super().draft(state, request)
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])

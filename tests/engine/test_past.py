@@ -30,6 +30,7 @@ from polydraft import (
 )
 from polydraft.drafters import (
     Drafter,
+    DraftRequest,
     EnsembleDrafter,
     LookupFirst,
     MergedDrafter,
@@ -178,10 +179,13 @@ def test_a_second_turn_is_the_text_of_a_fresh_call_and_reads_only_what_is_new(ca
     found = second.statistics
     assert (found.prompt_read, found.prompt_known) == (len(QUESTION) + 1, len(text) - 1)
     scored = found.prompt_read - 1 + sum(block.tree.tokens.shape[1] for block in blocks)
-    assert sum(seen) == scored + 1 if not case.drafter().riders else sum(seen) > scored + 1  # riders are in no tree
+    assert (
+        sum(seen) == scored + 1 if not case.drafter().needs.riders else sum(seen) > scored + 1
+    )  # riders are in no tree
     assert (fresh.statistics.prompt_read, fresh.statistics.prompt_known) == (len(asked), 0)
 
 
+@pytest.mark.long(8)
 @every_case
 def test_a_past_may_be_used_twice_and_parts_with_the_text_where_that_is_another(case: Case) -> None:
     text, past = first_turn(case)
@@ -195,7 +199,7 @@ def test_a_past_may_be_used_twice_and_parts_with_the_text_where_that_is_another(
     for asked, known in [*prompts.values(), prompts["longer"]]:
         second = run(case, *asked, seed=6, past=past).exhaust()
         assert second.new_tokens == run(case, *asked, seed=6).exhaust().new_tokens
-        assert second.statistics.prompt_known == min(known, len(asked) - 1 - bool(case.drafter().reads))
+        assert second.statistics.prompt_known == min(known, len(asked) - 1 - bool(case.drafter().needs.layers))
         assert second.past is None
 
 
@@ -218,6 +222,7 @@ def test_many_turns(case: Case) -> None:
     assert past is not None and past.text.tokens.shape == (1, len(text) - 1)
 
 
+@pytest.mark.long(8)
 @pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 @every_case
 def test_a_run_that_was_left_has_the_past_of_what_it_wrote(case: Case, steps: int) -> None:
@@ -326,10 +331,10 @@ def test_a_draft_model_that_is_passed_as_it_is_goes_on_too() -> None:
 class Stopping(ModelDrafter):
     """A drafter that fails at its second draft, and says nothing of resuming."""
 
-    def draft(self, state: Any, text: Text, *others: Any) -> Any:
-        if int(text.lengths) > len(PROMPT) + 2:
+    def draft(self, state: Any, request: DraftRequest) -> Any:
+        if int(request.text.lengths) > len(PROMPT) + 2:
             raise RuntimeError("no more")
-        return super().draft(state, text, *others)
+        return super().draft(state, request)
 
 
 def test_a_drafter_that_failed_is_started_anew() -> None:
@@ -342,31 +347,17 @@ def test_a_drafter_that_failed_is_started_anew() -> None:
     assert not second.statistics.fallback
 
 
-def test_a_drafter_is_started_unless_it_says_itself_that_it_can_go_on() -> None:
-    calls: list[str] = []
-
-    class Reluctant(ModelDrafter):
-        def carried(self, states: Any, fresh: ModelDraftState, known: int) -> ModelDraftState:
-            found = super().carried(states, fresh, known)
-            calls.extend(["join"] * (found is not fresh))
-            return found
-
-        def continues(self, state: object) -> bool:
-            return Drafter.continues(self, state)
-
-    class Willing(Reluctant):
-        continues = ModelDrafter.continues
-
+def test_a_state_is_started_anew_unless_it_says_itself_that_it_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(torch.tensor([PROMPT]), torch.tensor([len(PROMPT)]))
-    session = Session(SamplingParams(), 40, VOCAB)
-    for kind, known in ((Reluctant, 0), (Willing, 5)):
-        calls.clear()
-        drafter = kind(HuggingFaceModel(draft()))
-        state = drafter.read(drafter.start(text, session), text, None)
+    session, drafter = Session(SamplingParams(), 40, VOCAB), ModelDrafter(HuggingFaceModel(draft()))
+    state = drafter.read(drafter.start(text, session), text, None)
+    for says, known in ((True, 5), (False, 0)):
+        monkeypatch.setattr(ModelDraftState, "resumes", lambda own, fresh, says=says: says)
         assert state.reader.read == (len(PROMPT) - 1,)
         assert resumed(drafter, state, 5, text, session).reader.read == (known,)
-        assert calls == ["join"] * (known > 0)
-        assert state.reader.read == (len(PROMPT) - 1,)
+    monkeypatch.delattr(ModelDraftState, "resumes")
+    assert resumed(drafter, state, 5, text, session).reader.read == (0,)
+    assert state.reader.read == (len(PROMPT) - 1,)
 
 
 def test_a_planner_goes_on_learning_from_turn_to_turn() -> None:

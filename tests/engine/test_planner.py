@@ -11,10 +11,10 @@ from doubles import perturbed, tiny_model
 import polydraft
 from polydraft.drafters import EnsembleDrafter, ModelDrafter
 from polydraft.engine import Planner
-from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner import Opening, Spent, relative_cost
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
+from polydraft.planning import Opening, Spent, relative_cost
+from polydraft.planning.lessons import Lesson
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Fixed, Found, TreePolicy, TreeShape, Widths
 

@@ -15,19 +15,20 @@ from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine import Planner, generate, stream
-from polydraft.engine.planner.curves import StepCosts
-from polydraft.engine.planning import Curve, Effort, PairPlan, load_plan, planned, tune
-from polydraft.engine.planning.acceptance import Visit, tally
-from polydraft.engine.planning.costs import time_draft, time_target
-from polydraft.engine.planning.identity import Machine, PairIdentity
-from polydraft.engine.planning.plan import searched
+from polydraft.engine.timing import time_draft, time_target
+from polydraft.engine.tuning import Effort, planned, tune
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel, Pair
+from polydraft.planning import Curve, PairPlan, load_plan
+from polydraft.planning.acceptance import Visit, tally
+from polydraft.planning.costs import StepCosts
+from polydraft.planning.identity import Machine, PairIdentity
+from polydraft.planning.plan import searched
 from polydraft.schemes import Given, TopK
 from polydraft.trees import Chain, Fixed, TreeShape, Widths, expected_tokens
 from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown, TopThenSampleRule
 
-tuning = import_module("polydraft.engine.planning.tune")  # the package gives the function under this name
+tuning = import_module("polydraft.engine.tuning")  # the package gives the function under this name
 
 VOCABULARY = 101
 PROMPTS = [torch.tensor([[5, 17, 3, 44, 9]]), torch.tensor([[8, 8, 60]]), torch.tensor([[71, 2, 30, 12]])]
@@ -54,12 +55,12 @@ def plan(pair: Pair) -> PairPlan:
 def clock(patch: pytest.MonkeyPatch, target: Curve, draft: Curve) -> None:
     """Let passes take these times, and everything else none."""
 
-    def still(run: Iterator[Any]) -> Iterator[tuple[float, Any]]:
-        return ((0.0, block) for block in run)
+    def still(run: Iterator[Any]) -> Iterator[float]:
+        return (0.0 for _ in run)
 
     patch.setattr(tuning, "time_target", lambda *_, **__: target)
     patch.setattr(tuning, "time_draft", lambda *_, **__: (draft, 0.0))
-    patch.setattr(tuning, "steps", still)
+    patch.setattr(tuning, "_rests", still)
 
 
 def test_a_planner_begins_with_what_a_plan_measured(pair: Pair, plan: PairPlan) -> None:

@@ -234,6 +234,7 @@ ROWWISE: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("options", [*FORKED.values(), *ROWWISE.values()], ids=[*FORKED, *ROWWISE])
 def test_the_greedy_text_is_hugging_faces_and_was_drafted(options: Callable[[], dict[str, Any]], rows: int) -> None:

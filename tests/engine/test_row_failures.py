@@ -15,7 +15,17 @@ from torch import Tensor
 
 import polydraft
 from polydraft import AdaptiveThreshold, BestFirst, Chain, HuggingFaceModel, ModelDrafter, Widths, generate_many
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, MergedDrafter, RoutedDrafter, Session, is_sound
+from polydraft.drafters import (
+    Drafter,
+    DraftRequest,
+    EnsembleDrafter,
+    LookupFirst,
+    MergedDrafter,
+    RoutedDrafter,
+    Session,
+    finished,
+    is_sound,
+)
 from polydraft.drafters.text import (
     JacobiDrafter,
     LookaheadDrafter,
@@ -27,7 +37,7 @@ from polydraft.drafters.text import (
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
 from polydraft.engine.defaults import default_verifier
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, grow
 from polydraft.verifiers import BlockVerification
@@ -83,8 +93,7 @@ class Fragile(Drafter):
     batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        own = self.inner
-        self.name, self.reads, self.riders, self.shares = own.name, own.reads, own.riders, own.shares
+        self.name, self.needs = self.inner.name, self.inner.needs
 
     @property
     def sound(self) -> bool:
@@ -108,12 +117,10 @@ class Fragile(Drafter):
         self.looked("read", text)
         return self.inner.read(state, text, features)
 
-    def over(self, state: Any, target: Reader) -> Any:
-        return self.inner.over(state, target)
-
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> Any:
+    def draft(self, state: Any, request: DraftRequest) -> Any:
+        text = request.text
         self.batches.append(len(text.counts))
-        found = self.inner.draft(state, text, scheme, policy, noise)
+        found = self.inner.draft(state, request)
         self.looked("draft", text)
         return found
 
@@ -124,7 +131,7 @@ class Fragile(Drafter):
 
     def finish(self, state: Any, text: Text, row: int) -> Any:
         self.looked("finish", text)
-        return self.inner.finish(state, text, row)
+        return finished(self.inner, state, text, row)
 
 
 def written(
@@ -149,6 +156,7 @@ def well(name: str, heat: float) -> dict[Any, Any]:
 OTHERS = [name for name in PROMPTS if name != "poisoned"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("verb", ["draft", "commit", "read", "finish"])
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -297,9 +305,9 @@ class Dicey(Drafter):
     def start(self, text: Text, session: Session) -> Count:
         return Count(len(text.counts))
 
-    def draft(
-        self, state: Count, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Count]:
+    def draft(self, state: Count, request: DraftRequest) -> tuple[Draft | Pieces, Count]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
+
         def broken(tokens: Tensor) -> bool:
             return state.rows > 1 and bool((tokens[self.row] == 1).any())
 

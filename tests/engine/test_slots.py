@@ -25,7 +25,7 @@ from polydraft import (
 )
 from polydraft.drafters import Drafter, EnsembleDrafter
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw, generate_many
-from polydraft.engine.prefill import capacity_for
+from polydraft.engine.loop.prefill import capacity_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import Noise
 from polydraft.verifiers import NaiveMatch, TopDown
@@ -80,6 +80,7 @@ def alone(place: int, drafter: Drafter, **options: object) -> list[int]:
     return output.sequences[0, prompt.shape[1] :].tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", drafters())

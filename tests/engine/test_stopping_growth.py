@@ -17,15 +17,14 @@ from polydraft import (
     Widths,
     generate,
 )
-from polydraft.drafters import Drafter, NoDraft, Session
+from polydraft.drafters import Drafter, DraftRequest, NoDraft, Session
 from polydraft.engine import Method, Observer
-from polydraft.engine.lessons import Lesson, keeps_overlaps
-from polydraft.engine.planner import Opening, Spent
-from polydraft.engine.planner.chances import Chances
-from polydraft.engine.planner.sureness import Sureness, class_of
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
-from polydraft.probs import Noise
+from polydraft.planning import Opening, Spent
+from polydraft.planning.chances import Chances
+from polydraft.planning.lessons import Lesson, keeps_overlaps
+from polydraft.planning.sureness import Sureness, class_of
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme, TopK
 from polydraft.trees import Draft, Frontier, GrowingPolicy, TreePolicy, TreeShape, grow
@@ -234,9 +233,9 @@ def test_ids_that_the_target_does_not_know_cost_a_planner_its_drafts_and_nothing
         def start(self, text: Text, session: Session) -> None:
             return None
 
-        def draft(
-            self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-        ) -> tuple[Draft, None]:
+        def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+            text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
+
             def propose(frontier: Frontier) -> tuple[torch.Tensor, torch.Tensor]:
                 listed = torch.arange(32).expand(*frontier.tokens.shape, 32)
                 return listed, torch.full(listed.shape, 1 / 40).index_fill(-1, torch.tensor([31]), 9 / 40)

@@ -26,9 +26,10 @@ from polydraft import (
     Widths,
     generate_many,
 )
-from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, Session, is_sound
+from polydraft.drafters import Drafter, DraftRequest, EnsembleDrafter, LookupFirst, Session, is_sound
 from polydraft.engine import Ending, Method, Run, TargetLaw
-from polydraft.engine.checking import checked, known_tokens, with_unknown
+from polydraft.engine.loop.checking import checked
+from polydraft.engine.loop.drafting import known_tokens, with_unknown
 from polydraft.engine.run import Setup
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise, SamplingParams
@@ -86,9 +87,9 @@ class Bending(Drafter):
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         return self.inner.read(state, text, features)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Any, Any]:
         self.drafted += 1
-        draft, after = self.inner.draft(state, text, scheme, policy, noise)
+        draft, after = self.inner.draft(state, request)
         return (self.bend(draft) if self.drafted > self.after else draft), after
 
     def commit(self, state: Any, step: Step) -> Any:
@@ -326,10 +327,12 @@ def test_own_drafts_pass_the_door() -> None:
     text, noise = Text(PROMPT, torch.tensor([5])), Noise.from_seed(0, 1)
     for scheme in (IID(), WithoutReplacement(), TopK(), TopThenSample(), Product()):
         state = good_drafter().start(text, Session(SamplingParams(), 40, VOCAB))
-        draft, _ = good_drafter().draft(state, text, scheme, SHAPE, noise)
+        draft, _ = good_drafter().draft(state, DraftRequest(text, scheme, SHAPE, noise))
         assert checked(draft, text, scheme, SHAPE, VOCAB).failure is None
     whole = replace(good_drafter(), shortlist_size=None)
-    draft, _ = whole.draft(whole.start(text, Session(SamplingParams(), 40, VOCAB)), text, IID(), Chain(2), noise)
+    draft, _ = whole.draft(
+        whole.start(text, Session(SamplingParams(), 40, VOCAB)), DraftRequest(text, IID(), Chain(2), noise)
+    )
     assert checked(draft, text, IID(), Chain(2), VOCAB).whole
     turned = replace(draft, shortlist=draft.shortlist.flip(-1), probs=draft.probs.flip(-1))
     turned = replace(turned, atoms=(VOCAB - 1 - draft.atoms).where(draft.atoms >= 0, -1))
@@ -460,7 +463,8 @@ class Strange(Drafter):
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         listed, row = torch.tensor([1, SMALL, 0, -4, 3]), torch.tensor([0.2, 0.25, 0.2, 0.25, 0.1])
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
@@ -505,6 +509,7 @@ def counted(rows: list[list[int]]) -> Tensor:
     return torch.tensor([SMALL * first + second for first, second in rows]).bincount(minlength=SMALL**FEW).double()
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     ("verifier", "policy"),
     [
@@ -539,7 +544,8 @@ def test_texts_with_strange_drafts_follow_the_target(verifier: Any, policy: Tree
 class Several(Strange):
     """The same with two rows for each node."""
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         listed = torch.tensor([1, SMALL, 0, -4, 3])
         rows = torch.tensor([[0.2, 0.25, 0.2, 0.25, 0.1], [0.5, 0.0, 0.1, 0.3, 0.1]])
 
@@ -572,8 +578,9 @@ class Dropping(Strange):
 
     more: bool = False
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
-        draft, after = super().draft(state, text, scheme, policy, noise)
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        noise = request.noise
+        draft, after = super().draft(state, request)
         if self.more:
             noise.uniform(1)
         if int(draft.tree.tokens[0, 1]) in (1, SMALL):

@@ -12,8 +12,8 @@ from polydraft.drafters import Drafter, ModelDrafter, NoDraft
 from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
 from polydraft.engine.clock import Stopwatch
 from polydraft.engine.defaults import default_policy, default_verifier
-from polydraft.engine.prefill import begin
-from polydraft.engine.step import step
+from polydraft.engine.loop.prefill import begin
+from polydraft.engine.loop.step import step
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -64,6 +64,7 @@ def gained(block: Block) -> dict[int, Sequence[int]]:
     return {row: one.tokens for row, one in block.rows.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("drafts", [True, False])
@@ -105,6 +106,7 @@ TREES = [
 ]
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize(("policy", "verifier"), TREES)
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(

@@ -263,6 +263,7 @@ def check_whatever_is_proposed(policy: TreePolicy, verifier: PathVerifier, kind:
 SOME = [case for case in [*CASES, *product(POLICIES[:1], CHAIN_RULES)] if case[0] in POLICIES[:4]][::5]
 
 
+@pytest.mark.long(40)
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize(("policy", "verifier"), SOME, ids=named)
 def test_four_tokens_follow_the_target_whatever_is_proposed(

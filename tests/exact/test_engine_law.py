@@ -14,12 +14,12 @@ from on_device import counted, on_device
 from torch import Tensor
 
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, NaiveMatch, TopDown, TopK, Widths
-from polydraft.drafters import Drafter, LookupFirst, Session
+from polydraft.drafters import Drafter, DraftRequest, LookupFirst, Session
 from polydraft.drafters.rows import draft_rows
-from polydraft.engine.faults import LOST, NO_LAW
-from polydraft.engine.planner import Opening
+from polydraft.engine.loop.faults import LOST, NO_LAW
 from polydraft.engine.stopping import Together
 from polydraft.models import Forward
+from polydraft.planning import Opening
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
@@ -156,8 +156,8 @@ class Around(Drafter):
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         return self.inner.read(state, text, features)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
-        return self.inner.draft(state, text, scheme, policy, noise)
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Any, Any]:
+        return self.inner.draft(state, request)
 
     def commit(self, state: Any, step: Step) -> Any:
         return self.inner.commit(state, step)
@@ -166,8 +166,8 @@ class Around(Drafter):
 class OddRiders(Around):
     """Brings riders that it did not announce, if its first draft is a certain token."""
 
-    def draft(self, *inputs: Any) -> tuple[Any, Any]:
-        draft, state = super().draft(*inputs)
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Any, Any]:
+        draft, state = super().draft(state, request)
         if int(draft.tree.tokens[0, 1]) != 1:
             return draft, state
         ones, nodes = torch.ones(1, 1, dtype=torch.int64), draft.tree.tokens.shape[1]
@@ -187,17 +187,17 @@ class Unkeeping(Around):
 class Ending(Around):
     """Raises before it draws, after a certain token."""
 
-    def draft(self, state: Any, text: Text, *others: Any) -> tuple[Draft, Any]:
-        if int(text.last()) == 1:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        if int(request.text.last()) == 1:
             raise RuntimeError("the end")
-        return super().draft(state, text, *others)
+        return super().draft(state, request)
 
 
 class Neighbourly(Around):
     """Raises for what it drew in another row, so that this row's drafts are dropped as well."""
 
-    def draft(self, state: Any, text: Text, *others: Any) -> tuple[Draft, Any]:
-        draft, after = super().draft(state, text, *others)
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        draft, after = super().draft(state, request)
         if int(draft.tree.tokens[1, 1]) == 1:
             raise RuntimeError("there")
         return draft, after
@@ -209,9 +209,9 @@ class Unlucky(Around):
 
     node: int = 1
 
-    def draft(self, *inputs: Any) -> tuple[Draft, Any]:
-        draft, after = super().draft(*inputs)
-        self.behind(inputs[-1])
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        draft, after = super().draft(state, request)
+        self.behind(request.noise)
         there = draft.tree.tokens[0][draft.tree.valid[0]]
         if int(there[self.node]) == 1:
             raise RuntimeError("unlucky")
@@ -261,6 +261,7 @@ def test_one_step_that_fails_by_what_was_drawn(kind: type[Toy], rule: PathVerifi
     assert checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1) or policy.shape.depth == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "policy"), TREES)
 @pytest.mark.parametrize("kind", [Toy, Unusable])
 def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
@@ -333,6 +334,7 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
     assert chosen == {*Scheming.trees, True, False, *both}
 
 
+@pytest.mark.long
 @each_tree
 @pytest.mark.parametrize("there", ["host", "device"])
 def test_one_step_of_a_target_without_a_law_below_some_drafts(
@@ -399,8 +401,9 @@ class Meddling(Around):
 
     way = ""
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
-        draft, after = super().draft(state, text, scheme, policy, noise)
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Any, Any]:
+        text = request.text
+        draft, after = super().draft(state, request)
         tree = draft.tree
         if len(tree.tokens[0]) > 1 and int(tree.tokens[0, 1]) == 1:
             WAYS[self.way](draft, text)
@@ -430,6 +433,7 @@ def no_flag(draft: Draft, text: Text) -> None:
 WAYS = {"pruned": pruned, "another": another, "rows": other_rows, "text": other_text, "flag": no_flag}
 
 
+@pytest.mark.long
 @each_tree
 @pytest.mark.parametrize("way", WAYS)
 def test_one_step_of_a_drafter_that_changes_what_was_drawn(way: str, rule: PathVerifier, policy: TreePolicy) -> None:
@@ -442,7 +446,9 @@ def test_one_step_of_a_drafter_that_changes_what_was_drawn(way: str, rule: PathV
 class Foreign(ModelDrafter):
     """One that nobody trusts, and that spoils what it is asked about."""
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Any, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Any, Any]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
+
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             found = draft_rows(state.reader.grow(text, frontier), state.params, None, scheme)
             frontier.tokens.fill_(0)
@@ -469,7 +475,8 @@ class OfTheBatch(Drafter):
     def start(self, text: Text, session: Session) -> Count:
         return Count(len(text.counts))
 
-    def draft(self, state: Count, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Count]:
+    def draft(self, state: Count, request: DraftRequest) -> tuple[Draft, Count]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         row = torch.tensor([0.8, 0.2] if state.rows > 1 else [0.3, 0.7], dtype=torch.float64)
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import pytest
 from choices import Toy, distance, law_of
 
 from polydraft import JacobiDrafter, LookaheadDrafter, OuroborosDrafter
-from polydraft.drafters import Drafter, Session
-from polydraft.probs import Noise, SamplingParams
+from polydraft.drafters import Drafter, DraftRequest, Session
+from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Given, Scheme
 from polydraft.trees import Chain, Draft, TreePolicy
@@ -29,7 +29,7 @@ class Noting(Drafter):
     name = "noting"
 
     def __post_init__(self) -> None:
-        self.riders = self.inner.riders
+        self.needs = self.inner.needs
 
     def check(self, scheme: Scheme) -> None:
         self.inner.check(scheme)
@@ -40,9 +40,9 @@ class Noting(Drafter):
     def read(self, state: Any, text: Text, features: Features | None) -> Any:
         return self.inner.read(state, text, features)
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
-        draft, after = self.inner.draft(state, text, scheme, policy, noise)
-        again, _ = self.inner.draft(state, text, scheme, policy, noise)
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        draft, after = self.inner.draft(state, request)
+        again, _ = self.inner.draft(state, request)
         assert isinstance(draft, Draft) and isinstance(again, Draft)
         assert draft.tree.tokens.tolist() == again.tree.tokens.tolist()
         self.most = max(self.most, int(draft.tree.valid[0].sum()) - 1)
@@ -76,6 +76,7 @@ CASES = [pytest.param(name, ALONE, id=f"{name}-alone") for name in DRAFTERS] + [
 ]
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize(("name", "prompts"), CASES)
 def test_all_steps(name: str, prompts: list[list[int]]) -> None:
     noting, new = Noting(DRAFTERS[name]()), 6 if len(prompts) == 1 else 3

@@ -93,6 +93,7 @@ def of_class(kind: type[LlamaForCausalLM]) -> LlamaForCausalLM:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

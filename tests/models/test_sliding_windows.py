@@ -78,6 +78,7 @@ def tiny(name: str, **changes: object) -> PreTrainedModel:
     return built(name, {**FAMILIES[name][0], **changes})
 
 
+@pytest.mark.long(5)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in FAMILIES])
 def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     model = tiny(name)

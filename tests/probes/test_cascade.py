@@ -10,12 +10,11 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import BlockVerification, Chain, HuggingFaceModel, ModelDrafter
-from polydraft.drafters import Decoder, Drafter, Session
+from polydraft.drafters import Decoder, Drafter, DraftRequest, Session
 from polydraft.models import LanguageModel
-from polydraft.probs import Noise
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TokenTree, TreePolicy, topology
+from polydraft.trees import Draft, TokenTree, topology
 
 VOCAB, SAMPLES, FALSE_ALARM = 6, 1500, 1e-6
 
@@ -35,9 +34,8 @@ class Cascade(Drafter):
         rule = BlockVerification()
         return session.decoder, session.decoder.begin(self.middle, self.small, rule, Chain(2), text, session)
 
-    def draft(
-        self, state: tuple[Decoder, Any], text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, Any]:
+    def draft(self, state: tuple[Decoder, Any], request: DraftRequest) -> tuple[Draft, Any]:
+        text, policy, noise = request.text, request.policy, request.noise
         decoder, depth, rows = state[0], policy.shape.depth, range(len(text.counts))
         loop, tokens, laws = decoder.on(state[1], text, noise.fork(0)), [[] for _ in rows], [[] for _ in rows]
         while min(map(len, tokens)) < depth:

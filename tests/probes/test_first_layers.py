@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, DraftRequest, Needs, Session
 from polydraft.models.weights import WATCHING
-from polydraft.probs import Noise, SamplingParams, whole_row
-from polydraft.reading import Reader, Step, Text
+from polydraft.probs import SamplingParams, whole_row
+from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Frontier, Resume, TreePolicy, grow
+from polydraft.trees import Draft, Frontier, Resume, grow
 
 LAYERS = 2
 
@@ -25,19 +25,16 @@ class EarlyExit(Drafter):
 
     resumes: bool
     name = "early exit"
-    shares = True
+    needs = Needs(target=True)
 
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def over(self, state: Any, target: Reader) -> Reader:
-        return replace(target.first_layers(LAYERS), layers=(LAYERS,))
-
-    def draft(
-        self, state: Reader, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, Reader]:
-        view = state.at(text)
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
+        assert request.target is not None
+        view = replace(request.target.first_layers(LAYERS), layers=(LAYERS,)).at(text)
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             return whole_row(view.grow(text, frontier), SamplingParams())
@@ -48,11 +45,7 @@ class EarlyExit(Drafter):
             draft = replace(draft, resume=Resume(LAYERS, scored.nodes[LAYERS]))
         return draft, state
 
-    def commit(self, state: Reader, step: Step) -> Reader:
-        return state
-
-    def join(self, state: Reader, row: int, other: Any) -> Reader:
-        return state
+    def commit(self, state: None, step: Step) -> None: ...
 
 
 @pytest.mark.parametrize("policy", [4, "2,2,1"])

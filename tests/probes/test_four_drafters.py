@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import BlockVerification, HuggingFaceModel, ModelDrafter, NgramDrafter, NoDraft
-from polydraft.drafters import LookupFirst
+from polydraft.drafters import DraftRequest, LookupFirst
 
 PROMPTS = {
     "plain": [3, 1, 4],
@@ -25,10 +25,10 @@ PROMPTS = {
 class Failing(ModelDrafter):
     """Fails when its text has so many tokens."""
 
-    def draft(self, state: Any, text: Any, *others: Any) -> Any:
-        if max(text.counts) > 12:
+    def draft(self, state: Any, request: DraftRequest) -> Any:
+        if max(request.text.counts) > 12:
             raise RuntimeError("no more")
-        return super().draft(state, text, *others)
+        return super().draft(state, request)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

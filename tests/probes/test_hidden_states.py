@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter, Session, given_chain
+from polydraft.drafters import Drafter, DraftRequest, Needs, Session, given_chain
 from polydraft.models import Layer
-from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy
+from polydraft.trees import Draft
 
 Seen = dict[tuple[int, int, Layer], Tensor]
 
@@ -21,7 +20,7 @@ Seen = dict[tuple[int, int, Layer], Tensor]
 class Reading(Drafter):
     """Drafts by the target's own head on the state of the last token that was read, and notes all states."""
 
-    reads = (1, "final")
+    needs = Needs((1, "final"))
     name = "reading"
     seen: Seen = field(default_factory=dict)
 
@@ -40,7 +39,8 @@ class Reading(Drafter):
                 self.seen[row, int(features.places[row, column]), layer] = states[row, column]
         return state
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
+        text, policy = request.text, request.policy
         last = [self.seen.get((row, count - 2, "final")) for row, count in enumerate(text.counts)]
         known = [torch.zeros(16, dtype=torch.float64) if one is None else one for one in last]
         following = state.unembedded(torch.stack(known).unsqueeze(1)).argmax(dim=-1)
@@ -48,9 +48,6 @@ class Reading(Drafter):
 
     def commit(self, state: Any, step: Step) -> Any:
         return self.noted(state, step.features)
-
-    def join(self, state: Any, row: int, other: Any) -> Any:
-        return state
 
 
 def test_states_of_every_committed_token_are_handed_out(target: PreTrainedModel, beside: Any) -> None:

@@ -9,11 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.drafters import Drafter, Session, given_chain
-from polydraft.probs import Noise
+from polydraft.drafters import Drafter, DraftRequest, Needs, Session, given_chain
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Riders, TreePolicy
+from polydraft.trees import Draft, Riders
 
 COUNT = 3
 
@@ -24,16 +23,15 @@ class Guessing(Drafter):
 
     target: PreTrainedModel
     name = "guessing"
-    riders = COUNT
+    needs = Needs(riders=COUNT)
 
     def check(self, scheme: Scheme) -> None: ...
 
     def start(self, text: Text, session: Session) -> Tensor:
         return torch.arange(COUNT).repeat(len(text.counts), 1)
 
-    def draft(
-        self, state: Tensor, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, Tensor]:
+    def draft(self, state: Tensor, request: DraftRequest) -> tuple[Draft, Tensor]:
+        text = request.text
         draft = given_chain(text, [row.numpy() for row in state])
         batch, nodes = draft.tree.tokens.shape
         sees = torch.zeros(batch, COUNT, nodes + COUNT, dtype=torch.bool)
@@ -52,9 +50,6 @@ class Guessing(Drafter):
             torch.testing.assert_close(step.scored.riders[row], plain)
         return step.scored.riders.argmax(dim=-1)
 
-    def join(self, state: Tensor, row: int, other: Any) -> Tensor:
-        return torch.cat([state[:row], other, state[row + 1 :]])
-
 
 def test_riders_are_scored_as_text_and_change_nothing(target: PreTrainedModel, beside: Any) -> None:
     beside(Guessing(target), COUNT)
@@ -63,7 +58,7 @@ def test_riders_are_scored_as_text_and_change_nothing(target: PreTrainedModel, b
 def test_more_riders_than_were_announced_cost_the_drafts_and_not_the_text(target: PreTrainedModel) -> None:
     drafter, ids = Guessing(target), torch.tensor([[3, 1, 4]])
     plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=6)
-    drafter.riders = COUNT - 1
+    drafter.needs = Needs(riders=COUNT - 1)
     with pytest.warns(RuntimeWarning, match="has 3 riders, but its drafter says that it brings 2 at most"):
         found = polydraft.generate(target, ids, drafter=drafter, policy=COUNT, max_new_tokens=6)
     assert torch.equal(found.sequences, plain.sequences)

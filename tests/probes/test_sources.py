@@ -9,8 +9,8 @@ from torch import Tensor
 from polydraft import Chain, ModelDrafter, NaiveMatch, NoDraft, SamplingParams, TopDown, Widths
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
-from polydraft.engine.prefill import begin, capacity_for, opened, read_on
-from polydraft.engine.step import step
+from polydraft.engine.loop.prefill import begin, capacity_for, opened, read_on
+from polydraft.engine.loop.step import step
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Text

@@ -135,6 +135,7 @@ def test_what_is_said_of_a_load() -> None:
     assert "first token: median 0.50 s, p99 0.99 s" in told and "whole: median 1.50 s, p99 1.99 s" in told
 
 
+@pytest.mark.slow
 def test_some_clients_at_once(exact: Pair) -> None:
     bodies = [request(number) for number in range(24)]
     assert {matched(number) for number in range(24)} == {None, 0, 1, 2}

@@ -21,6 +21,7 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pair", "strict": True, "schema": SCHEMA}}
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     "fields",
     [{"response_format": FORMAT}, {"guided_json": SCHEMA}, {"structured_outputs": {"json": json.dumps(SCHEMA)}}],

@@ -48,7 +48,7 @@ def drafted(
     """Return the rows and confidences of a block below the text's token at `anchor`, along the text, by the drafter."""
     model, drafter = HuggingFaceModel(target), BlockDrafter(head, ends)
     text = Text(ids, torch.tensor([anchor + 1]))
-    reader = Reader.new(model, 1, 64, drafter.reads)
+    reader = Reader.new(model, 1, 64, drafter.needs.layers)
     state = drafter.start(text, Session(SamplingParams(), 64, model.vocab_size, reader))
     _, features = reader.catch_up(text)
     state = drafter.read(state, text, features)

@@ -94,7 +94,7 @@ def test_passes_are_what_is_drafted(name: str, target: PreTrainedModel) -> None:
     drafter = EagleDrafter(head.eval(), training.ends)
     for index in range(0, LENGTH - 1 - PASSES, 3):
         text = Text(given["ids"], torch.full((2,), index + 2))
-        reader = reader_of(HuggingFaceModel(target), 2, 64, drafter.reads)
+        reader = reader_of(HuggingFaceModel(target), 2, 64, drafter.needs.layers)
         state = drafter.start(text, Session(SamplingParams(), 64, VOCAB, reader))
         state = drafter.read(state, text, reader.catch_up(text)[1])
         with torch.no_grad():

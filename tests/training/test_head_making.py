@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.cli.train.head import run_train_head
-from polydraft.drafters import BlockDrafter, write_block
+from polydraft.drafters import BlockDrafter, owned_networks, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
@@ -165,13 +165,14 @@ def plan(kind: str, **changes: Any) -> HeadPlan:
     return HeadPlan(kind, HeadSize(**size), WRITING, recipe, **changes)
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, one in MAKERS.items() for form in one.forms])
 def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str, tmp_path: Path) -> None:
     asked = plan(kind, form=form, rows=16 if form in MAKERS[kind].fewer else None)
     made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
     assert len(made.drafting.overlap) == 3 and 1 < made.drafting.efficiency < 4
     drafter = polydraft.load_head(tmp_path / "head", 2)
-    assert sum(one.numel() for net in drafter.networks() for one in net.parameters()) >= made.parameters
+    assert sum(one.numel() for net in owned_networks(drafter) for one in net.parameters()) >= made.parameters
     wanted: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     alone = polydraft.generate(target(), [PROMPTS[0].tolist()], drafter="none", **wanted)
     found = polydraft.generate(target(), [PROMPTS[0].tolist()], drafter=drafter, **wanted)
@@ -185,7 +186,7 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
 def test_a_dspark_head_has_the_term_that_is_asked_for(term: str, form: str, tmp_path: Path) -> None:
     asked = plan("dspark", form=form, size={"term": term}, rows=16 if form in MAKERS["dspark"].fewer else None)
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
-    (head, *_) = polydraft.load_head(tmp_path / "head", 2).networks()
+    (head, *_) = owned_networks(polydraft.load_head(tmp_path / "head", 2))
     assert type(head.path) is {"gated": GatedMarkov, "rnn": RecurrentMarkov}[term] and head.path.rank == 4
 
 
@@ -238,6 +239,7 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
     assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize(
     ("kind", "rows"), [("mixing", 16), ("dspark", None), ("medusa", None), ("eagle", None), ("eagle-3", 16)]
 )
@@ -260,7 +262,7 @@ def test_a_block_head_takes_the_layers_of_one_with_another_term(
     still = HeadRecipe(steps=1, texts=4, matrix_rate=0.0, other_rate=0.0, measure_every=1, save_every=1)
     asked = replace(plan(second, start=tmp_path / "first", size={"term": term}), recipe=still)
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
-    (given, *_), (head, *_) = (polydraft.load_head(tmp_path / name, 2).networks() for name in ("first", "second"))
+    (given, *_), (head, *_) = (owned_networks(polydraft.load_head(tmp_path / name, 2)) for name in ("first", "second"))
     kept = {name: value for name, value in given.state_dict().items() if name.startswith(("fc.", "layers.", "norm."))}
     assert len(kept) > 10 and all(torch.equal(value, head.state_dict()[name]) for name, value in kept.items())
     assert type(head.path) is not type(given.path) and head.confidence.in_features != given.confidence.in_features
@@ -277,9 +279,11 @@ def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(k
     asked = plan(kind, start=tmp_path / "first", size={"rank": None})
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
     found = polydraft.load_head(tmp_path / "second", 2)
-    shapes = [{name: one.shape for name, one in each.networks()[0].state_dict().items()} for each in (given, found)]
+    shapes = [
+        {name: one.shape for name, one in owned_networks(each)[0].state_dict().items()} for each in (given, found)
+    ]
     assert shapes[0] == shapes[1] and any(24 in shape for shape in shapes[0].values())
-    assert found.reads == given.reads == READ_BY.get(kind, ("final", 1))
+    assert found.needs.layers == given.needs.layers == READ_BY.get(kind, ("final", 1))
 
 
 READ_BY: dict[str, tuple[Any, ...]] = {"eagle": ("final",), "eagle-3": (2, 1)}
@@ -292,7 +296,7 @@ def test_a_head_that_reads_the_last_states_learns_from_them(tmp_path: Path) -> N
     write_block(given, tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
     asked = plan("dspark", start=tmp_path / "first")
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
-    assert polydraft.load_head(tmp_path / "second", 2).reads == ("final",)
+    assert polydraft.load_head(tmp_path / "second", 2).needs.layers == ("final",)
     for file in (tmp_path / "work" / "text").glob("*.safetensors"):
         text = load_file(file)
         assert torch.equal(text["features"], text["final"])
@@ -300,7 +304,7 @@ def test_a_head_that_reads_the_last_states_learns_from_them(tmp_path: Path) -> N
 
 def fresh_block() -> BlockHead:
     """Return a new block head for the target."""
-    (head, *_) = MAKERS["dspark"].make(target(), TargetEnds.of(target()), (1,), HeadSize()).drafter.networks()
+    (head, *_) = owned_networks(MAKERS["dspark"].make(target(), TargetEnds.of(target()), (1,), HeadSize()).drafter)
     assert isinstance(head, BlockHead)
     return head
 
@@ -349,7 +353,7 @@ def test_a_dspark_head_may_begin_with_what_has_no_term_or_no_confidence(path: Pa
     write_block(BlockDrafter(given, HeadEnds()), tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
     asked = plan("dspark", start=tmp_path / "first", size={"rank": None})
     made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
-    (head, *_) = polydraft.load_head(tmp_path / "second", 2).networks()
+    (head, *_) = owned_networks(polydraft.load_head(tmp_path / "second", 2))
     assert len(made.drafting.overlap) == 3 and head.shape.block == 4 and not head.shape.shifted
     assert head.confidence is not None and head.path.rank == (64 if type(path) is PathTerm else 5)
 
@@ -446,6 +450,7 @@ def first_of(kind: str, loss: str) -> bool:
 LEARNT = [(kind, loss) for kind in MAKERS for loss in MAKERS[kind].losses]
 
 
+@pytest.mark.long(5)
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [pytest.param(kind, loss, marks=[] if first_of(kind, loss) else pytest.mark.slow) for kind, loss in LEARNT],

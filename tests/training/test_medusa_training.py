@@ -7,7 +7,7 @@ import torch
 from doubles import tiny_model
 from torch import Tensor, nn
 
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -145,7 +145,7 @@ def test_the_drafter_drafts_what_was_trained(own_rows: bool) -> None:
     reader = Reader.new(HuggingFaceModel(tiny_model("llama", VOCAB, dtype=torch.float32)), 4, 40, ("final",))
     state = drafter.start(text, Session(SamplingParams(), 40, VOCAB, reader))
     state = drafter.read(state, text, reader.catch_up(text)[1])
-    draft, _ = drafter.draft(state, text, IID(), Chain(DRAFTS), Noise.from_seed(0, 4))
+    draft, _ = drafter.draft(state, DraftRequest(text, IID(), Chain(DRAFTS), Noise.from_seed(0, 4)))
     for depth in range(DRAFTS):
         wanted = training.logits(depth, given["final"][:, LENGTH - 2]).softmax(-1)
         torch.testing.assert_close(

@@ -16,10 +16,10 @@ from polydraft.bench.speed import Batch
 from polydraft.drafters import LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Planner, Run, as_drafter, stream
 from polydraft.engine.defaults import default_policy
-from polydraft.engine.planner import arms_beside
 from polydraft.errors import InvalidParameter
 from polydraft.machine_code import clock
 from polydraft.models import Pair
+from polydraft.planning import arms_beside
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
 from polydraft_lab.subjects.adversaries import noisy, shuffled

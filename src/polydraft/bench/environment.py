@@ -9,7 +9,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, owned_networks
 
 PROCESSOR = Path("/proc/cpuinfo")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -18,7 +18,7 @@ RESET_PEAK = "5"
 
 def described(model: nn.Module | Drafter) -> dict[str, object]:
     """Return a model's or a head's size, precision and device, and a number that tells its weights from others."""
-    networks = model.networks() if isinstance(model, Drafter) else (model,)
+    networks = owned_networks(model) if isinstance(model, Drafter) else (model,)
     weights = [one for network in networks for one in network.parameters()]
     mark = 0
     for one in weights:

@@ -20,15 +20,15 @@ from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
 from polydraft.cli.printing.tables import describe_setup, print_run
 from polydraft.cli.process import INTERRUPTED, stopped
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
-from polydraft.engine.planner import PLANNERS
-from polydraft.engine.planning import PairPlan, load_plan, planned
+from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.options.checked import check_keywords
 from polydraft.options.commands.generate_options import GenerateOptions
 from polydraft.options.sampling_options import Sampling
+from polydraft.planning import PLANNERS, PairPlan, load_plan
 from polydraft.probs import SamplingParams
 from polydraft.trees import LearningPolicy, TreePolicy
 
@@ -242,7 +242,7 @@ def planned_options(
     temperature = request.sampling.get("temperature", 0.0)
     with warnings_as_sentences(), notes.status("Reading the plan ..."):
         chosen = planned(plan, pair, ids, temperature, verifier=options["verifier"], names=names)
-    if not chosen["drafter"].proposes:
+    if not proposes(chosen["drafter"]):
         notes.print("By the plan plain decoding is fastest at this temperature.")
     return chosen
 

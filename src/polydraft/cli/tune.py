@@ -18,10 +18,11 @@ from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing.tables import unless_faster
 from polydraft.cli.process import stopped
 from polydraft.engine import Comparison, compare, load_models
-from polydraft.engine.planning import Curve, Effort, PairPlan, TunedTree, load_plan, tune
+from polydraft.engine.tuning import Effort, tune
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.options.commands.bench_options import TuneOptions
+from polydraft.planning import Curve, PairPlan, TunedTree, load_plan
 from polydraft.probs import SamplingParams
 from polydraft.trees import Fixed, TreeShape
 

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.model import CHAIN, GREEDY, runnable
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session, owned_models
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, check_same_size, same_model
-from polydraft.probs import Noise, SamplingParams, to_probs
+from polydraft.probs import SamplingParams, to_probs
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.rows import parts, shared
 from polydraft.schemes import Product, Scheme, require_scheme
-from polydraft.trees import Draft, Frontier, TreePolicy, grow
+from polydraft.trees import Draft, Frontier, grow
 
 Member = tuple[LanguageModel, SamplingParams | None]
 """A draft model and its own temperature and filters; None for the target's."""
@@ -32,6 +32,11 @@ class EnsembleState:
     readers: tuple[Reader, ...] = parts()
     params: tuple[SamplingParams, ...] = shared()
     vocab_size: int = shared()
+
+    def resumes(self, fresh: "EnsembleState") -> bool:
+        """Tell whether both are of the same models."""
+        models = [[one.model for one in own.readers] for own in (self, fresh)]
+        return len(models[0]) == len(models[1]) and all(map(same_model, *models))
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -67,9 +72,9 @@ class EnsembleDrafter(Drafter):
             raise InvalidParameter("An ensemble takes its models as one list: EnsembleDrafter([first, second]).")
         object.__setattr__(self, "members", _members(members))
         object.__setattr__(self, "shortlist_size", shortlist_size)
-        if not is_whole(shortlist_size) or shortlist_size < len(self.models()):
+        if not is_whole(shortlist_size) or shortlist_size < len(owned_models(self)):
             raise InvalidParameter(
-                f"shortlist_size must be at least the number of models, {len(self.models())}, "
+                f"shortlist_size must be at least the number of models, {len(owned_models(self))}, "
                 f"but is {shown(shortlist_size)}."
             )
 
@@ -81,15 +86,11 @@ class EnsembleDrafter(Drafter):
         """Raise `UnpairedScheme` unless the scheme is `Product`."""
         require_scheme(scheme, (Product,), "An ensemble of draft models")
 
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Return the models, in the order of their first members."""
-        return tuple({id(model): model for model, _ in self.members}.values())
-
     def start(self, text: Text, session: Session) -> EnsembleState:
         """Return readers that have read nothing, one per model."""
-        for model in self.models():
+        for model in owned_models(self):
             check_same_size(session.vocab_size, model.vocab_size)
-        readers = tuple(reader_of(model, len(text.lengths), session.capacity) for model in self.models())
+        readers = tuple(reader_of(model, len(text.lengths), session.capacity) for model in owned_models(self))
         params = tuple(own or session.params for _, own in self.members)
         return EnsembleState(readers, params, session.vocab_size)
 
@@ -97,10 +98,9 @@ class EnsembleDrafter(Drafter):
         """Read the prompts but for their last tokens, once per model."""
         return replace(state, readers=tuple(one.catch_up(text)[0] for one in state.readers))
 
-    def draft(
-        self, state: EnsembleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, EnsembleState]:
+    def draft(self, state: EnsembleState, request: DraftRequest) -> tuple[Draft, EnsembleState]:
         """Grow a tree: one forward pass per depth and model, for all rows and nodes of that depth."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         draft = grow(text.last(), policy, scheme, partial(self._propose, state, text), noise, trusted=True)
@@ -110,18 +110,12 @@ class EnsembleDrafter(Drafter):
         """Keep the accepted nodes' keys in every cache."""
         return replace(state, readers=tuple(one.keep(step.text, step.verdict, grown=True) for one in state.readers))
 
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of these models."""
-        if not isinstance(state, EnsembleState) or len(state.readers) != len(self.models()):
-            return False
-        return all(same_model(one.model, model) for one, model in zip(state.readers, self.models(), strict=True))
-
     def _propose(
         self, state: EnsembleState, text: Text, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f J K"]]:
         logits = [one.grow(text, frontier)[..., : state.vocab_size] for one in state.readers]
         tokens = common_shortlist(logits, self.shortlist_size)
-        listed = {id(one): at_tokens(row, tokens) for one, row in zip(self.models(), logits, strict=True)}
+        listed = {id(one): at_tokens(row, tokens) for one, row in zip(owned_models(self), logits, strict=True)}
         rows = [to_probs(listed[id(model)], own) for (model, _), own in zip(self.members, state.params, strict=True)]
         return tokens, torch.stack(rows, dim=-2)
 

@@ -6,10 +6,10 @@ from functools import partial
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.models import LanguageModel, check_same_size, does_encode, draft_model, same_model
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.rows import parts, shared
 from polydraft.schemes import (
@@ -25,7 +25,7 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Chain, Draft, Fixed, Frontier, TreePolicy, TreeShape, grow
+from polydraft.trees import Chain, Draft, Fixed, Frontier, TreeShape, grow
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -56,6 +56,10 @@ class ModelDraftState:
     reader: Reader = parts()
     params: SamplingParams = shared()
     vocab_size: int = shared()
+
+    def resumes(self, fresh: "ModelDraftState") -> bool:
+        """Tell whether both are of one model."""
+        return same_model(self.reader.model, fresh.reader.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +94,6 @@ class ModelDrafter(Drafter):
         """Draft the likeliest tokens at temperature 0, and a drawn chain above it (docs/performance.md)."""
         return model_defaults(params)
 
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Return the draft model."""
-        return (self.model,)
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A draft model")
@@ -109,10 +109,9 @@ class ModelDrafter(Drafter):
         """Read the prompts but for their last tokens."""
         return replace(state, reader=state.reader.catch_up(text)[0])
 
-    def draft(
-        self, state: ModelDraftState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, ModelDraftState]:
+    def draft(self, state: ModelDraftState, request: DraftRequest) -> tuple[Draft, ModelDraftState]:
         """Grow a tree: one forward pass per depth for all rows and nodes of that depth."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
@@ -126,10 +125,6 @@ class ModelDrafter(Drafter):
     def commit(self, state: ModelDraftState, step: Step) -> ModelDraftState:
         """Keep the accepted nodes' keys."""
         return replace(state, reader=state.reader.keep(step.text, step.verdict, grown=True))
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of this model."""
-        return isinstance(state, ModelDraftState) and same_model(state.reader.model, self.model)
 
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier

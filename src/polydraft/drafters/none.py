@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from polydraft.drafters.protocol import Drafter, Session
-from polydraft.models import LanguageModel
-from polydraft.probs import Noise
+from polydraft.drafters.protocol import Drafter, DraftRequest, Session
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, TreePolicy
+from polydraft.trees import Draft
 
 
 @dataclass(frozen=True)
@@ -18,19 +16,15 @@ class NoDraft(Drafter):
     sound = True
     proposes = False
 
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Return none."""
-        return ()
-
     def check(self, scheme: Scheme) -> None:
         """Accept every scheme: there is nothing to draw."""
 
     def start(self, text: Text, session: Session) -> None:
         """Return no state."""
 
-    def draft(self, state: None, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, None]:
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
         """Return the root alone."""
-        return Draft.nothing(text.last()), None
+        return Draft.nothing(request.text.last()), None
 
     def commit(self, state: None, step: Step) -> None:
         """Return no state."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import nn
 
 import polydraft.rows as rows
+from polydraft.drafters.outside import digest_of
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -92,18 +93,55 @@ class Defaults:
     policy: TreePolicy
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter needs beside the texts.
+
+    Args:
+        layers: which of the target's hidden states it reads; () for none.
+        riders: the most riders that its drafts bring; the target's cache must have room for them.
+        target: whether it drafts from the target's keys (`DraftRequest.target`).
+        branches: whether its trees branch where the policy's are chains, as those of a merge do.
+        passes: of its own network that a draft takes; None for one for each level.
+    """
+
+    layers: tuple[Layer, ...] = ()
+    riders: int = 0
+    target: bool = False
+    branches: bool = False
+    passes: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DraftRequest:
+    """What a drafter is asked for in a step.
+
+    Args:
+        text: the committed tokens.
+        scheme: how the drafts are to be drawn.
+        policy: the trees; one whose shape has no children asks for nothing, but for the state.
+        noise: the rows' random numbers.
+        target: the target's reader of these rows as it is now, for a drafter that needs it.
+    """
+
+    text: Text
+    scheme: Scheme
+    policy: TreePolicy
+    noise: Noise
+    target: Reader | None = None
+
+
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes a token tree after the committed text. Derive from this class, which has an answer for every other verb.
+    """Proposes a token tree after the committed text. Derive from this class.
 
     A drafter must have a `name`, and the verbs `check`, `start`, `draft` and `commit`.
 
     **The state** is an explicit value that the decode loop holds; what `draft` and `commit` return takes its place. It
     is None, or a frozen dataclass whose fields say how they go with the rows of a batch (`polydraft.rows`). A step that
     is interrupted is taken again from its beginning: `draft` or `commit` is then called once more with the state of
-    before, and must do once more what it did. So whatever else changes goes into a new state, and keys and
-    values only into slots that the next draft writes again, or that belong to the row which is joined. Random numbers
-    come from `noise` alone.
+    before, and must do once more what it did. So whatever else changes goes into a new state, and keys and values only
+    into slots that the next draft writes again. Random numbers come from the request's `noise` alone.
 
     **A drafter that fails** loses nothing: the rows in which it fails are decoded without drafts to the end of their
     texts, which are all of a batch if its state has no row by itself. A proposal is
@@ -116,57 +154,26 @@ class Drafter(Protocol):
     (`Draft.failure`), and notes what it drew for an error behind it. Whoever draws otherwise must raise nothing after
     the first draw, and drop nothing that was drawn.
 
+    **What more a drafter may be.** `Outside` knows something from outside the texts, `Collects` is told of texts that
+    are over. One around another may have an `own_name`, under which drafts count that do not say where they come from
+    (`Draft.source`); one that drafts nothing says that it `proposes` not. Models, networks and other drafters that it
+    works with stand in its fields (`owned_models`).
+
     Attributes:
         name: its name in tables.
-        reads: which of the target's hidden states it reads; () for none.
-        riders: the most riders that its drafts bring; the target's cache must have room for them.
-        shares: whether it drafts from the target's keys, and is given the target's reader before each draft (`over`).
-        proposes: whether it drafts at all.
-        branches: whether its trees branch where the policy's are chains, as those of a merge do.
+        needs: what it needs beside the texts.
     """
 
     name: str
-    reads: tuple[Layer, ...] = ()
-    riders: int = 0
-    shares: bool = False
-    proposes: bool = True
-    branches: bool = False
-
-    @property
-    def own_name(self) -> str:
-        """The name under which drafts count that do not say where they come from (`Draft.source`)."""
-        return self.name
+    needs: Needs = Needs()
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits this drafter under the target's sampling settings; None for what suits a draft model."""
         return None
 
-    def models(self) -> tuple[LanguageModel, ...] | None:
-        """Return the models whose passes it runs, each once; None where they are not known."""
-        return None
-
-    def networks(self) -> tuple[nn.Module, ...]:
-        """Return the networks of its own that are no language models, such as a head's."""
-        return tuple(value for value in vars(self).values() if isinstance(value, nn.Module))
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` if the drafter cannot draft under this scheme."""
         ...
-
-    def outside(self, row: int) -> bytes:
-        """Return a digest of what is known of a row from outside its text, as it starts; nothing where nothing is.
-
-        Outside are stores, predictions, and pools or tables that other texts filled. The engine asks once, before
-        `start`, and forks the row's random numbers by the digest. Drafters around others hand on what these say
-        (`known_outside`). It must be cheap, and the same as long as what is known is.
-
-        Why: drafts keep the law of a text if they do not depend on its random numbers. A store may hold what the same
-        seed wrote, and so drafts that follow from the numbers of that seed. With the digest, which has changed since
-        the store grew by such a text, the numbers are independent of all that is in it. They are not where texts of one
-        seed are written at the same time over one store that grows, which began with one digest, and where a prediction
-        is the very text that its seed writes with it.
-        """
-        return b""
 
     def start(self, text: Text, session: Session) -> Any:
         """Return the first state for these texts, of which nothing was read."""
@@ -180,20 +187,12 @@ class Drafter(Protocol):
         Args:
             state: the state of before.
             text: what may be read so far: the prompts, or their beginnings.
-            features: the target's hidden states of what it read of them since the last call, if `reads` asks for any.
+            features: the target's hidden states of what it read of them since the last call, if any are needed.
         """
         return state
 
-    def over(self, state: Any, target: Reader) -> Any:
-        """Take the target's reader of these rows as it is now; called before each draft of a drafter that `shares`."""
-        return state
-
-    def draft(
-        self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, Any]:
-        """Propose a tree below the last committed token of every row, its children drawn under `scheme`.
-
-        A policy whose shape has no children asks for nothing, but for the state.
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft | Pieces, Any]:
+        """Propose a tree below the last committed token of every row, its children drawn under the request's scheme.
 
         Returns:
             the draft, or drafts by row; and the state with which the step goes on.
@@ -203,40 +202,6 @@ class Drafter(Protocol):
     def commit(self, state: Any, step: Step) -> Any:
         """Learn what a step kept and found out; `step.text` is the text before it."""
         ...
-
-    def finish(self, state: Any, text: Text, row: int) -> Any:
-        """Take note that a row's text has come to its end, and what it is; called after the last step's `commit`.
-
-        Rows that are finished may stay in the batch, and are drafted for though nobody takes their drafts. Whatever is
-        kept outside the state must be kept once, though the step may be taken again.
-        """
-        return state
-
-    def ended(self, state: Any) -> bool:
-        """Tell whether nothing will ever be drafted from a state, so that no new text should join it."""
-        return False
-
-    def passes(self, depth: int) -> int:
-        """Return how many passes of its own network a draft of so many levels takes: one for each, or what it says."""
-        return depth
-
-    def continues(self, state: Any) -> bool:
-        """Tell whether a state, of a run that is over, is one from which this drafter can go on."""
-        return False
-
-    def carried(self, states: Sequence[Any], fresh: Any, known: int) -> Any:
-        """Return what a new text can go on from, of all states of a run that is over; the fresh state if of none.
-
-        What steps taught the drafter is left behind (`rows.reuse`): so a text is that of a call which begins anew, and
-        a seed that wrote both does not verify what its own numbers led to.
-
-        Args:
-            states: the states: of this drafter, of those that it had inside, or of one that had this one inside.
-            fresh: the state of the new text, of one row, of which nothing was read.
-            known: how many tokens both texts begin with.
-        """
-        own = next((one for one in states if type(one) is type(fresh) and self.continues(one)), None)
-        return fresh if own is None else rows.reuse(own, fresh, known)
 
 
 @runtime_checkable
@@ -249,9 +214,84 @@ class SoundDrafter(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class Outside(Protocol):
+    """A drafter that knows something from outside a text: a store, a prediction, what other texts wrote."""
+
+    def outside(self, row: int) -> bytes:
+        """Return a digest of what is known of a row from outside its text, as it starts; nothing where nothing is.
+
+        The engine asks once, before `start`, and forks the row's random numbers by the digests of a drafter and of
+        those inside (`known_outside`). It must be cheap, and the same as long as what is known is.
+
+        Why: drafts keep the law of a text if they do not depend on its random numbers. A store may hold what the same
+        seed wrote, and so drafts that follow from the numbers of that seed. With the digest, which has changed since
+        the store grew by such a text, the numbers are independent of all that is in it. They are not where texts of one
+        seed are written at the same time over one store that grows, which began with one digest, and where a prediction
+        is the very text that its seed writes with it.
+        """
+        ...
+
+
+@runtime_checkable
+class Collects(Protocol):
+    """A drafter that is told of texts that are over."""
+
+    def finish(self, state: Any, text: Text, row: int) -> Any:
+        """Take note that a row's text has come to its end, and what it is; called after the last step's `commit`.
+
+        Rows that are finished may stay in the batch, and are drafted for though nobody takes their drafts. Whatever is
+        kept outside the state must be kept once, though the step may be taken again.
+        """
+        ...
+
+
 def is_sound(drafter: Drafter) -> bool:
     """Tell whether a drafter says that it is sound; a class derived from such a one must say so itself."""
     return "sound" in vars(type(drafter)) and isinstance(drafter, SoundDrafter) and drafter.sound
+
+
+def proposes(drafter: Drafter) -> bool:
+    """Tell whether a drafter drafts at all: unless it says that it does not."""
+    return getattr(drafter, "proposes", True)
+
+
+def drafts_name(drafter: Drafter) -> str:
+    """Return the name under which drafts count that do not say where they come from."""
+    return getattr(drafter, "own_name", drafter.name)
+
+
+def finished(drafter: Drafter, state: Any, text: Text, row: int) -> Any:
+    """Tell a drafter that a text is over, if it wants to know."""
+    return drafter.finish(state, text, row) if isinstance(drafter, Collects) else state
+
+
+def drafters_in(drafter: Drafter) -> list[Drafter]:
+    """Return a drafter and all that stand in its fields, and in theirs."""
+    inner = [value for value in _owned(drafter) if isinstance(value, Drafter)]
+    return [drafter, *(one for own in inner for one in drafters_in(own))]
+
+
+def owned_models(drafter: Drafter) -> tuple[LanguageModel, ...]:
+    """Return the language models whose passes a drafter runs, each once: those in fields, its own or inner ones'."""
+    found = [value for one in drafters_in(drafter) for value in _owned(one) if isinstance(value, LanguageModel)]
+    return tuple({id(model): model for model in found}.values())
+
+
+def owned_networks(drafter: Drafter) -> tuple[nn.Module, ...]:
+    """Return the networks of a drafter that are no language models, such as a head's."""
+    found = [value for one in drafters_in(drafter) for value in _owned(one) if isinstance(value, nn.Module)]
+    return tuple({id(network): network for network in found}.values())
+
+
+def known_outside(drafter: Drafter, row: int) -> bytes:
+    """Return the digest of what a drafter and those inside know of a row from outside; of a single one, its own."""
+    told: list[object] = [one.outside(row) for one in drafters_in(drafter) if isinstance(one, Outside)]
+    for one in told:
+        if not isinstance(one, bytes):
+            raise TypeError(f"outside must return bytes, but is {type(one).__name__}.")
+    known = [digest for digest in told if isinstance(digest, bytes) and digest]
+    return digest_of(*known) if len(known) > 1 else b"".join(known)
 
 
 def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Session) -> Any:
@@ -265,10 +305,17 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
         session: as for `start`.
     """
     fresh = drafter.start(text, session)
-    kept = drafter.carried(states_in(state), fresh, known) if known else fresh
+    kept = rows.carried(rows.within(state), fresh, known) if known else fresh
     return fresh if kept is fresh else rows.put(fresh, 0, kept)
 
 
-def states_in(state: Any) -> list[Any]:
-    """Return a state, and all that stand in it, such as those of a route's members."""
-    return [] if state is None else [state, *(one for own in rows.inside(state) for one in states_in(own))]
+def _owned(drafter: Drafter) -> list[Any]:
+    """Return what stands in a drafter's fields, also in tuples and lists."""
+    found, waiting = list[Any](), [*vars(drafter).values()]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, tuple | list):
+            waiting = [*cast(Sequence[Any], value), *waiting]
+        else:
+            found.append(value)
+    return found

@@ -1,6 +1,5 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
-from polydraft.engine.batch import Batch, Method
 from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.compare import Comparison, compare
 from polydraft.engine.calls.loading import draft_for, head_for, load, load_models
@@ -8,19 +7,22 @@ from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.defaults import as_drafter, default_drafter, text_word
 from polydraft.engine.generate import generate, stream
+from polydraft.engine.loop.batch import Batch, Method
+from polydraft.engine.loop.prefill import Prompts
 from polydraft.engine.many import Completed, ManyRun, Request, RunningBatch, RunningStep, generate_many
 from polydraft.engine.observer import Observer
-from polydraft.engine.planner import Goodput, Planner
-from polydraft.engine.prefill import Prompts
 from polydraft.engine.run import Run
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.tuning import Effort, planned, tune
+from polydraft.planning import Goodput, Planner
 
 __all__ = [
     "Batch",
     "Block",
     "Comparison",
     "Completed",
+    "Effort",
     "Emission",
     "Ending",
     "GenerationOutput",
@@ -46,7 +48,9 @@ __all__ = [
     "head_for",
     "load",
     "load_models",
+    "planned",
     "stream",
     "summed",
     "text_word",
+    "tune",
 ]

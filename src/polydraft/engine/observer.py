@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydraft.engine.batch import Method
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.logprobs import with_logprobs
 from polydraft.engine.clock import Stopwatch
-from polydraft.engine.lessons import lessons_of
-from polydraft.engine.planner import Opening, Spent, relative_cost
-from polydraft.engine.step import Taken
+from polydraft.engine.loop.batch import Method
+from polydraft.engine.loop.step import Taken
 from polydraft.engine.target_law import TargetLaw
 from polydraft.models import LanguageModel
+from polydraft.planning import Opening, Spent, relative_cost
+from polydraft.planning.lessons import lessons_of
 from polydraft.trees import LearningPolicy
 
 
@@ -130,5 +130,6 @@ class Observer:
     def _lessons(self, one: _Planned, block: Block, taken: Taken) -> tuple[object, ...]:
         """Return what a step shows of the drafts whose trees a planner chose."""
         own = [(piece, method.verifier) for method, piece in taken.drafts if method is one.method]
-        told = {row: gained for row, gained in block.rows.items() if row not in taken.last}
-        return lessons_of(own, taken.step.probs, block.verdict, told, taken.laws)
+        told = {row: len(gained.tokens) for row, gained in block.rows.items() if row not in taken.last}
+        laws = [law.in_force for law in taken.laws]
+        return lessons_of(own, taken.step.probs, block.verdict, told, laws)

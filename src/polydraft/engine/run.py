@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.engine.batch import Batch, Method
 from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
+from polydraft.engine.loop.batch import Batch, Method
+from polydraft.engine.loop.prefill import Prompts, begin, check_room
+from polydraft.engine.loop.step import step
 from polydraft.engine.observer import Observer
-from polydraft.engine.prefill import Prompts, begin, check_room
-from polydraft.engine.step import step
 from polydraft.engine.stopping import Ending, warn_of_context
 from polydraft.engine.target_law import TargetLaw
 from polydraft.models import LanguageModel

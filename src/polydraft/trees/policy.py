@@ -86,7 +86,7 @@ class TreePolicy:
         """Return the policy for some rows of a batch, with what it has learnt of each."""
         return self
 
-    def put(self, row: int, other: Self) -> Self:
+    def put(self, row: int, other: Any) -> Self:
         """Return the policy with what another has learnt of its only row, as a row's, or as that behind the last."""
         return self
 

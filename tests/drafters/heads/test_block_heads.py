@@ -28,7 +28,7 @@ from polydraft import (
     Widths,
 )
 from polydraft.conformance import check
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.lattice import _Growing
 from polydraft.models import HuggingFaceModel
@@ -91,7 +91,7 @@ def by_hand(head: BlockHead, features: Tensor, query: Tensor, windows: Sequence[
 
 
 def session_for(target: Any, drafter: Any, rows: int = 1) -> Session:
-    reader = Reader.new(target, rows, 64, drafter.reads)
+    reader = Reader.new(target, rows, 64, drafter.needs.layers)
     return Session(SamplingParams(), 64, target.vocab_size, reader)
 
 
@@ -104,7 +104,7 @@ def text_of(rows: Sequence[Sequence[int]]) -> Text:
 
 def begun(target: HuggingFaceModel, drafter: Any, text: Text) -> tuple[Any, Features | None]:
     """Return the drafter's state after the text was read at once, and what it read."""
-    reader = Reader.new(target, len(text.lengths), 64, drafter.reads)
+    reader = Reader.new(target, len(text.lengths), 64, drafter.needs.layers)
     session = Session(SamplingParams(), 64, target.vocab_size, reader)
     _, features = reader.catch_up(text)
     return drafter.read(drafter.start(text, session), text, features), features
@@ -214,7 +214,7 @@ def test_the_row_of_every_node_is_that_of_its_path(term: str, policy: Any) -> No
     drafter = block_drafter(term)
     state, _ = begun(target, drafter, text)
     slots = drafter._slots(state, text)
-    draft, _ = drafter.draft(state, text, WithoutReplacement(), policy, Noise.from_seed(5, 3))
+    draft, _ = drafter.draft(state, DraftRequest(text, WithoutReplacement(), policy, Noise.from_seed(5, 3)))
     tree, seen = draft.tree, 0
     for row, node in tree.valid.nonzero().tolist():
         if not float(draft.probs[row, node].sum()):
@@ -268,8 +268,9 @@ def test_what_is_drafted_after_many_steps_is_what_a_fresh_start_drafts(term: str
     seen: list[tuple[list[list[int]], Any]] = []
 
     class Watched(type(drafter)):  # type: ignore[misc]
-        def draft(self, state: Any, text: Text, scheme: Any, policy: Any, noise: Noise) -> Any:
-            found = super().draft(state, text, scheme, policy, noise)
+        def draft(self, state: Any, request: DraftRequest) -> Any:
+            text = request.text
+            found = super().draft(state, request)
             rows = [text.tokens[row, :count].tolist() for row, count in enumerate(text.counts)]
             seen.append((rows, drafter._slots(state, text)))
             return found
@@ -299,6 +300,7 @@ POLICIES = (
 )
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("term", TERMS)
 def test_greedy_text_is_plain_text(term: str, policy: Any) -> None:
@@ -367,6 +369,7 @@ RULES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "policy"), RULES, ids=lambda one: getattr(one, "name", repr(one)))
 @pytest.mark.parametrize("term", ["markov", "recurrent", "mixing", "selector"])
 def test_the_law_of_the_text_is_the_targets(term: str, rule: Any, policy: Any) -> None:
@@ -383,6 +386,6 @@ def test_nothing_drawn_of_a_node_changes_its_own_row() -> None:
     target, text = HuggingFaceModel(tiny_model(vocab=VOCAB)), text_of(ROWS[:1])
     drafter = block_drafter("mixing")
     state, _ = begun(target, drafter, text)
-    draft, _ = drafter.draft(state, text, IID(), Widths((2, 2, 1)), Noise.from_seed(1, 1))
-    other, _ = drafter.draft(state, text, IID(), Widths((2, 2, 1)), Noise.from_seed(2, 1))
+    draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((2, 2, 1)), Noise.from_seed(1, 1)))
+    other, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((2, 2, 1)), Noise.from_seed(2, 1)))
     torch.testing.assert_close(draft.probs[0, 0], other.probs[0, 0])

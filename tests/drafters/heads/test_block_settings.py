@@ -13,7 +13,7 @@ from test_block_folders import INNER, SIZES, folder_of, named, same
 from test_block_heads import ROWS, begun, normed, rotated, text_of
 from torch import Tensor
 
-from polydraft.drafters import BlockDrafter, load_head, write_block
+from polydraft.drafters import BlockDrafter, DraftRequest, load_head, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
@@ -133,7 +133,7 @@ def test_domino_corrects_from_its_prefix_on(plain: int, shifted: bool, tmp_path:
     drafter = read_again(tmp_path, tensors, {**inner, "shift_label": shifted})
     state, text, _ = state_of(drafter)
     slots = drafter._slots(state, text)[0]
-    draft, _ = drafter.draft(state, text, IID(), Widths((1, 1, 1, 1)), Noise.from_seed(5, 1))
+    draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((1, 1, 1, 1)), Noise.from_seed(5, 1)))
     assert len(slots) == 3 + shifted
     output = TARGET.model.get_output_embeddings()
     for depth in range(len(slots)):
@@ -171,7 +171,7 @@ def test_embeddings_are_scaled_and_logits_multiplied_and_capped(tmp_path: Path) 
     found = drafter._slots(state, text)
     torch.testing.assert_close(found, wanted)
     assert not torch.allclose(found, plain._slots(state_of(plain)[0], text))
-    draft, _ = drafter.draft(state, text, IID(), Widths((2,)), Noise.from_seed(5, 1))
+    draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((2,)), Noise.from_seed(5, 1)))
     logits = 2 * torch.tanh(TARGET.model.get_output_embeddings()(found[0, 0]) * 0.5 / 2)
     torch.testing.assert_close(draft.probs[0, 0], logits.softmax(-1)[draft.shortlist[0, 0]], rtol=1e-6, atol=1e-9)
 

@@ -15,7 +15,7 @@ import polydraft
 from polydraft import EAGLE_25, BestFirst, Chain, Eagle2, Fixed, Widths
 from polydraft.catalogue import every_scheme
 from polydraft.conformance import check
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads import ends as ends_of_heads
 from polydraft.drafters.heads.autoregressive import EagleDrafter, EagleState, _caught_up
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
@@ -198,7 +198,7 @@ def begun(
 ) -> tuple[EagleState, Any]:
     """Start and read prompts, at once or in chunks; return the state and the target's reader."""
     text = text_of(rows)
-    reader = reader_of(HuggingFaceModel(target), len(rows), 64, drafter.reads)
+    reader = reader_of(HuggingFaceModel(target), len(rows), 64, drafter.needs.layers)
     state = drafter.start(text, Session(SamplingParams(), 64, VOCAB, reader))
     while any(read < count - 1 for read, count in zip(reader.read, text.counts, strict=True)):
         reader, features = reader.catch_up(text, chunk)
@@ -254,8 +254,8 @@ def stepped(
     state, reader = begun(drafter, target, rows)
     for step in range(steps):
         text, noise = text_of(rows), Noise.from_seed(step, len(rows))
-        drafter.draft(state, text, TopK(), policy, noise)  # interrupted
-        draft, after = drafter.draft(state, text, TopK(), policy, noise)
+        drafter.draft(state, DraftRequest(text, TopK(), policy, noise))  # interrupted
+        draft, after = drafter.draft(state, DraftRequest(text, TopK(), policy, noise))
         scored, reader = reader.score(text, draft.tree)
         path = torch.full((len(rows), policy.shape.depth), -1)
         for row in range(len(rows)):
@@ -306,8 +306,7 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
     fresh = rows_below(drafter, known, text_of(rows), [*drafts, [5, 7]])
     found = rows_below(drafter, state, text_of(rows), [*drafts, [5, 7]])
     torch.testing.assert_close(found, fresh, atol=1e-5, rtol=0)
-    assert drafter.continues(state) and not drafter.continues(None)
-    assert not drafter_of(name).continues(state)
+    assert state.resumes(known) and not state.resumes(begun(drafter_of(name), target, rows)[0])
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -362,7 +361,7 @@ def test_every_scheme(name: str, scheme: Scheme, target: PreTrainedModel) -> Non
     drafter.check(scheme)
     text = text_of(PROMPTS)
     state, _ = begun(drafter, target, PROMPTS)
-    draft, _ = drafter.draft(state, text, scheme, Widths((2, 1)), Noise.from_seed(0, 3))
+    draft, _ = drafter.draft(state, DraftRequest(text, scheme, Widths((2, 1)), Noise.from_seed(0, 3)))
     assert draft.tree.valid[:, 0].all() and draft.tree.tokens.shape[1] == 5
     allowed = set(TOKENS.tolist()) if name == "three" else set(range(VOCAB))
     assert {*draft.tree.tokens[:, 1:][draft.tree.valid[:, 1:]].tolist()} <= allowed

@@ -157,7 +157,7 @@ def test_folders_are_read(name: str, pickled: bool, tmp_path: Path) -> None:
     drafter = loaded(put(tmp_path / "head", config, tensors, pickled))
     third = "d2t" in tensors
     expected: tuple[Any, ...] = ("final",) if not third else (2, 3, 3) if name == "eagle 3" else (2, 1, 3)
-    assert drafter.reads == expected
+    assert drafter.needs.layers == expected
     assert drafter.head.anatomy.rotation == Rotation(10_000.0) and drafter.head.anatomy.eps == 1e-5
     count = sum(value.numel() for value in [*drafter.head.parameters(), *drafter.ends.parameters()])
     assert count == sum(value.numel() for key, value in tensors.items() if key not in ("d2t", "t2d"))
@@ -185,7 +185,7 @@ def test_folders_are_written_as_they_are_read(
     written = json.loads((tmp_path / "new" / "config.json").read_text())
     assert is_eagle(written)
     again = loaded(tmp_path / "new", None)
-    assert again.reads == drafter.reads and again.head.anatomy == drafter.head.anatomy
+    assert again.needs == drafter.needs and again.head.anatomy == drafter.head.anatomy
     for key, value in drafter.head.state_dict().items():
         assert torch.equal(again.head.state_dict()[key], value)
     for key, value in drafter.ends.state_dict().items():
@@ -238,7 +238,7 @@ MODEL_OPTIMIZER = {
 def test_the_norms_that_model_optimizer_names_are_those_of_its_heads(tmp_path: Path) -> None:
     config, tensors = FOLDERS["specforge"]
     found = loaded(put(tmp_path / "head", {**config, "eagle_config": MODEL_OPTIMIZER}, tensors))
-    assert isinstance(found.head, Eagle3Head) and found.reads == (2, 1, 3)
+    assert isinstance(found.head, Eagle3Head) and found.needs.layers == (2, 1, 3)
     first = {**FOLDERS["eagle"][0], "use_last_layernorm": False, "use_input_layernorm_in_first_layer": False}
     assert isinstance(loaded(put(tmp_path / "first", first, FOLDERS["eagle"][1])).head, Eagle1Head)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import polydraft
 from polydraft import BottomUp, Chain, Optimal, Widths
-from polydraft.drafters import BlockDrafter, MedusaDrafter
+from polydraft.drafters import BlockDrafter, DraftRequest, MedusaDrafter
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.models import LanguageModel
 from polydraft.schemes import IID
@@ -168,9 +168,9 @@ def test_the_law_of_both_texts_is_the_targets(after: int, widths: tuple[int, ...
     class Again(BlockDrafter):
         sound = True
 
-        def draft(self, state: Any, text: Any, scheme: Any, policy: Any, noise: Any) -> Any:
+        def draft(self, state: Any, request: DraftRequest) -> Any:
             ends.left = after
-            return super().draft(state, text, scheme, policy, noise)
+            return super().draft(state, request)
 
     head = Again(block_drafter("mixing", vocab=2, width=4, block=3, anatomy=SMALL).head, ends)
     law, failures = law_of(target, head, BottomUp(Optimal(IID())), Widths(widths), prompts, 2, steps=1)

@@ -16,7 +16,7 @@ from transformers import Gemma4TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import polydraft
-from polydraft.drafters import BlockDrafter, is_head, load_head, write_block
+from polydraft.drafters import BlockDrafter, DraftRequest, is_head, load_head, write_block
 from polydraft.drafters.heads.layers import Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -162,7 +162,7 @@ def test_slots_and_rows_are_those_of_the_formula(shared: bool, tmp_path: Path) -
     state, features = begun(TARGET, drafter, text)
     assert features is not None
     slots = drafter._slots(state, text)
-    draft, _ = drafter.draft(state, text, IID(), Widths((1, 1, 1)), Noise.from_seed(5, len(ROWS)))
+    draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((1, 1, 1)), Noise.from_seed(5, len(ROWS))))
     for row, tokens in enumerate(ROWS):
         kept = features.places[row] >= 0
         joined = torch.cat([features.states[layer][row, kept] for layer in (1, 2)], -1)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.conformance import check
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa, write_medusa
 from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme
@@ -123,7 +123,7 @@ def test_rows_are_those_of_the_formula(rows: str, layers: int, tokens: Tensor | 
     own = heads(2, layers, rows, tokens, bias=layers == 1)
     drafter = MedusaDrafter(own, shortlist_size=8, params=SamplingParams())
     state, text, _ = begun(drafter, PROMPTS)
-    draft, _ = drafter.draft(state, text, WithoutReplacement(), Widths((3, 2, 1)), Noise.from_seed(0, 3))
+    draft, _ = drafter.draft(state, DraftRequest(text, WithoutReplacement(), Widths((3, 2, 1)), Noise.from_seed(0, 3)))
     for row, prompt in enumerate(PROMPTS):
         hidden = final(prompt)[len(prompt) - 2] if len(prompt) > 1 else torch.zeros(WIDTH, dtype=torch.float64)
         for node in (draft.tree.children[row, :, 0] >= 0).nonzero().flatten().tolist():
@@ -138,7 +138,7 @@ def test_rows_are_those_of_the_formula(rows: str, layers: int, tokens: Tensor | 
 def test_new_heads_with_the_targets_rows_predict_what_the_target_does() -> None:
     own = MedusaHeads([MedusaHead(WIDTH).double() for _ in range(2)], WIDTH)
     state, text, _ = begun(MedusaDrafter(own), [PROMPTS[0]], 0.0)
-    draft, _ = MedusaDrafter(own).draft(state, text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    draft, _ = MedusaDrafter(own).draft(state, DraftRequest(text, TopK(), Chain(3), Noise.from_seed(0, 1)))
     assert draft.tree.tokens[0, 1:].tolist() == [int(plain_logits(target(), PROMPTS[0][:-1]).argmax())] * 3
 
 
@@ -147,7 +147,7 @@ def test_heads_of_another_precision_draft_too() -> None:
         drafter = MedusaDrafter(heads(rows=rows, dtype=torch.float32))
         for prompts in (PROMPTS, [[4]]):
             state, text, _ = begun(drafter, prompts)
-            draft, _ = drafter.draft(state, text, IID(), Chain(4), Noise.from_seed(0, len(prompts)))
+            draft, _ = drafter.draft(state, DraftRequest(text, IID(), Chain(4), Noise.from_seed(0, len(prompts))))
             assert draft.tree.tokens.shape == (len(prompts), 5)
 
 
@@ -227,7 +227,7 @@ def same_drafts(one: Draft, other: Draft) -> None:
 def stepped(drafter: MedusaDrafter, state: Any, reader: Reader, rows: list[list[int]], number: int) -> tuple[Any, ...]:
     """Take a step by the verifier, and return state, reader and rows after it."""
     text, rule = text_of(rows), BlockVerification()
-    draft, state = drafter.draft(state, text, IID(), Chain(3), Noise.from_seed(number, len(rows)))
+    draft, state = drafter.draft(state, DraftRequest(text, IID(), Chain(3), Noise.from_seed(number, len(rows))))
     scored, reader = reader.score(text, draft.tree)
     probs = scored.logits.softmax(-1)
     verdict = rule.verify(draft, probs, Noise.from_seed(50 + number, len(rows)))
@@ -245,7 +245,10 @@ def test_every_step_drafts_as_a_fresh_start_on_its_text_does() -> None:
         state, reader, rows, kept = stepped(drafter, state, reader, rows, number)
         accepted += kept
         fresh, text, _ = begun(drafter, rows)
-        drawn = [drafter.draft(one, text, IID(), Widths((2, 2)), Noise.from_seed(9, 3))[0] for one in (state, fresh)]
+        drawn = [
+            drafter.draft(one, DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(9, 3)))[0]
+            for one in (state, fresh)
+        ]
         same_drafts(*drawn)
     assert accepted > 0
 
@@ -260,7 +263,9 @@ def test_prompts_may_come_in_chunks_and_features_may_be_padded() -> None:
     assert state.place.tolist() == whole.place.tolist() == [9, 1, -1]
     nothing = Features(torch.full((3, 2), -1), {"final": torch.full((3, 2, WIDTH), torch.nan, dtype=torch.float64)})
     state = drafter.read(state, text, nothing)
-    same_drafts(*(drafter.draft(one, text, IID(), Chain(3), Noise.from_seed(1, 3))[0] for one in (state, whole)))
+    same_drafts(
+        *(drafter.draft(one, DraftRequest(text, IID(), Chain(3), Noise.from_seed(1, 3)))[0] for one in (state, whole))
+    )
 
 
 @pytest.mark.parametrize("place", [1, 3], ids=["in a row's place", "behind the last"])
@@ -273,10 +278,10 @@ def test_a_joined_row_drafts_as_alone_and_leaves_the_others_alone(place: int, ne
     joined = put(state, place, other)
     rows = [*PROMPTS[:place], newcomer, *PROMPTS[place + 1 :]]
     noise = Noise.from_seed(1, len(rows))
-    draft, _ = drafter.draft(joined, text_of(rows), TopK(), Widths((2, 2)), noise)
-    single, _ = drafter.draft(other, alone, TopK(), Widths((2, 2)), Noise.from_seed(1, 1))
+    draft, _ = drafter.draft(joined, DraftRequest(text_of(rows), TopK(), Widths((2, 2)), noise))
+    single, _ = drafter.draft(other, DraftRequest(alone, TopK(), Widths((2, 2)), Noise.from_seed(1, 1)))
     assert draft.tree.tokens[place].tolist() == single.tree.tokens[0].tolist()
-    plain, _ = drafter.draft(state, text_of(PROMPTS), TopK(), Widths((2, 2)), Noise.from_seed(1, 3))
+    plain, _ = drafter.draft(state, DraftRequest(text_of(PROMPTS), TopK(), Widths((2, 2)), Noise.from_seed(1, 3)))
     kept = [row for row in range(3) if row != place]
     assert torch.equal(draft.tree.tokens[kept], plain.tree.tokens[kept])
     assert torch.equal(state.hidden, before)
@@ -290,16 +295,17 @@ def test_a_row_that_is_rewound_is_not_known_until_it_is_read_again() -> None:
     assert back.place.tolist() == [-1, 1, -1] and state.place.tolist() == [9, 1, -1]
     assert cut(state, 1, 0).place.tolist() == [9, -1, -1]
     shorter = text_of([PROMPTS[0][:5], *PROMPTS[1:]])
-    draft, _ = drafter.draft(back, shorter, IID(), Chain(3), Noise.from_seed(1, 3))
+    draft, _ = drafter.draft(back, DraftRequest(shorter, IID(), Chain(3), Noise.from_seed(1, 3)))
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     torch.testing.assert_close(
         draft.probs[0, 1].sort().values, reference(drafter.heads, 1, zeros).softmax(-1).sort()[0]
     )
     states = final(PROMPTS[0])[3].expand(3, 1, -1)
     again = drafter.read(back, shorter, Features(torch.tensor([[3], [-1], [-1]]), {"final": states}))
-    draft, _ = drafter.draft(again, shorter, TopK(), Chain(1), Noise.from_seed(1, 3))
+    draft, _ = drafter.draft(again, DraftRequest(shorter, TopK(), Chain(1), Noise.from_seed(1, 3)))
     assert int(draft.tree.tokens[0, 1]) == int(reference(drafter.heads, 0, states[0, 0]).argmax())
-    assert drafter.continues(state) and not MedusaDrafter(heads()).continues(state) and not drafter.continues(None)
+    other, _, _ = begun(MedusaDrafter(heads()), PROMPTS)
+    assert state.resumes(back) and not state.resumes(other)
     assert text.counts == (11, 3, 1)
 
 
@@ -320,7 +326,9 @@ def test_a_step_may_be_taken_again(scheme: Scheme) -> None:
     drafter = MedusaDrafter(heads())
     state, text, _ = begun(drafter, PROMPTS)
     before = (state.hidden.clone(), state.place.clone())
-    drafts = [drafter.draft(state, text, scheme, Widths((2, 1)), Noise.from_seed(4, 3))[0] for _ in range(2)]
+    drafts = [
+        drafter.draft(state, DraftRequest(text, scheme, Widths((2, 1)), Noise.from_seed(4, 3)))[0] for _ in range(2)
+    ]
     same_drafts(*drafts)
     assert torch.equal(state.hidden, before[0]) and torch.equal(state.place, before[1])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from doubles import step_of
 
-from polydraft.drafters import RoutedDrafter, Session
+from polydraft.drafters import DraftRequest, RoutedDrafter, Session
 from polydraft.drafters.routing import choice_law, hedged
 from polydraft.drafters.text import Bounds, Guess, TextDrafter
 from polydraft.probs import Noise, SamplingParams
@@ -117,7 +117,7 @@ def judged(drafter: RoutedDrafter, seed: int) -> tuple[dict[Any, list[float]], d
     above, first = dict[Any, list[float]](), dict[Any, float]()
     while at < LONG - 8:
         text = Text(tokens, torch.tensor([at]))
-        draft, state = drafter.draft(state, text, Given(), Chain(4), Noise.from_seed(seed * LONG + at, 1))
+        draft, state = drafter.draft(state, DraftRequest(text, Given(), Chain(4), Noise.from_seed(seed * LONG + at, 1)))
         (one,) = state.rounds
         for expert in one.offers:
             first.setdefault(expert, one.standing.weights[expert])

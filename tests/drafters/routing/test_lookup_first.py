@@ -11,6 +11,7 @@ from torch import Tensor
 import polydraft
 from polydraft.conformance import check
 from polydraft.drafters import (
+    DraftRequest,
     EnsembleDrafter,
     JacobiDrafter,
     LookaheadDrafter,
@@ -50,7 +51,7 @@ def session(vocab: int = VOCAB) -> Session:
 
 def drafted(drafter: Any, text: Text, scheme: Scheme, state: Any = None) -> Draft:
     state = drafter.start(text, session()) if state is None else state
-    draft, _ = drafter.draft(state, text, scheme, TREE, Noise.from_seed(1, len(text.lengths)))
+    draft, _ = drafter.draft(state, DraftRequest(text, scheme, TREE, Noise.from_seed(1, len(text.lengths))))
     assert isinstance(draft, Draft)
     return draft
 
@@ -67,7 +68,9 @@ def test_a_text_that_repeats_itself_is_continued_as_before() -> None:
 
 def test_no_chain_is_longer_than_the_trees_of_the_policy() -> None:
     drafter, text = LookupFirst(ModelDrafter(MODEL)), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6])
-    draft, _ = drafter.draft(drafter.start(text, session()), text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    draft, _ = drafter.draft(
+        drafter.start(text, session()), DraftRequest(text, TopK(), Chain(3), Noise.from_seed(0, 1))
+    )
     assert draft.tree.tokens.tolist() == [[6, 7, 8, 9]]
 
 
@@ -97,7 +100,7 @@ def test_the_other_drafter_reads_what_it_has_missed() -> None:
     state = drafter.read(drafter.start(text, session()), text, None)
     for kept, following, later in ((2, 4, (5, 6)), (0, 11, ())):
         text = text_of(row)
-        draft, state = drafter.draft(state, text, TopK(), TREE, Noise.from_seed(1, 1))
+        draft, state = drafter.draft(state, DraftRequest(text, TopK(), TREE, Noise.from_seed(1, 1)))
         assert draft.tree.topology.width == 1
         path = torch.tensor([[*range(1, kept + 1)] + [-1] * (6 - kept)])
         verdict = Verdict(path, torch.tensor([kept]), torch.tensor([following]))
@@ -120,7 +123,7 @@ def test_a_route_books_no_lookup_as_a_draft_of_its_other_drafter() -> None:
     drafter, text = LookupFirst(route), text_of([4, 5, 6, 7, 8, 9, 4, 5, 6], [1, 2, 3], [3, 2, 1])
     state, booked = drafter.read(drafter.start(text, session()), text, None), [0, 0, 0]
     for seed in range(9):
-        draft, after = drafter.draft(state, text, TopK(), TREE, Noise.from_seed(seed, 3))
+        draft, after = drafter.draft(state, DraftRequest(text, TopK(), TREE, Noise.from_seed(seed, 3)))
         assert after.asked == (1, 2)
         tree = stacked_tree([(piece.rows, piece.draft.tree) for piece in in_pieces(draft)])
         verdict = Verdict(torch.tensor([[1, 2], [-1, -1], [1, -1]]), torch.tensor([2, 0, 1]), torch.tensor([8, 1, 1]))
@@ -146,14 +149,14 @@ def test_each_row_of_a_batch_is_looked_up_or_not_by_itself() -> None:
     drafter, own, text = LookupFirst(ModelDrafter(MODEL)), ModelDrafter(MODEL), text_of(*rows)
     state = drafter.start(text, session())
     for scheme in (IID(), TopK()):
-        draft, after = drafter.draft(state, text, scheme, TREE, Noise.from_seed(7, len(rows)))
+        draft, after = drafter.draft(state, DraftRequest(text, scheme, TREE, Noise.from_seed(7, len(rows))))
         assert isinstance(draft, Pieces) and after.asked == (1, 2)
         assert [piece.rows for piece in draft.pieces] == [(0, 3), (1, 2)]
         looked, others = (piece.draft for piece in draft.pieces)
         assert looked.tree.tokens[looked.tree.valid].tolist() == [6, *3 * [7, 4, 5, 6], 1, *2 * [3, 2, 1, 8, 2, 1]]
         alone = text_of(*rows[1:3])
         expected, _ = own.draft(
-            own.start(alone, session()), alone, scheme, TREE, Noise.from_seed(7, len(rows)).of([1, 2])
+            own.start(alone, session()), DraftRequest(alone, scheme, TREE, Noise.from_seed(7, len(rows)).of([1, 2]))
         )
         assert torch.equal(others.tree.tokens, expected.tree.tokens) and torch.equal(others.atoms, expected.atoms)
         torch.testing.assert_close(others.probs, expected.probs, rtol=0, atol=1e-10)
@@ -169,10 +172,12 @@ def test_the_other_drafter_reads_what_it_has_missed_in_every_row(scheme: Scheme)
     fresh = ((6, 0, 2, 5), (8, 1, 9, 0), (7, 11, 2, 3), (0, 2, 9, 0), (10, 3, 7, 14), (3, 2, 8, 1))
     for step, following in enumerate(fresh):
         text, noise = text_of(*rows), Noise.from_seed(step, len(rows))
-        draft, state = drafter.draft(state, text, scheme, TREE, noise)
+        draft, state = drafter.draft(state, DraftRequest(text, scheme, TREE, noise))
         kinds |= {"some" if isinstance(draft, Pieces) else "none" if state.asked else "all"}
         tree = stacked_tree([(piece.rows, piece.draft.tree) for piece in in_pieces(draft)])
-        expected, _ = own.draft(own.start(text, session()), text, scheme, TREE, Noise.from_seed(step, len(rows)))
+        expected, _ = own.draft(
+            own.start(text, session()), DraftRequest(text, scheme, TREE, Noise.from_seed(step, len(rows)))
+        )
         for piece in in_pieces(draft):
             for place, row in enumerate(piece.rows):
                 if row in state.asked:

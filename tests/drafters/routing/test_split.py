@@ -12,6 +12,7 @@ from doubles import perturbed, step_of, tiny_model
 import polydraft
 from polydraft.drafters import (
     Drafter,
+    DraftRequest,
     MergedDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -127,7 +128,7 @@ def test_finished_steps_move_the_split_of_their_row() -> None:
     text = Text(torch.tensor([[3, 4, 8], [5, 6, 8]]), torch.tensor([3, 3]))
     state = drafter.start(text, Session(SamplingParams(), 64, VOCAB))
     assert state.kept == (Kept(), Kept())
-    draft, state = drafter.draft(state, text, TopK(), Chain(4), Noise.from_seed(0, 2))
+    draft, state = drafter.draft(state, DraftRequest(text, TopK(), Chain(4), Noise.from_seed(0, 2)))
     (rows, both) = state.joint[0]
     assert rows == (0, 1)
     first = both.draft.tree.tokens[:, 1]  # the other drafter's first draft: kept in the first row, not in the second
@@ -142,6 +143,7 @@ def test_finished_steps_move_the_split_of_their_row() -> None:
 POLICIES = (Chain(6), Widths((2, 2, 1)), BestFirst(8, depth=6, children=2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "best first"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_of_a_batch_have_their_own_split(policy: TreePolicy, temperature: float) -> None:
@@ -174,7 +176,7 @@ def test_grown_trees_keep_to_the_budgets_of_their_rows() -> None:
         found, trees = [], []
         for own in (policy.with_budgets((2, 9, 5)), policy.with_budgets((9, 9, 9)), policy):
             noise = Noise.from_seed(0, 3)
-            (piece,) = in_pieces(drafter.draft(drafter.start(text, session), text, scheme, own, noise)[0])
+            (piece,) = in_pieces(drafter.draft(drafter.start(text, session), DraftRequest(text, scheme, own, noise))[0])
             tree = piece.draft.tree
             found.append((tree.valid.sum(dim=-1) - 1).tolist())
             trees.append([sorted(tree.tokens[row][tree.valid[row]].tolist()) for row in range(3)])

@@ -18,6 +18,7 @@ from polydraft.drafters import (
     LookupFirst,
     MergedDrafter,
     ModelDrafter,
+    Needs,
     NgramDrafter,
     OuroborosDrafter,
     PredictedDrafter,
@@ -57,6 +58,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [None, Chain(4), Widths((3, 2, 1)), BestFirst(8)], ids=repr)
 @pytest.mark.parametrize("name", MAKERS)
 def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
@@ -227,9 +229,7 @@ def test_a_merge_keeps_what_is_known_of_rows_that_are_no_law() -> None:
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_route_counts_the_passes_that_the_other_drafter_takes(passes: int) -> None:
     class Counting(ModelDrafter):
-        def passes(self, depth: int) -> int:
-            assert depth == 3
-            return passes
+        needs = Needs(passes=passes)
 
     target = tiny_model(seed=1)
     other = Counting(HuggingFaceModel(perturbed(target, 0.2)))

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydraft import Chain, HuggingFaceModel, JacobiDrafter, NaiveMatch, TopDown
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.text import Guess
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.jacobi import JacobiState, filled
-from polydraft.engine.prefill import LOOP
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
-from polydraft.rows import cut, put
+from polydraft.rows import carried, cut, put
 from polydraft.schemes import Given
 from polydraft.trees import Verdict
 
@@ -84,11 +84,12 @@ def test_new_places_take_what_stands_as_many_places_before(text: list[int], know
 
 
 def test_a_row_that_leaves_or_is_rewound_begins_again() -> None:
-    drafter, state = JacobiDrafter(), JacobiState(((1, 2), (3,)), 9)
+    state = JacobiState(((1, 2), (3,)), 9)
     assert cut(state, 1, 5).guesses == ((1, 2), ())
     assert cut(state, 0, 0).guesses == ((), (3,))
     assert put(state, 2, JacobiState(((8,),), 9)).guesses == ((1, 2), (3,), (8,))
-    assert drafter.continues(state) and not drafter.continues(9)
+    fresh = JacobiState(((),), 9)
+    assert carried([9, cut(state, 0, 0)], fresh, 4) is not fresh and carried([9], fresh, 4) is fresh
 
 
 @pytest.mark.parametrize("size", [4, 5])
@@ -96,7 +97,7 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted(size: int) -> None:
     text = Text(torch.tensor([[1, 2, 4]]), torch.tensor([3]))
     drafter = JacobiDrafter()
     state = drafter.start(text, Session(SamplingParams(), 64, size))
-    draft, _ = drafter.draft(state, text, Given(), Chain(3), Noise.from_seed(0, 1))
+    draft, _ = drafter.draft(state, DraftRequest(text, Given(), Chain(3), Noise.from_seed(0, 1)))
     assert draft.tree.tokens[0, 1:].tolist() == ([1, 2] if size == 4 else [1, 2, 4])
 
 

@@ -12,10 +12,10 @@ from doubles import plain_logits, tiny_model
 
 import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, NaiveMatch, NgramPool, TopDown
-from polydraft.drafters import Session
+from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.text.lookahead import LookaheadState
 from polydraft.drafters.text.window import Window, layout, most_scored
-from polydraft.engine.prefill import LOOP
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
@@ -192,7 +192,7 @@ def test_no_step_has_more_riders_than_announced(level: int, width: int) -> None:
         sizes.append(len(window.tokens))
         window, phrases = window.advanced(level, 0, [1] * window.columns)
         assert len(phrases) == (width if len(sizes) > level - 2 else 0)
-    assert max(sizes) == drafter.riders == most_scored(level, width)
+    assert max(sizes) == drafter.needs.riders == most_scored(level, width)
     assert sizes[-1] == (level - 1) * width - 1 and sizes[0] == width + level - 3
 
 
@@ -258,7 +258,7 @@ def test_a_row_in_a_full_batch_is_decoded_without_a_window_and_goes_on_with_it_l
 def test_the_same_state_gives_the_same_draft_again() -> None:
     drafter, text, noise = LookaheadDrafter(3, 3, 2, True), text_of(PROMPTS), Noise.from_seed(1, len(PROMPTS))
     state = drafter.start(text, Session(SamplingParams(), 64, VOCAB))
-    drafts = [drafter.draft(state, text, Given(), Widths((2, 1)), noise)[0] for _ in range(2)]
+    drafts = [drafter.draft(state, DraftRequest(text, Given(), Widths((2, 1)), noise))[0] for _ in range(2)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     riders = [draft.riders for draft in drafts]
     assert riders[0] is not None and riders[1] is not None
@@ -274,7 +274,7 @@ def test_nothing_is_scored_where_nothing_is_to_be_drafted() -> None:
 
     drafter, text = LookaheadDrafter(), text_of(PROMPTS)
     state = drafter.start(text, Session(SamplingParams(), 64, VOCAB))
-    draft, after = drafter.draft(state, text, Given(), Nothing(1), Noise.from_seed(0, 3))
+    draft, after = drafter.draft(state, DraftRequest(text, Given(), Nothing(1), Noise.from_seed(0, 3)))
     assert draft.riders is None and draft.tree.tokens.shape[1] == 1 and not after.rides
 
 
@@ -288,7 +288,7 @@ def test_what_is_kept_when_a_row_is_rewound_and_when_it_leaves() -> None:
     assert back.rows[0].read == 2 and back.rows[0].pool is state.rows[0].pool and back.rows[1] is state.rows[1]
     gone = cut(state, 0, 0).rows[0]
     assert not gone.window.rows and not len(gone.pool) and gone.read == 0
-    assert not drafter.continues(state), "another text begins anew"
+    assert not callable(getattr(state, "resumes", None)), "another text begins anew"
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.cli.benchmark.arms import spell_arm
-from polydraft.drafters import LookaheadDrafter, NgramDrafter, Session, given_chain
+from polydraft.drafters import DraftRequest, LookaheadDrafter, NgramDrafter, Session, given_chain
 from polydraft.drafters.text import Bounds
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
@@ -95,7 +95,7 @@ def drafted(rows: list[list[int]], length: int, vocab: int = 10) -> list[list[in
     text = Text(tokens, lengths)
     drafter = NgramDrafter()
     state = drafter.start(text, Session(SamplingParams(), 64, vocab))
-    draft, state = drafter.draft(state, text, Given(), Chain(length), Noise.from_seed(0, len(rows)))
+    draft, state = drafter.draft(state, DraftRequest(text, Given(), Chain(length), Noise.from_seed(0, len(rows))))
     tree = draft.tree
     assert tree.tokens[:, 0].tolist() == [row[-1] for row in rows]
     atoms = draft.drafted_atoms()

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NaiveMatch, NgramDrafter, NgramPool, OuroborosDrafter, TopDown
-from polydraft.drafters import LookaheadDrafter, Session, Vocabulary
+from polydraft.drafters import DraftRequest, LookaheadDrafter, Session, Vocabulary, owned_models
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.ouroboros import Asked, FollowLikeliest, OuroborosState, _children, confirmed, taught
-from polydraft.engine.prefill import LOOP
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, VocabularyMismatch
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
@@ -196,7 +196,7 @@ def test_the_same_state_gives_the_same_draft_again() -> None:
     state = drafter.start(text, Session(SamplingParams(), 80, VOCAB, decoder=LOOP))
     state = drafter.read(state, text, None)
     policy, noise = drafter.defaults(SamplingParams()).policy, Noise.from_seed(0, 3)
-    drafts = [drafter.draft(state, text, Given(), policy, noise) for _ in range(2)]
+    drafts = [drafter.draft(state, DraftRequest(text, Given(), policy, noise)) for _ in range(2)]
     assert torch.equal(drafts[0][0].tree.tokens, drafts[1][0].tree.tokens)
     assert torch.equal(drafts[0][0].tree.parents, drafts[1][0].tree.parents)
     for one, other in zip(drafts[0][1].inner.rows, drafts[1][1].inner.rows, strict=True):
@@ -282,7 +282,7 @@ def test_a_pool_of_another_tokenizer_is_named(tmp_path: Path) -> None:
 
 def test_the_drafter_of_a_model_is_taken_for_the_model() -> None:
     assert OuroborosDrafter(ModelDrafter(draft())).model is draft()
-    assert OuroborosDrafter(draft()).models() == (draft(),)
+    assert owned_models(OuroborosDrafter(draft())) == (draft(),)
 
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {

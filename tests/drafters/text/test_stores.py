@@ -434,6 +434,7 @@ def writer(folder: Path, name: int, *, flushed: int, bound: int, count: int) -> 
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_write_and_both_are_kept(tmp_path: Path) -> None:
     both = [writer(tmp_path, name, flushed=500, bound=10**9, count=20) for name in (3, 4)]
     assert [one.wait(120) for one in both] == [0, 0]

@@ -21,6 +21,7 @@ from polydraft import Chain, Fixed, NaiveMatch, RetrievalDrafter, SuffixDrafter,
 from polydraft.conformance import check
 from polydraft.drafters import (
     Drafter,
+    DraftRequest,
     LookupFirst,
     MergedDrafter,
     ModelDrafter,
@@ -29,6 +30,7 @@ from polydraft.drafters import (
     StoreWriter,
     Vocabulary,
     flush_stores,
+    resumed,
 )
 from polydraft.drafters.text import Guess
 from polydraft.drafters.text.index import IndexedText
@@ -37,7 +39,7 @@ from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
-from polydraft.rows import cut, put
+from polydraft.rows import put
 from polydraft.schemes import Given
 from polydraft.trees import TreePolicy
 
@@ -57,7 +59,7 @@ def drafted(drafter: Drafter, *rows: list[int], policy: TreePolicy = WIDE, vocab
     """Return the drafted paths of every row."""
     text = text_of(*rows)
     state = drafter.start(text, Session(SamplingParams(), 64, vocab))
-    draft: Any = drafter.draft(state, text, Given(), policy, Noise.from_seed(0, len(rows)))[0]
+    draft: Any = drafter.draft(state, DraftRequest(text, Given(), policy, Noise.from_seed(0, len(rows))))[0]
     found = []
     for row in range(len(rows)):
         paths: dict[int, tuple[int, ...]] = {0: ()}
@@ -285,8 +287,7 @@ def test_a_conversation_that_goes_on_adds_what_is_new(tmp_path: Path) -> None:
     text = text_of([*range(1, 10)])
     state = drafter.finish(drafter.start(text, session), text, 0)
     longer = text_of([*range(1, 15)])
-    assert drafter.continues(state)
-    went_on = put(drafter.start(longer, session), 0, cut(state, 0, 8))
+    went_on = resumed(drafter, state, 8, longer, session)
     drafter.finish(went_on, longer, 0)
     mark = 0xFFFFFFFF
     assert store._buffer.index.tokens[: store._buffer.used].tolist() == [mark, *range(1, 10), mark, *range(5, 15), mark]

@@ -34,10 +34,10 @@ from polydraft.cli.generation.rows import Row, read_rows
 from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED, stopped
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
-from polydraft.engine.planning import PairPlan, load_plan
 from polydraft.errors import InvalidParameter, PromptFileError
 from polydraft.models import Grammar, Pair, text_of
 from polydraft.options.commands.generate_options import GenerateOptions
+from polydraft.planning import PairPlan, load_plan
 
 SHOWN_ERRORS, USUAL_TEXTS = 10, 8
 

@@ -23,14 +23,14 @@ from polydraft.drafters.heads.eagle import EagleHead
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.drafters.heads.reads import MadeFor, check_target, joined_states
 from polydraft.drafters.model import SAMPLED
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
-from polydraft.models import LanguageModel, Layer
-from polydraft.probs import Noise, SamplingParams, sent
+from polydraft.models import LanguageModel
+from polydraft.probs import SamplingParams, sent
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import counts, parts, shared, slots
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
-from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow, tree_mask
+from polydraft.trees import BestFirst, Chain, Draft, Frontier, grow, tree_mask
 
 AT_ONCE = 512
 """How many pairs of a row are read in one pass; a longer one takes more memory for its mask and brings no more."""
@@ -64,6 +64,10 @@ class EagleState:
     params: SamplingParams = shared()
     vocab_size: int = shared()
 
+    def resumes(self, fresh: "EagleState") -> bool:
+        """Tell whether both are of the same head."""
+        return self.head is fresh.head
+
 
 @dataclass(frozen=True, eq=False)
 class EagleDrafter(Drafter):
@@ -94,17 +98,13 @@ class EagleDrafter(Drafter):
         check_listed(self.shortlist_size)
 
     @property
-    def reads(self) -> tuple[Layer, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
         """The target's hidden states that the head reads."""
-        return self.head.reads
+        return Needs(self.head.reads)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest paths at temperature 0, and a drawn chain above it."""
         return Defaults(IID(), CHAIN) if params.temperature else Defaults(TopK(), TREE)
-
-    def models(self) -> tuple[()]:
-        """Return none: a head is no language model."""
-        return ()
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
@@ -131,10 +131,9 @@ class EagleDrafter(Drafter):
         return _caught_up(state, text)[1]
 
     @torch.no_grad()
-    def draft(
-        self, state: EagleState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, EagleState]:
+    def draft(self, state: EagleState, request: DraftRequest) -> tuple[Draft, EagleState]:
         """Read the pairs that came since, and grow a tree from the last one: one pass per depth."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         root, state = _caught_up(state, text)
@@ -148,10 +147,6 @@ class EagleDrafter(Drafter):
         """Take over the target's own states of the tokens that were committed."""
         kept = (step.whole or step.verdict).kept
         return self._given(state, step.features, [a + b for a, b in zip(step.text.counts, kept, strict=True)])
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of this head."""
-        return isinstance(state, EagleState) and state.head is self.head
 
     def _bound(self, target: LanguageModel) -> BoundEnds:
         """Return the ends, the target's output head being given states of its own precision."""

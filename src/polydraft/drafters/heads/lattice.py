@@ -19,15 +19,14 @@ from polydraft.drafters.heads.cache import HeadCache
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.drafters.heads.reads import MadeFor, check_target, joined_states
 from polydraft.drafters.model import SAMPLED
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.errors import VocabularyMismatch
-from polydraft.models import Layer
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
-from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
+from polydraft.trees import BestFirst, Chain, Draft, Frontier, grow
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,10 @@ class BlockState:
     ends: BoundEnds = shared()
     params: SamplingParams = shared()
     vocab_size: int = shared()
+
+    def resumes(self, fresh: "BlockState") -> bool:
+        """Tell whether both are of the same head."""
+        return self.head is fresh.head
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +76,9 @@ class BlockDrafter(Drafter):
         check_listed(self.shortlist_size)
 
     @property
-    def reads(self) -> tuple[Layer, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]  an attribute of most drafters
         """The target's hidden states that the head reads."""
-        return self.head.shape.reads
+        return Needs(self.head.shape.reads, passes=1)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest paths at temperature 0, and a drawn chain above it (docs/performance.md)."""
@@ -83,17 +86,9 @@ class BlockDrafter(Drafter):
             return Defaults(IID(), Chain(self.head.shape.drafts))
         return Defaults(TopK(), BestFirst(8))
 
-    def models(self) -> tuple[()]:
-        """Return none: a head is no language model."""
-        return ()
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A block head")
-
-    def passes(self, depth: int) -> int:
-        """Return one: all levels come of one pass."""
-        return 1
 
     @torch.no_grad()
     def start(self, text: Text, session: Session) -> BlockState:
@@ -118,10 +113,9 @@ class BlockDrafter(Drafter):
         return state if features is None else self._with(state, features)
 
     @torch.no_grad()
-    def draft(
-        self, state: BlockState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, BlockState]:
+    def draft(self, state: BlockState, request: DraftRequest) -> tuple[Draft, BlockState]:
         """Fill the slots in one pass and grow a tree from them."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         growing = _Growing.of(state, self._slots(state, text))
@@ -135,10 +129,6 @@ class BlockDrafter(Drafter):
     def commit(self, state: BlockState, step: Step) -> BlockState:
         """Make keys of the tokens that were committed, from the target's own hidden states."""
         return self._with(state, step.features)
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of this head."""
-        return isinstance(state, BlockState) and state.head is self.head
 
     def _check_path(self, vocab_size: int) -> None:
         """Check that the path term knows all tokens of the target, and changes as many rows as are drafted from."""

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.drafters.heads.reads import MadeFor, check_target
 from polydraft.drafters.model import SAMPLED
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.rows import check_listed, draft_rows, listed
 from polydraft.errors import InvalidParameter
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import per_row, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
-from polydraft.trees import BestFirst, Chain, Draft, Frontier, TreePolicy, grow
+from polydraft.trees import BestFirst, Chain, Draft, Frontier, grow
 
 Output = Callable[[Float[Tensor, "*b d"]], Float[Tensor, "*b v"]]
 
@@ -166,6 +166,10 @@ class MedusaState:
     hidden: Float[Tensor, "b d"] = per_row()
     place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
 
+    def resumes(self, fresh: "MedusaState") -> bool:
+        """Tell whether both are of the same heads."""
+        return self.heads is fresh.heads
+
 
 @dataclass(frozen=True, eq=False)
 class MedusaDrafter(Drafter):
@@ -190,7 +194,7 @@ class MedusaDrafter(Drafter):
     shortlist_size: int | None = None
     params: SamplingParams | None = None
     name = "medusa"
-    reads = ("final",)
+    needs = Needs(("final",), passes=1)
     sound = True
 
     def __post_init__(self) -> None:
@@ -202,23 +206,15 @@ class MedusaDrafter(Drafter):
             return Defaults(IID(), Chain(len(self.heads)))
         return Defaults(TopK(), BestFirst(16, depth=len(self.heads)))
 
-    def models(self) -> tuple[()]:
-        """Return none: heads are no language model."""
-        return ()
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A Medusa head")
-
-    def passes(self, depth: int) -> int:
-        """Return one: all levels come of one pass."""
-        return 1
 
     @torch.no_grad()
     def start(self, text: Text, session: Session) -> MedusaState:
         """Return a state in which nothing is known, and the ends for this target."""
         heads = self.heads
-        target = check_target(session, self.reads, heads.width, MadeFor(heads.vocab_size))
+        target = check_target(session, self.needs.layers, heads.width, MadeFor(heads.vocab_size))
         ends = heads.ends().bound(target, heads.width)
         device = text.tokens.device
         like = ends.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # in the target's precision
@@ -240,10 +236,9 @@ class MedusaDrafter(Drafter):
         return state if features is None else _fed(state, features)
 
     @torch.no_grad()
-    def draft(
-        self, state: MedusaState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, MedusaState]:
+    def draft(self, state: MedusaState, request: DraftRequest) -> tuple[Draft, MedusaState]:
         """Grow a tree: each depth has the row of its head."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
@@ -263,10 +258,6 @@ class MedusaDrafter(Drafter):
     def commit(self, state: MedusaState, step: Step) -> MedusaState:
         """Take the state of the last token that was accepted."""
         return _fed(state, step.features)
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of these heads."""
-        return isinstance(state, MedusaState) and state.heads is self.heads
 
 
 def _fed(state: MedusaState, features: Features) -> MedusaState:

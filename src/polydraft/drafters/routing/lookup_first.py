@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound, states_in
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session, drafts_name, finished, is_sound
 from polydraft.drafters.text import LOOKUP, Bounds, Guess, NgramDrafter, given
 from polydraft.errors import InvalidParameter, is_whole, shown
-from polydraft.models import LanguageModel, Layer
-from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Features, Reader, Step, Text
+from polydraft.probs import SamplingParams
+from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, scratch
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Found, LearningPolicy, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_found
@@ -51,24 +50,15 @@ class LookupFirst(Drafter):
     trusted: int = 3
     most: int = 12
     name: str = field(init=False)
-    reads: tuple[Layer, ...] = field(init=False)
-    riders: int = field(init=False)
-    shares: bool = field(init=False)
-    branches: bool = field(init=False)
+    needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, Drafter):
             raise InvalidParameter(
                 f"Lookups go before a drafter such as ModelDrafter(...), not before {shown(self.drafter)}."
             )
-        told = {
-            "name": f"lookup-first ({self.drafter.name})",
-            "reads": self.drafter.reads,
-            "riders": self.drafter.riders,
-        }
-        told["shares"], told["branches"] = self.drafter.shares, self.drafter.branches
-        for name, value in told.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "name", f"lookup-first ({self.drafter.name})")
+        object.__setattr__(self, "needs", self.drafter.needs)
         numbers = (self.trusted, self.most)
         if not all(map(is_whole, numbers)) or min(numbers) < 1:
             told = " and ".join(map(shown, numbers))
@@ -82,23 +72,15 @@ class LookupFirst(Drafter):
     @property
     def own_name(self) -> str:
         """The other drafter's: what is looked up says so."""
-        return self.drafter.own_name
+        return drafts_name(self.drafter)
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits the other drafter."""
         return self.drafter.defaults(params)
 
-    def models(self) -> tuple[LanguageModel, ...] | None:
-        """Return the other drafter's."""
-        return self.drafter.models()
-
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` where the other drafter does."""
         self.drafter.check(scheme)
-
-    def outside(self, row: int) -> bytes:
-        """Ask the other drafter: lookups know the text alone."""
-        return self.drafter.outside(row)
 
     def start(self, text: Text, session: Session) -> LookupState:
         """Start lookups and the other drafter."""
@@ -108,14 +90,9 @@ class LookupFirst(Drafter):
         """Let the other drafter read the prompts."""
         return replace(state, inner=self.drafter.read(state.inner, text, features))
 
-    def over(self, state: LookupState, target: Reader) -> LookupState:
-        """Hand the target's reader to the other drafter."""
-        return replace(state, inner=self.drafter.over(state.inner, target))
-
-    def draft(
-        self, state: LookupState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, LookupState]:
+    def draft(self, state: LookupState, request: DraftRequest) -> tuple[Draft | Pieces, LookupState]:
         """Look up the rows that can be, and ask the other drafter for the others."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         found, lookups = self._found(text, policy, state.lookups)
         state = replace(state, lookups=lookups)
         looked = _rows_looked_up(policy, found) if found else ()
@@ -124,7 +101,7 @@ class LookupFirst(Drafter):
             return _looked_up(text, found, scheme), replace(state, asked=())
         # its draws for looked-up rows are nobody's, so that these rows' own streams stay where they are
         streams = noise.of([row if row in others else -1 for row in range(len(found))]) if looked else noise
-        draft, inner = self.drafter.draft(state.inner, text, scheme, policy, streams)
+        draft, inner = self.drafter.draft(state.inner, replace(request, noise=streams))
         after = replace(state, inner=inner, asked=others)
         if not looked:
             return draft, after
@@ -133,23 +110,14 @@ class LookupFirst(Drafter):
 
     def commit(self, state: LookupState, step: Step) -> LookupState:
         """Tell the other drafter what was kept of its own drafts, if it was asked, and the features that it reads."""
-        if not state.asked and not self.reads:
+        if not state.asked and not self.needs.layers:
             return state
         own = step if len(state.asked) == len(step.text.lengths) else step.only(state.asked)
         return replace(state, inner=self.drafter.commit(state.inner, own), asked=())
 
     def finish(self, state: LookupState, text: Text, row: int) -> LookupState:
         """Tell the other drafter."""
-        return replace(state, inner=self.drafter.finish(state.inner, text, row))
-
-    def continues(self, state: object) -> bool:
-        """Ask the other drafter, of its state in a state of this one as well."""
-        return any(map(self.drafter.continues, states_in(state)))
-
-    def carried(self, states: Sequence[Any], fresh: LookupState, known: int) -> LookupState:
-        """Let lookups and the other drafter take what is theirs."""
-        inner = self.drafter.carried(states, fresh.inner, known)
-        return replace(fresh, inner=inner, lookups=self._lookups.carried(states, fresh.lookups, known))
+        return replace(state, inner=finished(self.drafter, state.inner, text, row))
 
     @property
     def _lookups(self) -> NgramDrafter:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session, is_sound
 from polydraft.drafters.routing.routed import check_members, check_other, names_of
 from polydraft.drafters.routing.split import Kept, best_split, worth_of_budgets, worth_of_levels, written_by
 from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
-from polydraft.models import Layer
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Product, Scheme, require_scheme
@@ -104,27 +103,20 @@ class MergedDrafter(Together):
     other: Drafter | None = None
     hope: float = 0.7
     name: str = field(init=False)
-    reads: tuple[Layer, ...] = field(init=False)
-    shares: bool = field(init=False)
-    branches: bool = field(init=False)
+    needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
         check_members(self.members, "A merge")
         check_other(self.other, "A merge")
         if not is_number(self.hope) or not 0 < self.hope < 1:
             raise InvalidParameter(f"hope must be between 0 and 1, but is {shown(self.hope)}.")
-        if self.other is not None and self.other.riders:
+        if self.other is not None and self.other.needs.riders:
             raise InvalidParameter(f"A merge has no place for the riders of {self.other.name}.")
         other = self.other
         names = names_of([*self.members, *([other] if other else [])], " and ")
-        told = {
-            "name": f"merge ({names})" if other is None else f"merge-beside ({names})",
-            "reads": () if other is None else other.reads,
-            "shares": other is not None and other.shares,
-            "branches": other is not None,
-        }
-        for name, value in told.items():
-            object.__setattr__(self, name, value)
+        name = f"merge ({names})" if other is None else f"merge-beside ({names})"
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "needs", Needs() if other is None else replace(other.needs, branches=True))
 
     @property
     def sound(self) -> bool:
@@ -158,10 +150,9 @@ class MergedDrafter(Together):
         other = None if self.other is None else self.other.start(text, session)
         return MergedState(members, other, session.vocab_size, (Kept(),) * len(text.counts))
 
-    def draft(
-        self, state: MergedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, MergedState]:
+    def draft(self, state: MergedState, request: DraftRequest) -> tuple[Draft | Pieces, MergedState]:
         """Let everybody draft, and put it into one tree for each row."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last(), apart=scheme.several_rows), state
         bounds = Bounds.of(policy)
@@ -171,7 +162,7 @@ class MergedDrafter(Together):
             return given(text, guesses, scheme), after
         split = self._split(policy, bounds, state.kept, guesses)
         # streams of its own: how much a neighbour has drawn must not move the numbers that verify a row
-        draft, inner = self.other.draft(state.other, text, scheme, split.own, noise.fork(_LEVEL))
+        draft, inner = self.other.draft(state.other, replace(request, policy=split.own, noise=noise.fork(_LEVEL)))
         pieces, joint = list[Piece](), list[tuple[tuple[int, ...], Branches]]()
         for piece, drafts in _shares(draft, split):
             own = [guesses[row].first(bounds.nodes - drafts) for row in piece.rows]

@@ -5,13 +5,23 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, cast
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session, is_sound
+from polydraft.drafters.protocol import (
+    Defaults,
+    Drafter,
+    DraftRequest,
+    Needs,
+    Session,
+    drafts_name,
+    is_sound,
+    owned_models,
+    owned_networks,
+)
 from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
 from polydraft.drafters.routing.together import Together
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.errors import InvalidParameter, is_number, shown
-from polydraft.models import Layer, weight_bytes
-from polydraft.probs import Noise, SamplingParams
+from polydraft.models import weight_bytes
+from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Scheme, require_scheme
@@ -21,7 +31,6 @@ from polydraft.trees import (
     LearningPolicy,
     Piece,
     Pieces,
-    TreePolicy,
     in_pieces,
     restricted,
     rows_found,
@@ -160,10 +169,7 @@ class RoutedDrafter(Together):
     sure: float = 2.0
     overhead: float = 0.15
     name: str = field(init=False)
-    reads: tuple[Layer, ...] = field(init=False)
-    riders: int = field(init=False)
-    shares: bool = field(init=False)
-    branches: bool = field(init=False)
+    needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
         check_members(self.members, "A route")
@@ -175,15 +181,9 @@ class RoutedDrafter(Together):
                 f"{', '.join(map(shown, numbers[:3]))} and {shown(self.overhead)}."
             )
         names, other = names_of(self.members, " or "), self.other
-        told = {
-            "name": f"route ({names})" if other is None else f"route-first ({names}, else {other.name})",
-            "reads": () if other is None else other.reads,
-            "riders": 0 if other is None else other.riders,
-            "shares": other is not None and other.shares,
-            "branches": other is not None and other.branches,
-        }
-        for name, value in told.items():
-            object.__setattr__(self, name, value)
+        name = f"route ({names})" if other is None else f"route-first ({names}, else {other.name})"
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "needs", Needs() if other is None else other.needs)
 
     @property
     def sound(self) -> bool:
@@ -193,7 +193,7 @@ class RoutedDrafter(Together):
     @property
     def own_name(self) -> str:
         """The other drafter's: guesses name their member."""
-        return self.name if self.other is None else self.other.own_name
+        return self.name if self.other is None else drafts_name(self.other)
 
     def defaults(self, params: SamplingParams) -> Defaults | None:
         """Return what suits the other drafter; without one, trees of eight guesses."""
@@ -216,12 +216,11 @@ class RoutedDrafter(Together):
         trust = WARM if session.params.temperature else 1.0
         return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session), trust)
 
-    def draft(
-        self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, RoutedState]:
+    def draft(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
         """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
-            return self._unlooked(state, text, scheme, policy, noise)
+            return self._unlooked(state, request)
         bounds = Bounds.of(policy)
         if self.other is not None:
             bounds = replace(bounds, depth=max(bounds.depth, min(LONG, bounds.nodes)))
@@ -229,14 +228,14 @@ class RoutedDrafter(Together):
             bounds = bounds.chains()
         offers, members = self._offers(state, text, bounds)
         draws = noise.fork(_LEVEL).uniform().tolist()
-        passes = 0 if self.other is None else self.other.passes(policy.shape.depth)
+        passes = 0 if self.other is None else self.other.needs.passes or policy.shape.depth
         seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
         sources = [self.members[one.choice[0]].name if one.choice[0] >= 0 else "" for one in rounds]
         found = [one.offers[one.choice].found_by(source) for one, source in zip(rounds, sources, strict=True)]
         looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
-        return self._drafted(replace(state, members=members, rounds=rounds), text, scheme, policy, noise, looked)
+        return self._drafted(replace(state, members=members, rounds=rounds), request, looked)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:
         """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts.
@@ -249,7 +248,7 @@ class RoutedDrafter(Together):
         pairs = zip(self.members, state.members, strict=True)
         members = state.members if unlooked else tuple(one.commit(own, step) for one, own in pairs)
         other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
-        if self.other is not None and (state.asked or self.reads):
+        if self.other is not None and (state.asked or self.needs.layers):
             other = self.other.commit(state.other, seen)
         emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
         standings = list(state.standings)
@@ -291,23 +290,16 @@ class RoutedDrafter(Together):
         law = choice_law(weights, every)
         return Round(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
 
-    def _unlooked(
-        self, state: RoutedState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft | Pieces, RoutedState]:
+    def _unlooked(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
         """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
         if self.other is None:
-            return Draft.nothing(text.last(), apart=scheme.several_rows), replace(state, rounds=(), asked=())
-        draft, inner = self.other.draft(state.other, text, scheme, policy, noise)
-        return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(text.counts))))
+            nothing = Draft.nothing(request.text.last(), apart=request.scheme.several_rows)
+            return nothing, replace(state, rounds=(), asked=())
+        draft, inner = self.other.draft(state.other, request)
+        return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(request.text.counts))))
 
     def _drafted(
-        self,
-        state: RoutedState,
-        text: Text,
-        scheme: Scheme,
-        policy: TreePolicy,
-        noise: Noise,
-        looked: Collection[int],
+        self, state: RoutedState, request: DraftRequest, looked: Collection[int]
     ) -> tuple[Draft | Pieces, RoutedState]:
         """Return the guesses of the rows that take some, and the other drafter's drafts for those that are its own."""
         own: dict[int, list[int]] = {}
@@ -315,18 +307,20 @@ class RoutedDrafter(Together):
             unasked = PLAIN if self.other is None or one.choice[0] == PLAIN else OTHER
             own.setdefault(one.choice[0] if row in looked else unasked, []).append(row)
         asked = tuple(own.pop(OTHER, ()))
-        pieces = [self._piece(number, rows, state.rounds, text, scheme) for number, rows in own.items()]
+        pieces = [self._piece(number, rows, state.rounds, request) for number, rows in own.items()]
         inner = state.other
         if asked and self.other is not None:
             # its draws for other rows are nobody's, so that these rows' own streams stay where they are
-            streams = noise.of([row if row in asked else -1 for row in range(len(state.rounds))]) if own else noise
-            draft, inner = self.other.draft(inner, text, scheme, policy, streams)
+            rows = [row if row in asked else -1 for row in range(len(state.rounds))]
+            theirs = replace(request, noise=request.noise.of(rows)) if own else request
+            draft, inner = self.other.draft(inner, theirs)
             pieces += restricted(in_pieces(draft), asked)
         after = replace(state, other=inner, asked=asked)
         return (pieces[0].draft if len(pieces) == 1 else Pieces(tuple(pieces))), after
 
-    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Round], text: Text, scheme: Scheme) -> Piece:
+    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Round], request: DraftRequest) -> Piece:
         """Return the guesses of one member for the rows that take them; of none, roots alone."""
+        text, scheme = request.text, request.scheme
         own = text if len(rows) == len(rounds) else text.of(rows)
         if number == PLAIN:
             return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme.several_rows))
@@ -369,8 +363,8 @@ def relative_cost(other: Drafter | None, session: Session) -> float:
     """Return the expected cost of a pass of a drafter in passes of the target, from the bytes of their weights."""
     if other is None or session.target is None:
         return LEAST_COST
-    sizes, whole = [weight_bytes(model) for model in other.models() or ()], weight_bytes(session.target.model)
-    sizes += [sum(one.numel() * one.element_size() for one in net.parameters()) for net in other.networks()]
+    sizes, whole = [weight_bytes(model) for model in owned_models(other)], weight_bytes(session.target.model)
+    sizes += [sum(one.numel() * one.element_size() for one in net.parameters()) for net in owned_networks(other)]
     known = whole and sizes and all(sizes)
     return max(LEAST_COST, sum(sizes) / whole) if known else LEAST_COST
 
@@ -386,7 +380,7 @@ def check_members(members: object, who: str) -> None:
             f"{who} needs a tuple of text drafters, such as (NgramDrafter(),), but its members are {shown(members)}."
         )
     for one in cast(tuple[object, ...], members):
-        if not isinstance(one, TextDrafter) or one.riders:
+        if not isinstance(one, TextDrafter) or one.needs.riders:
             raise InvalidParameter(f"{who} is of text drafters without riders, and a member {shown(one)} is none.")
 
 

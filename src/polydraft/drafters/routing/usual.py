@@ -31,7 +31,7 @@ def route_before(first: TextDrafter, drafter: Drafter) -> RoutedDrafter:
         return RoutedDrafter((first, *drafter.members), drafter.other)
     if isinstance(drafter, MergedDrafter) and drafter.other is None:
         return RoutedDrafter((first, *drafter.members))
-    if isinstance(drafter, TextDrafter) and not drafter.riders:
+    if isinstance(drafter, TextDrafter) and not drafter.needs.riders:
         return RoutedDrafter((first, drafter))
     return RoutedDrafter((first,), drafter)
 

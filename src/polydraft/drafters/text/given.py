@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Defaults, Drafter, Session
+from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session
 from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.models import LanguageModel
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Scheme, require_scheme
-from polydraft.trees import Chain, Draft, TokenTree, Topology, TreePolicy, topology
+from polydraft.trees import Chain, Draft, TokenTree, Topology, topology
 
 LOOKUP = "lookup"
 """The source of drafts that came from text, for those who learn from them."""
@@ -29,10 +28,6 @@ class GivenDrafter(Drafter):
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give chains of eight."""
         return Defaults(Given(), Chain(8))
-
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Return none."""
-        return ()
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` unless the scheme is `Given`."""
@@ -53,8 +48,9 @@ class TextDrafter(GivenDrafter):
         """Return the target's number of tokens, beyond which nothing is drafted."""
         return session.vocab_size
 
-    def draft(self, state: Any, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise) -> tuple[Draft, Any]:
+    def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
         """Return every row's guesses within the policy's bounds."""
+        text, scheme, policy = request.text, request.scheme, request.policy
         bounds = Bounds.of(policy)
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
@@ -69,10 +65,6 @@ class TextDrafter(GivenDrafter):
     def commit(self, state: Any, step: Step) -> Any:
         """Keep the state: the next draft reads the text itself."""
         return state
-
-    def continues(self, state: object) -> bool:
-        """Say yes: there is nothing to go on from."""
-        return True
 
 
 def rows_of(text: Text) -> list[NDArray[np.int64]]:

@@ -124,6 +124,10 @@ class IndexedRows:
     vocab_size: int = shared()
     rows: tuple[IndexedText, ...] = per_row(IndexedText.cut)
 
+    def resumes(self, fresh: "IndexedRows") -> bool:
+        """Say yes: it follows from the text."""
+        return True
+
     @classmethod
     def begun(cls, vocab_size: int, count: int) -> "IndexedRows":
         """Return what is known of texts that were not looked at."""

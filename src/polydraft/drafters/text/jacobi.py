@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,10 @@ class JacobiState:
 
     guesses: tuple[tuple[int, ...], ...] = per_row(lambda guesses, length: ())
     vocab_size: int = shared()
+
+    def resumes(self, fresh: "JacobiState") -> bool:
+        """Say yes: it follows from the text, but for what is learnt."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,6 @@ class JacobiDrafter(TextDrafter):
             behind = _behind(last, parents[row], there[row])
             found[row] = tuple(likeliest[row][node] for node in behind) if any(there[row][1:]) else known[1:]
         return replace(state, guesses=tuple(found))
-
-    def continues(self, state: Any) -> bool:
-        """Tell whether a state is one of guesses."""
-        return isinstance(state, JacobiState)
 
 
 def _behind(last: int, parents: Sequence[int], there: Sequence[bool]) -> list[int]:

@@ -8,18 +8,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.protocol import Defaults, DraftRequest, Needs, Session
 from polydraft.drafters.text.given import GivenDrafter, given, rows_of
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.pool import NgramPool, Phrase
 from polydraft.drafters.text.stores.vocabulary import Vocabulary, network_of
 from polydraft.drafters.text.window import Window, layout, most_scored
 from polydraft.errors import InvalidParameter, is_whole, shown
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import per_row, scratch, shared
-from polydraft.schemes import Given, Scheme
-from polydraft.trees import Draft, Riders, TreePolicy, Widths
+from polydraft.schemes import Given
+from polydraft.trees import Draft, Riders, Widths
 
 MOST_SCORED = 512
 """Tokens that window and guesses of a batch may add to a pass. A guess: what is free lies between some tens of tokens
@@ -118,7 +118,7 @@ class LookaheadDrafter(GivenDrafter):
     pool_from_prompt: bool = False
     pool: NgramPool | None = None
     most_scored: int = MOST_SCORED
-    riders: int = field(init=False)
+    needs: Needs = field(init=False)
     name = "lookahead"
     sound = True
 
@@ -136,7 +136,7 @@ class LookaheadDrafter(GivenDrafter):
                 f"A window and guesses may have {MOST_BESIDE} tokens each, but level {shown(self.level)}, window "
                 f"{shown(self.window)} and guesses {shown(self.guesses)} ask for more."
             )
-        object.__setattr__(self, "riders", riders)
+        object.__setattr__(self, "needs", Needs(riders=riders))
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of all guesses, side by side."""
@@ -157,10 +157,9 @@ class LookaheadDrafter(GivenDrafter):
             self.pool.check(Vocabulary.of_model(model, session.vocab_size))
         return LookaheadState((self._new(),) * len(text.counts), session.vocab_size, model=model)
 
-    def draft(
-        self, state: LookaheadState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, LookaheadState]:
+    def draft(self, state: LookaheadState, request: DraftRequest) -> tuple[Draft, LookaheadState]:
         """Return the pool's continuations of each row's last token, and the windows as riders."""
+        text, scheme, policy = request.text, request.scheme, request.policy
         bounds = Bounds.of(policy)
         if not bounds.nodes:
             return Draft.nothing(text.last()), state

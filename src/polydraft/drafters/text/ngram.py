@@ -72,10 +72,6 @@ class NgramDrafter(TextDrafter):
         state = state.to(rows)
         return [self._of(row, own, bounds) for row, own in zip(rows, state.rows, strict=True)], state
 
-    def continues(self, state: object) -> bool:
-        """Tell whether a state has indices to go on from."""
-        return isinstance(state, IndexedRows)
-
     def _of(self, row: NDArray[np.int64], own: IndexedText, bounds: Bounds) -> Guess:
         most = min(self.matches, bounds.children)
         size, found = continuations(row, own, self.longest, self.shortest, bounds.depth, most)

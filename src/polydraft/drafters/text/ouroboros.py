@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.drafters.protocol import Decoder, Defaults, Drafter, Session
+from polydraft.drafters.protocol import Decoder, Defaults, Drafter, DraftRequest, Session, owned_models, owned_networks
 from polydraft.drafters.text.given import GivenDrafter, given
 from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.lookahead import (
@@ -22,7 +22,7 @@ from polydraft.drafters.text.lookahead import (
 )
 from polydraft.drafters.text.pool import Entry, NgramPool, Phrase
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
-from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of
+from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of, same_model
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import cut, parts, per_row, scratch, shared
@@ -105,6 +105,11 @@ class OuroborosState:
         """Return the same with another."""
         return replace(self, loop=self.decoder.drafting(self.loop, inner))
 
+    def resumes(self, fresh: "OuroborosState") -> bool:
+        """Tell whether both are of the same model and lookahead."""
+        same = same_model(self.loop.reader.model, fresh.loop.reader.model)
+        return same and self.lookahead is fresh.lookahead
+
 
 @dataclass(frozen=True, eq=False)
 class OuroborosDrafter(GivenDrafter):
@@ -159,9 +164,9 @@ class OuroborosDrafter(GivenDrafter):
         model = _single(self.draft_model)
         numbers = (self.level, self.window, self.guesses)
         inner = LookaheadDrafter(*numbers, self.pool_from_prompt, self.pool, self.most_scored)
-        if inner.riders >= model.context:
+        if inner.needs.riders >= model.context:
             raise InvalidParameter(
-                f"The window has {inner.riders} tokens, more than the draft model's context of {model.context}."
+                f"The window has {inner.needs.riders} tokens, more than the draft model's context of {model.context}."
             )
         trees = inner.defaults(LIKELIEST).policy  # one for all loops, so that rows of one may join another
         for key, value in {"model": model, "lookahead": inner, "trees": trees, "rule": FollowLikeliest()}.items():
@@ -171,14 +176,6 @@ class OuroborosDrafter(GivenDrafter):
         """Give the chain, and the phrases side by side behind it."""
         branches = (self.phrases, *(1,) * (self.level - 2))
         return Defaults(Given(), TrunkThenBranch(self.drafts, branches) if self.phrases else Chain(self.drafts))
-
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Return the draft model."""
-        return (self.model,)
-
-    def outside(self, row: int) -> bytes:
-        """Return the digest of the pool that texts begin with."""
-        return self.lookahead.outside(row)
 
     def start(self, text: Text, session: Session) -> OuroborosState:
         """Begin the draft model's loop, which has read nothing."""
@@ -196,10 +193,9 @@ class OuroborosDrafter(GivenDrafter):
         """Read the prompts but for their last tokens."""
         return replace(state, loop=state.decoder.read(state.loop, text))
 
-    def draft(
-        self, state: OuroborosState, text: Text, scheme: Scheme, policy: TreePolicy, noise: Noise
-    ) -> tuple[Draft, OuroborosState]:
+    def draft(self, state: OuroborosState, request: DraftRequest) -> tuple[Draft, OuroborosState]:
         """Let the draft model write, and put phrases behind."""
+        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         bounds = Bounds.of(policy)
         length = min(self.drafts, bounds.depth, bounds.nodes)
         if not length:
@@ -229,10 +225,6 @@ class OuroborosDrafter(GivenDrafter):
             rows.append(replace(own, pool=taught(own.pool, asked, nodes, tree, said, min(kept, len(nodes)))))
         after = replace(state, loop=loop, asked=(Asked(),) * len(state.asked), before=())
         return after.with_inner(replace(after.inner, rows=tuple(rows)))
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state is one of this model and this lookahead."""
-        return isinstance(state, OuroborosState) and state.lookahead is self.lookahead
 
     def _written(
         self, state: OuroborosState, text: Text, length: int, noise: Noise
@@ -339,8 +331,8 @@ def _single(given: object) -> LanguageModel:
     """
     model: Any = given
     if isinstance(given, Drafter):
-        models = given.models() or ()
-        if len(models) != 1 or given.networks():
+        models = owned_models(given)
+        if len(models) != 1 or owned_networks(given):
             raise InvalidParameter(f"Ouroboros drafts with one draft model, but {given.name} is none.")
         model = models[0]
     if not isinstance(model, LanguageModel):

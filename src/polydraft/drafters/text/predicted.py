@@ -100,10 +100,6 @@ class PredictedDrafter(TextDrafter):
             found.append(Guess.chain(rest, 0.95) if not now.lost else _scaled(Guess.chain(rest, 0.9), LOST))
         return found, replace(state, places=tuple(places))
 
-    def continues(self, state: object) -> bool:
-        """Say no: another call has another prediction."""
-        return False
-
     def _of_row(self, row: int) -> NDArray[np.int64]:
         """Return a row's prediction; none where there are fewer, which `start` refuses."""
         if isinstance(self.prediction[0], int | np.integer):

@@ -40,6 +40,10 @@ class RecyclingState:
     vocab_size: int = shared()
     read: tuple[int, ...] = counts(learnt=True)
 
+    def resumes(self, fresh: "RecyclingState") -> bool:
+        """Say yes: it follows from the text, but for what is learnt."""
+        return True
+
 
 @dataclass(frozen=True)
 class RecyclingDrafter(TextDrafter):
@@ -112,10 +116,6 @@ class RecyclingDrafter(TextDrafter):
             new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
             tables.append(self._with(table, new))
         return replace(state, tables=tuple(tables))
-
-    def continues(self, state: object) -> bool:
-        """Tell whether a state has tables to go on from."""
-        return isinstance(state, RecyclingState)
 
     def _table(self, vocab_size: int) -> Table:
         return self.tables.setdefault(vocab_size, {}) if self.shared else {}

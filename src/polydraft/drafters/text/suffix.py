@@ -73,6 +73,10 @@ class SuffixState:
     rows: tuple[Told, ...] = per_row(Told.cut)
     texts: IndexedRows = parts()
 
+    def resumes(self, fresh: "SuffixState") -> bool:
+        """Say yes: it follows from the text, but for what is learnt."""
+        return True
+
 
 @dataclass(frozen=True)
 class SuffixDrafter(TextDrafter):
@@ -163,10 +167,6 @@ class SuffixDrafter(TextDrafter):
             told.once.done = True
             self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
         return _with(state, row, Told(length, True, told.once))
-
-    def continues(self, state: object) -> bool:
-        """Say whether a state is one of this drafter's, which knows what the store has been given."""
-        return isinstance(state, SuffixState)
 
     def _of(self, own: IndexedText, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)

@@ -18,17 +18,17 @@ from polydraft.catalogue import (
     verifier_by_name,
     word_of,
 )
-from polydraft.drafters import Drafter, NgramDrafter
-from polydraft.engine.batch import Method
+from polydraft.drafters import Drafter, NgramDrafter, drafters_in, owned_models, owned_networks
 from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.calls.predicted import with_prediction
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
-from polydraft.engine.planner import PLANNERS
+from polydraft.engine.loop.batch import Method
 from polydraft.errors import CheckpointError, InvalidParameter, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
 from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_known
+from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, LearningPolicy, TreePolicy, TreeShape, Widths, as_chain
 from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
@@ -75,7 +75,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     """
     given = choices.drafter
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
-    if any(map(does_encode, drafter.models() or ())) and not target.encodes:
+    if any(map(does_encode, owned_models(drafter))) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     if _only_names_one(given):
@@ -98,7 +98,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
 def _only_names_one(given: object) -> bool:
     """Tell whether no more is said than which draft model or head drafts, so that lookups may go before it."""
     if isinstance(given, Drafter) and not isinstance(given, type):
-        return bool(given.networks())
+        return len(drafters_in(given)) == 1 and bool(owned_networks(given))
     return given is not None and not _is_word(given)
 
 
@@ -108,7 +108,7 @@ def check_reads(drafter: Drafter, target: HuggingFaceModel, sources: object) -> 
     Raises:
         InvalidParameter: it does.
     """
-    if drafter.reads and sources is not None and not target.encodes:
+    if drafter.needs.layers and sources is not None and not target.encodes:
         raise InvalidParameter(
             f"The drafter {drafter.name!r} reads hidden states, which are not known of prompts with images; take "
             "another one, such as a draft model."

@@ -3,8 +3,8 @@
 import warnings
 
 from polydraft.catalogue import every_scheme
-from polydraft.drafters import Drafter
-from polydraft.engine.batch import Method
+from polydraft.drafters import Drafter, owned_models, proposes
+from polydraft.engine.loop.batch import Method
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
 from polydraft.schemes import require_pairs
@@ -19,23 +19,23 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
         UnsupportedModel: the drafter needs a target that scores trees.
         InvalidParameter: it needs more tokens scored beside them than the target's context has.
     """
-    if drafter.riders >= target.context:
+    if drafter.needs.riders >= target.context:
         raise InvalidParameter(
-            f"{drafter.name} needs {drafter.riders} tokens scored beside the text, but the model's context has "
+            f"{drafter.name} needs {drafter.needs.riders} tokens scored beside the text, but the model's context has "
             f"{target.context}."
         )
     if not can_branch(target):
         name = _name(target)
-        if drafter.riders:
+        if drafter.needs.riders:
             raise UnsupportedModel(f"{name} scores chains only, but {drafter.name} needs tokens scored beside them.")
-        if drafter.branches:
+        if drafter.needs.branches:
             raise UnsupportedModel(
                 f"{name} scores chains only, but {drafter.name} draft side by side in one tree; let them take turns: "
                 "route_first(...), or route-first on the command line."
             )
-        if drafter.shares and does_remember(target):
+        if drafter.needs.target and does_remember(target):
             raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
-    unable = [model for model in (target, *(drafter.models() or ())) if not can_branch(model)]
+    unable = [model for model in (target, *(owned_models(drafter))) if not can_branch(model)]
     return _name(unable[0]) if unable else None
 
 
@@ -56,7 +56,7 @@ def check_crowd(target: HuggingFaceModel, drafter: Drafter, *, together: bool = 
     if target.crowded is None:
         return
     ways = {
-        'drafter="none" decodes it plainly': drafter.proposes,
+        'drafter="none" decodes it plainly': proposes(drafter),
         "give polydraft.generate one prompt at a time": together and not target.encodes,
         "leave past out": past,
     }
@@ -98,7 +98,7 @@ def check_drafting(method: Method) -> None:
         drafter.check(verifier.scheme)
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
-    if drafter.proposes:
+    if proposes(drafter):
         most = policy.largest.max_children
         require_pairs(verifier.scheme, most)
         require_few(verifier, most)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from polydraft.catalogue import MANY, meant_drafter
-from polydraft.drafters import Drafter, Session, is_head, load_head
+from polydraft.drafters import Drafter, DraftRequest, Session, is_head, load_head
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
 from polydraft.fetched import is_derived
 from polydraft.models import HuggingFaceModel, Pair, is_known, load_draft, shipped_head
@@ -126,9 +126,9 @@ def check_head(head: Drafter, target: HuggingFaceModel) -> None:
     token = torch.full((1, 1), target.vocab_size - 1, device=target.device)
     policy = Chain(2)
     text, room = Text(token, torch.ones(1, dtype=torch.int64, device=target.device)), 2 + policy.shape.size
-    session = Session(SamplingParams(), room, target.vocab_size, Reader.new(target, 1, room, head.reads))
+    session = Session(SamplingParams(), room, target.vocab_size, Reader.new(target, 1, room, head.needs.layers))
     try:
-        draft, _ = head.draft(head.start(text, session), text, IID(), policy, Noise.from_seed(0, 1))
+        draft, _ = head.draft(head.start(text, session), DraftRequest(text, IID(), policy, Noise.from_seed(0, 1)))
     except MENDABLE:
         raise
     except Exception as error:  # it would fail at the first step of every text

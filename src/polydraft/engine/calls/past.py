@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, owned_networks
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import LanguageModel, chosen_precision, does_remember, function_of, module_of, same_model
 from polydraft.reading import Reader, Text
+from polydraft.rows import within
 
 OTHERWISE = "other layers, hooks or settings"
 
@@ -40,10 +41,11 @@ class Past:
         if the drafter reads the target's hidden states, which are not kept, and cannot go on from what it made of them.
         Such a drafter is given the states of one token at least, which some draft from.
         """
-        if drafter.reads and (self.drafts is None or not drafter.continues(self.drafts)):
+        reads = bool(drafter.needs.layers)
+        if reads and not _is_of(drafter, self.drafts):
             return 0
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
-        common = max(min(len(ours), len(theirs) - bool(drafter.reads)), 0)
+        common = max(min(len(ours), len(theirs) - reads), 0)
         differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
         return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 
@@ -89,6 +91,12 @@ def check_keys(reader: Reader, text: Text) -> None:
     """
     if not does_remember(reader.model) and not reader.agrees(text):
         raise _changed(OTHERWISE)
+
+
+def _is_of(drafter: Drafter, state: object) -> bool:
+    """Tell whether a drafter's network has made a state, or one that stands in it."""
+    values = [value for one in within(state) for value in getattr(one, "__dict__", {}).values()]
+    return any(network is value for network in owned_networks(drafter) for value in values)
 
 
 def _changed(what: str) -> InvalidParameter:

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from polydraft.drafters import Drafter, PredictedDrafter, route_before
+from polydraft.drafters import Drafter, PredictedDrafter, proposes, route_before
 from polydraft.errors import InvalidParameter
 
 
@@ -12,7 +12,7 @@ def with_prediction(prediction: object, drafter: Drafter) -> Drafter:
     Raises:
         InvalidParameter: nothing is to be drafted.
     """
-    if not drafter.proposes:
+    if not proposes(drafter):
         raise InvalidParameter(
             "prediction is to be drafted, but the drafter none drafts nothing; leave one of them out."
         )

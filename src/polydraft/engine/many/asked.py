@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.engine.batch import Method
 from polydraft.engine.calls.choices import (
     Choices,
     chosen_method,
@@ -18,6 +17,7 @@ from polydraft.engine.calls.choices import (
 from polydraft.engine.calls.logprobs import Logprob
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
+from polydraft.engine.loop.batch import Method
 from polydraft.engine.many.running import Request
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, owned_models
 from polydraft.engine.calls.choices import (
     Choices,
     chosen_method,
@@ -18,6 +18,7 @@ from polydraft.engine.calls.choices import (
 from polydraft.engine.calls.fitting import check_crowd, check_drafting
 from polydraft.engine.calls.logprobs import checked_logprobs
 from polydraft.engine.defaults import target_model
+from polydraft.engine.loop.prefill import room_for
 from polydraft.engine.many.asked import (
     LARGEST_SEED,
     Asked,
@@ -30,7 +31,6 @@ from polydraft.engine.many.asked import (
     with_methods,
 )
 from polydraft.engine.many.run import ManyRun, ManySetup
-from polydraft.engine.prefill import room_for
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
 from polydraft.models import (
@@ -114,7 +114,7 @@ def generate_many(
     size = min(batch_size, len(asked))
     capacity = longest_text(target, asked, options) + room_for(every)
     if asked:
-        models = {id(model): model for one in every for model in one.drafter.models() or ()}
+        models = {id(model): model for one in every for model in owned_models(one.drafter)}
         check_memory([target, *models.values()], size, capacity)
     top = checked_logprobs(output_logprobs)
     return ManyRun(ManySetup(target, method, law, options, size, capacity, asked, refused, top, time))

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters import Drafter, Session, resumed
-from polydraft.engine.batch import Batch, Part, attempt
 from polydraft.engine.calls.past import Past, committed
-from polydraft.engine.prefill import LOOP
+from polydraft.engine.loop.batch import Batch, Part, attempt
+from polydraft.engine.loop.prefill import LOOP
 from polydraft.reading import Text, reader_of
 
 LEAST = 8
@@ -54,9 +54,7 @@ def known_of(batch: Batch, row: int) -> tuple[Past, Part]:
     part = batch.part_of(row)
     reader = batch.reader if len(batch) == 1 else batch.reader.select([row])
     text = Text(batch.text.tokens[row : row + 1], batch.text.lengths[row : row + 1])
-    drafts = attempt(
-        lambda: part.select(row).state if not part.fault and part.drafter.continues(part.state) else None, None
-    )
+    drafts = attempt(lambda: part.select(row).state, None)
     return Past(batch.reader.model, committed(text), reader, drafts, None), part
 
 

@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polydraft.engine.batch import Method
 from polydraft.engine.block import Emission, Statistics, names_of
+from polydraft.engine.loop.batch import Method
 from polydraft.engine.many.asked import Asked, Completed, request_for
 from polydraft.engine.many.running import RunningBatch, RunningStep
 from polydraft.engine.observer import Observer

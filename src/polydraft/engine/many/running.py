@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.engine.batch import Batch, Method, empty, placed
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.past import Past
+from polydraft.engine.loop.batch import Batch, Method, empty, placed
+from polydraft.engine.loop.prefill import Prompts, begin, opened, read_on, room_for
+from polydraft.engine.loop.step import step
 from polydraft.engine.many.kept import KeptTexts, copied, known_of
 from polydraft.engine.many.pace import Pace, clock_of
 from polydraft.engine.observer import Observer
-from polydraft.engine.prefill import Prompts, begin, opened, read_on, room_for
-from polydraft.engine.step import step
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
@@ -218,7 +218,7 @@ class RunningBatch:
         standing = replace(standing, joined=standing.joined + 1)
         if self._leads(standing, guest):
             self._standing = replace(standing, reading=(*standing.reading, _Reading(guest, None)))
-            return len(request.tokens) - 1 - bool(self._method_of(guest).drafter.reads)
+            return len(request.tokens) - 1 - bool(self._method_of(guest).drafter.needs.layers)
         alone = self._opened(standing, guest)
         if self._chunk is None:
             read = read_on(alone, clock=self.observer.clock)
@@ -360,7 +360,7 @@ class RunningBatch:
         """
         method = self._method_of(guest)
         reading = [one.guest for one in standing.reading if one.alone is not None and _akin(one.guest, guest)]
-        return any(self._method_of(one) is method or not method.drafter.reads for one in reading)
+        return any(self._method_of(one) is method or not method.drafter.needs.layers for one in reading)
 
     def _read(self, guest: _Guest, left: int | None) -> int | None:
         """Read on in one prompt by so many tokens; return how many are left.
@@ -403,7 +403,7 @@ class RunningBatch:
         if guest.shares and self._kept.size:
             past, part = known_of(alone, 0)
             # a row that stays in its place is written over by the next text there, also in the drafter's state
-            stays = standing.batch.spare is None or part.drafter.shares
+            stays = standing.batch.spare is None or part.drafter.needs.target
             self._kept.add(replace(past, drafts=None) if stays else past, part.drafter)
         texts = standing.texts
         row = next((row for row, one in enumerate(texts) if one is None), len(texts))

@@ -10,9 +10,9 @@ import torch
 from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
-from polydraft.engine.batch import Method
 from polydraft.engine.calls.choices import Choices, chosen_method, chosen_policy
 from polydraft.engine.calls.fitting import check_drafting
+from polydraft.engine.loop.batch import Method
 from polydraft.engine.many.asked import Asked, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
@@ -236,7 +236,7 @@ class MethodShelf:
             if own.tree:
                 raise InvalidParameter(f"max_draft_tokens is {most}, but the tree {own.tree} has more drafts.")
             method = chosen_method(replace(choices, policy=Chain(most)), self.served.target, params)
-        if method.policy.largest.size > MOST_NODES or method.drafter.riders >= MOST_RIDERS:
+        if method.policy.largest.size > MOST_NODES or method.drafter.needs.riders >= MOST_RIDERS:
             raise InvalidParameter(f"tree has more than {MOST_NODES - 1} drafts; ask for a smaller one.")
         check_drafting(method)
         return method

@@ -6,11 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polydraft.drafters import owned_models
 from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
 from polydraft.engine.calls.choices import Choices, chosen_method
-from polydraft.engine.planner import PLANNERS
 from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
+from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
@@ -66,7 +67,7 @@ class Writing:
         usual = self._usual_methods()
         self.rule = {"verifier": usual[-1].verifier.name, "lossless": all(one.verifier.lossless for one in usual)}
         capacity = served.max_length + ROOM
-        models = {id(one): one for own in (*usual, *self._planned.values()) for one in own.drafter.models() or ()}
+        models = {id(one): one for own in (*usual, *self._planned.values()) for one in owned_models(own.drafter)}
         check_memory([target, *models.values()], settings.batch_size, capacity)
         self._observer = Observer(target, time=bool(self._planned))
         for method in self._planned.values():

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, owned_networks
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.kinds import LAST_ONLY, MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
@@ -190,7 +190,7 @@ def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], pl
     assert plan.start is not None
     tokens = tokens_of(start)
     tokens = None if tokens is None else tokens.to(target.device)
-    head = _new(target, tokens, reads, plan, next(iter(start.networks())))
+    head = _new(target, tokens, reads, plan, next(iter(owned_networks(start))))
     begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
     return head
 
@@ -208,9 +208,9 @@ def _check_form(head: NewHead, model: HuggingFaceModel, form: str) -> None:
 def _written(
     head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: Drafting, texts: int
 ) -> MadeHead:
-    for network in head.drafter.networks():
+    for network in owned_networks(head.drafter):
         network.eval().requires_grad_(False)
-    parameters = sum(one.numel() for network in head.drafter.networks() for one in network.parameters())
+    parameters = sum(one.numel() for network in owned_networks(head.drafter) for one in network.parameters())
     made = MadeHead(out, found, parameters, texts * plan.writing.length)
     head.write(out, model, plan.form, card_of(made, plan, model))
     return made

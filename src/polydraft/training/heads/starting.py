@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, load_head
+from polydraft.drafters import Drafter, load_head, owned_networks
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
@@ -28,7 +28,7 @@ def load_start(folder: Path, target: HuggingFaceModel) -> Drafter:
 
 def tokens_of(drafter: Drafter) -> Int[Tensor, " v"] | None:
     """Return the tokens that a head drafts, rising; None for all of its target's."""
-    found = (getattr(network, "tokens", None) for network in drafter.networks())
+    found = (getattr(network, "tokens", None) for network in owned_networks(drafter))
     return next((one for one in found if one is not None), None)
 
 
@@ -38,9 +38,9 @@ def read_by(drafter: Drafter, target: HuggingFaceModel) -> tuple[Layer, ...]:
     Raises:
         InvalidParameter: the target has no such layer.
     """
-    for layer in drafter.reads:
+    for layer in drafter.needs.layers:
         check_layer(layer, target.layers)
-    return drafter.reads
+    return drafter.needs.layers
 
 
 def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
@@ -53,7 +53,7 @@ def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) ->
     Raises:
         InvalidParameter: it is of another kind, or has other sizes, or what it reads or draws is scaled.
     """
-    new, old = ([*one.networks()] for one in (head.drafter, start))
+    new, old = ([*owned_networks(one)] for one in (head.drafter, start))
     if len(new) != len(old) or type(head.drafter) is not type(start):
         raise InvalidParameter(f"--start {folder} is a {start.name}, and the new head is a {head.drafter.name}.")
     for network, given in zip(new, old, strict=True):

@@ -13,7 +13,7 @@ from polydraft.drafters.heads.formats.fields import Shapes
 from polydraft.drafters.heads.formats.medusa import holds_medusa, is_medusa, read_medusa
 from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.medusa import MedusaDrafter
-from polydraft.drafters.protocol import Drafter
+from polydraft.drafters.protocol import Drafter, owned_networks
 from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
 
@@ -93,6 +93,6 @@ def load_head(
         raise
     except Exception as error:  # whatever is wrong with a folder is said as such
         raise CheckpointError(f"The head in {folder.name} is damaged: {lowered(error)}") from error
-    for network in drafter.networks():
+    for network in owned_networks(drafter):
         pack_linear_layers(network.to(device=device, dtype=dtype))
     return drafter

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -102,7 +102,7 @@ class AdaptiveThreshold(GrowingPolicy):
         old, places = self._of(max(rows) + 1, device), torch.tensor(rows, device=device)
         return replace(self, learnt=Learnt(old.threshold[places], old.rate[places]))
 
-    def put(self, row: int, other: Self) -> Self:
+    def put(self, row: int, other: Any) -> Self:
         """Return the policy with what another has learnt of its only row."""
         known = self.learnt or other.learnt
         if known is None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.engine.lessons import Lesson
+from polydraft.planning.lessons import Lesson
 from polydraft.trees import Acceptance, TreeShape
 
 DEEPEST, MOST = 16, 4

@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.engine.block import Emission
-from polydraft.engine.target_law import TargetLaw
 from polydraft.trees import Draft, Piece, Verdict
 from polydraft.verifiers import TreeVerifier, traits
 
@@ -55,8 +53,8 @@ def lessons_of(
     pieces: Sequence[tuple[Piece, TreeVerifier]],
     probs: Float[Tensor, "b n V"],
     verdict: Verdict,
-    gains: Mapping[int, Emission],
-    laws: Sequence[TargetLaw],
+    gains: Mapping[int, int],
+    laws: Sequence[tuple[str, ...]],
 ) -> tuple[Lesson, ...]:
     """Return a lesson for every text that has gained something.
 
@@ -64,8 +62,8 @@ def lessons_of(
         pieces: the drafts, each with its verifier.
         probs: the target's rows of the whole batch.
         verdict: what was kept in the whole batch.
-        gains: by row, what came of it.
-        laws: by row, the target's law.
+        gains: by row, how many tokens came of it.
+        laws: by row, the names of processors and filters of the target's law.
     """
     found: list[Lesson] = []
     for piece, verifier in pieces:
@@ -77,9 +75,9 @@ def lessons_of(
             found += [
                 Lesson(
                     piece.draft.source,
-                    laws[row].in_force,
+                    laws[row],
                     own,
-                    len(gains[row].tokens),
+                    gains[row],
                     depth,
                     judged,
                     piece.draft.stopped,

@@ -11,15 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.catalogue import blamed
-from polydraft.drafters import Drafter, is_sound
-from polydraft.engine.batch import FREE, Batch, Part
-from polydraft.engine.checking import checked, known_tokens, with_unknown
+from polydraft.drafters import Drafter, DraftRequest, is_sound
 from polydraft.engine.clock import Clock
+from polydraft.engine.loop.batch import FREE, Batch, Part
+from polydraft.engine.loop.checking import checked
 from polydraft.engine.stopping import shortened
 from polydraft.errors import InvalidDraft
 from polydraft.probs import Noise, sent
 from polydraft.reading import Step, Text
-from polydraft.schemes import Scheme
 from polydraft.trees import (
     MENDABLE,
     Draft,
@@ -27,7 +26,6 @@ from polydraft.trees import (
     Piece,
     Pieces,
     TokenTree,
-    TreePolicy,
     TreeShape,
     Verdict,
     in_pieces,
@@ -37,52 +35,6 @@ from polydraft.verifiers import TreeVerifier
 
 NOTHING = Fixed(TreeShape(()))
 """The policy of a step that drafts nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class DraftRequest:
-    """What a drafter is asked for in a step: the arguments of `draft`."""
-
-    text: Text
-    scheme: Scheme
-    policy: TreePolicy
-    noise: Noise
-
-    @classmethod
-    def of(cls, part: Part, batch: Batch, noise: Noise) -> "DraftRequest":
-        """Return what a part is asked for.
-
-        Nothing is asked for if all its rows have room for one token alone; but a drafter that may take this amiss is
-        asked as ever.
-        """
-        spares = bool(batch.last) and batch.last.issuperset(part.there) and is_sound(part.drafter)
-        text, own = part.of(batch.text, len(batch)), part.of(noise, len(batch))
-        return cls(text, part.method.verifier.scheme, NOTHING if spares else part.policy, own)
-
-    def recorded(self) -> "DraftRequest":
-        """Return the same, with a record of what is drawn."""
-        return replace(self, noise=self.noise.recorded())
-
-    @property
-    def drew(self) -> bool:
-        """Whether a recorded number was drawn."""
-        return self.noise.record is not None and self.noise.record.numbers > 0
-
-    def drawn(self) -> Draft | None:
-        """Return the draft of these texts that `grow` drew; None if anything else was drawn, or other texts' drafts."""
-        found = None if self.noise.record is None else self.noise.record.only()
-        if not (isinstance(found, tuple) and found[1] == self.scheme):
-            return None
-        draft: Draft = found[0]
-        return draft if draft.tree.tokens[:, 0].equal(self.text.last()) else None
-
-    def drawn_before(self, failure: Exception, vocab_size: int) -> Draft | Pieces | None:
-        """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
-        drawn = self.drawn()
-        if drawn is not None:
-            with suppress(InvalidDraft):
-                return checked(replace(drawn, failure=failure), self.text, self.scheme, self.policy, vocab_size)
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +60,8 @@ class Drafted:
     @property
     def lost(self) -> bool:
         """Whether something was drawn before an error that nobody knows."""
-        return self.draft is None and self.asked is not None and self.asked.drew
+        record = None if self.asked is None else self.asked.noise.record
+        return self.draft is None and record is not None and record.numbers > 0
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -138,12 +91,24 @@ def reason_of(error: Exception) -> str:
     return blamed(error) or f"{type(error).__name__}: {error}"
 
 
+def request_of(part: Part, batch: Batch, noise: Noise) -> DraftRequest:
+    """Return what a part is asked for.
+
+    Nothing is asked for if all its rows have room for one token alone; but a drafter that may take this amiss is asked
+    as ever.
+    """
+    spares = bool(batch.last) and batch.last.issuperset(part.there) and is_sound(part.drafter)
+    text, own = part.of(batch.text, len(batch)), part.of(noise, len(batch))
+    return DraftRequest(text, part.method.verifier.scheme, NOTHING if spares else part.policy, own)
+
+
 def drafted(part: Part, batch: Batch, noise: Noise, clock: Clock) -> Drafted:
     """Ask a part for its drafts; after an error nothing more is asked of it, and what was drawn before is verified."""
     roots, vocab = batch.text.last(), batch.reader.model.vocab_size
     if part.fault:
         return Drafted(part, part, None, roots)
-    asked = DraftRequest.of(part, batch, noise).recorded()
+    asked = request_of(part, batch, noise)
+    asked = replace(asked, noise=asked.noise.recorded())
     draft, state = None, None
     try:
         draft, state = proposed(part, asked, batch, clock)
@@ -151,7 +116,7 @@ def drafted(part: Part, batch: Batch, noise: Noise, clock: Clock) -> Drafted:
     except MENDABLE:
         raise
     except Exception as failure:  # noqa: BLE001  whatever a drafter does wrong must not lose the text
-        draft, error = asked.drawn_before(failure, vocab), failure
+        draft, error = _drawn_before(asked, failure, vocab), failure
     after = replace(part, state=state) if error is None else part.failed(reason_of(error))
     return Drafted(part, after, draft, roots, asked, error)
 
@@ -163,19 +128,37 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
         InvalidDraft: nothing can be verified.
         Exception: whatever the drafter raises.
     """
-    drafter, state, sound = part.drafter, part.state, is_sound(part.drafter)
-    if drafter.shares:
-        state = drafter.over(state, batch.reader if part.covers(len(batch)) else batch.reader.select(part.rows))
-    text, scheme, policy = asked.text, asked.scheme, asked.policy
+    drafter, needs, sound = part.drafter, part.drafter.needs, is_sound(part.drafter)
+    request = asked if sound else replace(asked, text=asked.text.copied())
+    if needs.target:
+        request = replace(request, target=batch.reader if part.covers(len(batch)) else batch.reader.select(part.rows))
     with clock.charge("draft", part.method):
-        answer: object = drafter.draft(state, lent(text, drafter), scheme, policy, asked.noise)
+        answer: object = drafter.draft(part.state, request)
     if not (isinstance(answer, tuple) and len(answer) == 2):
         raise InvalidDraft(f"draft must return a draft and a state, but returned a {type(answer).__name__}.")
     draft, after = answer
     if sound:
         return draft, after
     vocab = batch.reader.model.vocab_size
-    return checked(draft, text, scheme, policy, vocab, drafter.riders, asked.drawn()), after
+    return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, _drawn(asked)), after
+
+
+def _drawn(asked: DraftRequest) -> Draft | None:
+    """Return the draft of these texts that `grow` drew; None if anything else was drawn, or other texts' drafts."""
+    found = None if asked.noise.record is None else asked.noise.record.only()
+    if not (isinstance(found, tuple) and found[1] == asked.scheme):
+        return None
+    draft: Draft = found[0]
+    return draft if draft.tree.tokens[:, 0].equal(asked.text.last()) else None
+
+
+def _drawn_before(asked: DraftRequest, failure: Exception, vocab_size: int) -> Draft | Pieces | None:
+    """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
+    drawn = _drawn(asked)
+    if drawn is not None:
+        with suppress(InvalidDraft):
+            return checked(replace(drawn, failure=failure), asked.text, asked.scheme, asked.policy, vocab_size)
+    return None
 
 
 def lent(text: Text, drafter: Drafter) -> Text:
@@ -201,6 +184,18 @@ def _named(rows: Sequence[int], pieces: Sequence[Piece]) -> list[Piece]:
             own = piece.draft if len(there) == len(piece.rows) else piece.draft.of(there)
             named.append(Piece(tuple(rows[piece.rows[place]] for place in there), own))
     return named
+
+
+def known_tokens(draft: Draft, vocab_size: int) -> TokenTree:
+    """Return a draft's tree with some token of the target in place of those it does not have, to be scored."""
+    if draft.failure is None:
+        return draft.tree
+    return replace(draft.tree, tokens=draft.tree.tokens.clamp_max(vocab_size - 1))
+
+
+def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b n W"]:
+    """Return the target's rows with no probability for the id of tokens that it does not have, if there may be some."""
+    return target_probs if draft.failure is None or draft.whole else torch.nn.functional.pad(target_probs, (0, 1))
 
 
 def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:

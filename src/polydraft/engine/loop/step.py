@@ -7,25 +7,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.engine.batch import Batch, Fault, Method, Part
+from polydraft.drafters import drafts_name, finished
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.clock import UNTIMED, Clock
-from polydraft.engine.drafting import (
+from polydraft.engine.loop.batch import Batch, Fault, Method, Part
+from polydraft.engine.loop.drafting import (
     Drafted,
-    DraftRequest,
     beside,
     drafted,
     joint,
     lent,
     proposed,
     reason_of,
+    request_of,
     scored_trees,
     told_of,
     told_what_was_kept,
     verdicts,
 )
-from polydraft.engine.faults import NO_LAW, committed_apart, drafted_apart, settled, without_rows
+from polydraft.engine.loop.faults import NO_LAW, committed_apart, drafted_apart, settled, without_rows
 from polydraft.engine.stopping import in_step
 from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
 from polydraft.models import can_branch
@@ -107,7 +108,7 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
 def _asked(part: Part, batch: Batch, noise: Noise, clock: Clock, mends: bool) -> tuple[list[Drafted], str]:
     """Return what came of asking a part for its drafts, and what is told of an error; "" for nothing."""
     if not mends:
-        draft, state = proposed(part, DraftRequest.of(part, batch, noise), batch, clock)
+        draft, state = proposed(part, request_of(part, batch, noise), batch, clock)
         return [Drafted(part, replace(part, state=state), draft, batch.text.last())], ""
     one = drafted(part, batch, noise, clock)
     return ([one], "") if one.error is None else drafted_apart(one, batch, noise, clock)
@@ -135,7 +136,7 @@ def _kept(
     for one in found:
         after, error = _committed(one, batch, noise, step, clock, mends)
         parts, told = [*parts, *after], told or error
-    parts, errors = settled(parts, len(batch)), list[str]()
+    parts, errors = settled(parts, len(batch)) if len(parts) > 1 else parts, list[str]()
     done = [_finished(part, *written, errors, clock, mends) for part in parts]
     told = told or next(iter(errors), "")
     every = all(part.fault for part in done)
@@ -173,7 +174,7 @@ def _finished(part: Part, text: Text, over: frozenset[int], errors: list[str], c
         own = lent(part.of(text, len(text.counts)), part.drafter)
         try:
             with clock.charge("draft", part.method):
-                part = replace(part, state=part.drafter.finish(part.state, own, place))
+                part = replace(part, state=finished(part.drafter, part.state, own, place))
         except MENDABLE:
             raise
         except Exception as error:
@@ -231,7 +232,7 @@ def _emissions(told: Sequence[Sequence[int]], batch: Batch, scores: Float[Tensor
 
 def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Method, Piece]]) -> dict[int, Emission]:
     """Say of each gain who drafted, if somebody did, and by which rule it was verified."""
-    named = ((piece, piece.draft.source or method.drafter.own_name, method.verifier) for method, piece in drafts)
+    named = ((piece, piece.draft.source or drafts_name(method.drafter), method.verifier) for method, piece in drafts)
     names = {row: (name, rule) for piece, name, rule in named for row in piece.rows}
     told = ((row, one, *names[row]) for row, one in gains.items())
     return {

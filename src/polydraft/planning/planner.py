@@ -14,15 +14,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.drafters import Drafter
-from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner.chances import Chances, Law, tokens_found, tokens_of
-from polydraft.engine.planner.costs import Costs, Finder, Spent, costs_for
-from polydraft.engine.planner.curves import StepCosts
-from polydraft.engine.planner.going import Going, by_depth
-from polydraft.engine.planner.sureness import Sureness
+from polydraft.drafters import Drafter, owned_models
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, weight_bytes
+from polydraft.planning.chances import Chances, Law, tokens_found, tokens_of
+from polydraft.planning.costs import Costs, Finder, Spent, StepCosts, costs_for
+from polydraft.planning.lessons import Lesson
+from polydraft.planning.sureness import Going, Sureness, by_depth
 from polydraft.trees import Acceptance, Chain, Found, GrowingPolicy, LearningPolicy, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
@@ -427,9 +425,8 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     A large draft model pushes the target's weights out of the processor's caches, so its cost grows faster than its
     size. A drafter whose weights are unknown counts as a quarter of the target.
     """
-    models = drafter.models()
-    if models == ():
+    sizes, whole = [weight_bytes(model) for model in owned_models(drafter)], weight_bytes(target)
+    if not sizes:
         return 0.0
-    sizes, whole = [weight_bytes(model) for model in models or ()], weight_bytes(target)
     size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
     return size * (1 + size / 2)

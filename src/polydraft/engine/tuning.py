@@ -1,7 +1,7 @@
 """Tuning: measure what a pair accepts and costs, choose trees by it, and use the choice, measured anew if need be."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +15,14 @@ from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine.calls.fitting import check_crowd, without_branches
 from polydraft.engine.defaults import default_policy, default_verifier
 from polydraft.engine.generate import stream
-from polydraft.engine.planner.curves import Curve, StepCosts
-from polydraft.engine.planning.acceptance import OBSERVED, RecordingVerifier, Visit, steps, tally
-from polydraft.engine.planning.costs import ROUNDS, time_draft, time_target
-from polydraft.engine.planning.identity import Machine, PairIdentity
-from polydraft.engine.planning.plan import PairPlan, TunedTree, searched
+from polydraft.engine.run import Run
+from polydraft.engine.timing import ROUNDS, time_draft, time_target
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
 from polydraft.models import HuggingFaceModel, Pair, draft_model
+from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
+from polydraft.planning.costs import Curve, StepCosts
+from polydraft.planning.identity import Machine, PairIdentity
+from polydraft.planning.plan import PairPlan, TunedTree, searched
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Scheme
 from polydraft.trees import Fixed, TreePolicy
@@ -284,11 +285,11 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
     for done, prompt in enumerate(task.prompts, start=1):
         shorter = max(2, effort.tokens // 2)  # one token a step
         run = stream(task.pair.target, prompt, drafter=NoDraft(), verifier=rule, max_new_tokens=shorter, **options)
-        plain.extend(seconds for seconds, _ in steps(run))
+        plain.extend(_rests(run))
         run = stream(
             task.pair.target, prompt, drafter=task.drafter, verifier=recording, max_new_tokens=effort.tokens, **options
         )
-        for seconds, _ in steps(run):
+        for seconds in _rests(run):
             drafted.append(seconds)
             seen.extend(recording.visits())
         task.on_progress(f"generating, temperature {params.temperature:g}", done, len(task.prompts))
@@ -298,3 +299,12 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
 def _with_costs(tree: TunedTree, costs: StepCosts, plan: PairPlan) -> TunedTree:
     shape = searched(tree.acceptance, costs, plan.max_nodes, plan.max_depth)
     return replace(tree, costs=costs, shape=shape)
+
+
+def _rests(run: Run) -> Iterator[float]:
+    """Generate, and return of every step its seconds outside drafting and the models' passes."""
+    before: dict[str, float] = {}
+    for _ in run:
+        spent = {name: value - before.get(name, 0.0) for name, value in run.statistics.seconds.items()}
+        before = run.statistics.seconds
+        yield spent["total"] - sum(spent.get(name, 0.0) for name in ("prefill", "draft", "target"))

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polydraft.engine.planner.curves import Curve, StepCosts
-from polydraft.engine.planning.identity import Machine, ModelIdentity, PairIdentity
 from polydraft.errors import InvalidParameter
+from polydraft.planning.costs import Curve, StepCosts
+from polydraft.planning.identity import Machine, ModelIdentity, PairIdentity
 from polydraft.probs import SamplingParams
 from polydraft.trees import Acceptance, TreeShape, expected_tokens, fastest_shape
 

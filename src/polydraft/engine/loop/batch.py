@@ -94,7 +94,7 @@ class Part:
 
         Hidden states come once.
         """
-        return not self.fault and bool(self.policy.shape.counts or self.drafter.reads)
+        return not self.fault and bool(self.policy.shape.counts or self.drafter.needs.layers)
 
     def covers(self, batch: int) -> bool:
         """Tell whether these are all rows of a batch, in order."""
@@ -127,9 +127,9 @@ class Part:
             return False
         if self.fault or other.fault:
             return bool(self.fault and other.fault)
-        if self.drafter.shares and self._with(row) != tuple(range(batch)):
+        if self.drafter.needs.target and self._with(row) != tuple(range(batch)):
             return False
-        return not attempt(lambda: self.drafter.ended(self.state) or self.drafter.ended(other.state), False)
+        return True
 
     def put(self, row: int, other: "Part") -> "Part":
         """Return the part with the only row of another, as a row of the batch."""
@@ -223,7 +223,7 @@ class Batch:
     @property
     def movable(self) -> bool:
         """Whether rows may change places: not where layers remember, nor where a drafter looks at the target's rows."""
-        return self.spare is not None and not any(part.drafter.shares for part in self.parts)
+        return self.spare is not None and not any(part.drafter.needs.target for part in self.parts)
 
     def part_of(self, row: int) -> Part:
         """Return the part that drafts for a row."""
@@ -376,7 +376,7 @@ def _parts_with(parts: Sequence[Part], row: int, new: Part, batch: int) -> tuple
 
 
 def _in_sight(part: Part, batch: int) -> list[Part]:
-    split = part.drafter.shares and not part.fault and not part.covers(batch)
+    split = part.drafter.needs.target and not part.fault and not part.covers(batch)
     return (part.apart() if split else []) or [part]
 
 

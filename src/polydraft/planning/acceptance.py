@@ -1,14 +1,11 @@
 """What a verifier accepts: rates by depth, number of children and rank, from nodes that generations passed through."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.engine.block import Block
-from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise, to_atoms
 from polydraft.trees import Acceptance, Chain, Draft, TreePolicy, Verdict, Widths
@@ -62,15 +59,6 @@ class RecordingVerifier:
     def visits(self) -> list[Visit]:
         """Return the nodes that the last path went through."""
         return visits_of(*self.seen) if self.seen else []
-
-
-def steps(run: Run) -> Iterator[tuple[float, Block]]:
-    """Generate, and return of every step its seconds outside drafting and the model's passes, and its block."""
-    before: dict[str, float] = {}
-    for block in run:
-        spent = {name: value - before.get(name, 0.0) for name, value in run.statistics.seconds.items()}
-        before = run.statistics.seconds
-        yield spent["total"] - sum(spent.get(name, 0.0) for name in ("prefill", "draft", "target")), block
 
 
 def visits_of(draft: Draft, target_probs: Float[Tensor, "1 n V"], verdict: Verdict) -> list[Visit]:

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Session
+from polydraft.drafters import Drafter, DraftRequest, Session
 from polydraft.engine.clock import Stopwatch
-from polydraft.engine.planner.curves import Curve
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel
+from polydraft.planning.costs import Curve
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text, reader_of
 from polydraft.schemes import Scheme
@@ -69,7 +69,7 @@ def time_draft(
     noise = Noise.from_seed(0, 1)
 
     def draft(policy: TreePolicy) -> None:
-        drafter.draft(state, text, scheme, policy, noise)
+        drafter.draft(state, DraftRequest(text, scheme, policy, noise))
 
     tasks = {0: partial(draft, Chain(1))}
     for width in _up_to(FRONTIERS, most):

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from polydraft.engine.lessons import Lesson
-from polydraft.engine.planner.costs import Costs, Spent, costs_for
-from polydraft.engine.planner.planner import PLAIN, Opening
 from polydraft.errors import InvalidParameter
+from polydraft.planning.costs import Costs, Spent, costs_for
+from polydraft.planning.lessons import Lesson
+from polydraft.planning.planner import PLAIN, Opening, Planner
 from polydraft.trees import Chain, LearningPolicy, TreeShape
 
 FIRST = 0.7
@@ -84,3 +84,7 @@ class Goodput(LearningPolicy):
             total += alpha**length
             tokens.append(total)
         return max(range(len(tokens)), key=lambda length: tokens[length] / self.costs.step(self.shapes[length]))
+
+
+PLANNERS: dict[str, type[Planner] | type[Goodput]] = {"auto": Planner, "goodput": Goodput}
+"""The words for policies that choose the tree of every step."""

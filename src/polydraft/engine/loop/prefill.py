@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters import Drafter, Session, resumed
-from polydraft.engine.batch import Batch, Fault, Method, Part
+from polydraft.drafters import Drafter, Session, known_outside, resumed
 from polydraft.engine.calls.past import Past, check_keys
 from polydraft.engine.clock import UNTIMED, Clock
-from polydraft.engine.drafting import lent, reason_of
-from polydraft.engine.faults import row_by_row, settled
-from polydraft.engine.step import step
+from polydraft.engine.loop.batch import Batch, Fault, Method, Part
+from polydraft.engine.loop.drafting import lent, reason_of
+from polydraft.engine.loop.faults import row_by_row, settled
+from polydraft.engine.loop.step import step
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
@@ -47,7 +47,7 @@ def room_for(methods: Sequence[Method]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass.
     """
-    return max(one.policy.largest.size for one in methods) + max(one.drafter.riders for one in methods) + 1
+    return max(one.policy.largest.size for one in methods) + max(one.drafter.needs.riders for one in methods) + 1
 
 
 def capacity_for(method: Method, endings: Sequence[Ending]) -> int:
@@ -114,7 +114,7 @@ def opened(
     method.drafter.check(method.verifier.scheme)
     text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     rows = len(text.lengths)
-    reader = reader_of(target, rows, room or capacity, method.drafter.reads, sources)
+    reader = reader_of(target, rows, room or capacity, method.drafter.needs.layers, sources)
     known = past.known(text, method.drafter) if past else 0
     if past and known:
         reader = reader.put(0, past.reader.cut(0, known))
@@ -124,7 +124,7 @@ def opened(
     try:
         if not fault:
             with clock.charge("prefill"):
-                noise = noise.keyed([_outside(method.drafter, row) for row in range(rows)])
+                noise = noise.keyed([known_outside(method.drafter, row) for row in range(rows)])
                 drafts = past.drafts if past else None
                 state = resumed(
                     method.drafter, drafts, 0 if drafts is None else known, lent(text, method.drafter), session
@@ -164,20 +164,12 @@ def read_on(batch: Batch, at_most: int | None = None, clock: Clock = UNTIMED, *,
 
 def _read(part: Part, seen: Text, features: Features | None, clock: Clock) -> Part:
     """Let a drafter read prompts; see `Drafter.read`."""
-    if not part.reads_prompts or part.drafter.ended(part.state):
+    if not part.reads_prompts:
         return part
     rows = len(seen.counts)
     with clock.charge("prefill"):
         text = lent(part.of(seen, rows), part.drafter)
         return replace(part, state=part.drafter.read(part.state, text, part.of(features, rows)))
-
-
-def _outside(drafter: Drafter, row: int) -> bytes:
-    """Return a drafter's digest of what it knows of a row from outside its text."""
-    told: object = drafter.outside(row)
-    if not isinstance(told, bytes):
-        raise TypeError(f"outside must return bytes, but is {type(told).__name__}.")
-    return told
 
 
 def check_room(prompt: Text, endings: Sequence[Ending]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidDraft
@@ -60,7 +60,7 @@ def checked_draft(
     """Return a draft that can be verified; `failure` says what had to be repaired. Arguments are those of `checked`.
 
     Three things are repaired, none of which depends on the drafts that it changes. Ids that the target does not have
-    become the one id `vocab_size`, to which it gives no probability: see `known_tokens` and `with_unknown`. Below a row
+    become the one id `vocab_size`, to which it gives no probability: see `known_tokens`, `with_unknown`. Below a row
     that is no law of distinct tokens no draft counts: the row was known before they were drawn. Nor do drafts count of
     which one has no chance in its row: given that all have one, they are draws from it. Riders that cannot be scored
     are left out; the tree beside them is verified, since they may follow from what was drawn.
@@ -134,18 +134,6 @@ def _check_riders(draft: Draft, vocab_size: int, most: int) -> None:
     least, largest = riders.tokens.aminmax() if riders.tokens.numel() else (0, 0)
     if int(least) < 0 or int(largest) >= known:
         raise InvalidDraft(f"Riders must be tokens or learnt embeddings, 0 to {known - 1}.")
-
-
-def known_tokens(draft: Draft, vocab_size: int) -> TokenTree:
-    """Return a draft's tree with some token of the target in place of those it does not have, to be scored."""
-    if draft.failure is None:
-        return draft.tree
-    return replace(draft.tree, tokens=draft.tree.tokens.clamp_max(vocab_size - 1))
-
-
-def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b n W"]:
-    """Return the target's rows with no probability for the id of tokens that it does not have, if there may be some."""
-    return target_probs if draft.failure is None or draft.whole else torch.nn.functional.pad(target_probs, (0, 1))
 
 
 def _check_tensors(draft: Draft, text: Text, scheme: Scheme) -> None:

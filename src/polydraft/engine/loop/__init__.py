@@ -1,0 +1,1 @@
+"""The decode loop: a batch of rows, how it begins with prompts, and its steps."""
