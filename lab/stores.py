@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 import polydraft
 from polydraft.bench.style import COLOURS, panels, save
 from polydraft.drafters.text import Bounds, Guess
-from polydraft.drafters.text.continuing import Continuing, longest_of, tree_of
-from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Scanned, as_tokens
+from polydraft.drafters.text.index import LONGEST, Occurrences, Scanned, as_tokens
 from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters.text.suffix import Continuing, longest_of, tree_of
 from polydraft.training.corpus import SourceFile, gather
 
 DOCS = Path(__file__).parents[1] / "docs"

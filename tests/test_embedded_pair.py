@@ -58,6 +58,7 @@ def test_on_text_that_it_never_saw_it_is_about_as_good_as_its_card_says() -> Non
     assert quality.overlap > claimed("target", "mean overlap") - 0.15
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("number", [0, 2])
 def test_greedy_text_is_that_of_hugging_face(pair: polydraft.Pair, number: int) -> None:
     prompt = encoded(pair, demo_prompts()[number])

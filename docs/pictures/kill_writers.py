@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary
-from polydraft.drafters.text.occurrences import SENTINEL
+from polydraft.drafters.text.index import SENTINEL
 
 BOUND, VOCABULARY, LENGTH = 200_000_000, 32_000, 400
 

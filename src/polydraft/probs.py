@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
 from polydraft.errors import InvalidProbabilities
-from polydraft.options.checked import check_keywords
+from polydraft.options.option import check_keywords
 from polydraft.options.sampling_options import Sampling
 
 
@@ -265,16 +265,17 @@ class Record:
     """What was drawn from recorded streams: how often numbers were, and what was made of them."""
 
     numbers: int = 0
-    drawn: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    drawn: list[tuple[int, Any, frozenset[int]]] = field(default_factory=list[tuple[int, Any, frozenset[int]]])
 
-    def only(self) -> Any:
-        """Return the only thing that was made of the numbers; None if there are several, or numbers that are not in it.
+    def only(self) -> tuple[Any, frozenset[int]] | None:
+        """Return the only thing that was made of the numbers, and the rows of it that are nobody's.
 
-        So None with `numbers` above 0 says that something was drawn and is lost.
+        None if there are several, or numbers that are not in it. So None with `numbers` above 0 says that something was
+        drawn and is lost.
         """
         if len(self.drawn) != 1 or self.drawn[0][0] != self.numbers:
             return None
-        return self.drawn[0][1]
+        return self.drawn[0][1:]
 
 
 @dataclass(frozen=True)
@@ -296,12 +297,14 @@ class Noise:
         seeds: what the tied numbers depend on, per row; empty for the streams' own seeds.
         lengths: the tokens that each row had before this step; None for none.
         record: what was drawn from these streams, and from those that were made of them; None where nobody asks.
+        unused: the rows that are nobody's, whose streams are not theirs.
     """
 
     generators: tuple[Generator, ...]
     seeds: tuple[int, ...] = ()
     lengths: Int[Tensor, "b"] | None = None
     record: Record | None = field(default=None, compare=False, repr=False)
+    unused: frozenset[int] = frozenset()
 
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
@@ -325,7 +328,7 @@ class Noise:
             Generator(one.device).manual_seed(_mixed(one.initial_seed(), step))
             for one, step in zip(self.generators, each, strict=True)
         )
-        return Noise(tuple(mixed), seeds, lengths, self.record)
+        return Noise(tuple(mixed), seeds, lengths, self.record, self.unused)
 
     def joined(self, row: int, other: "Noise") -> "Noise":
         """Return these streams with the only stream of another in place of a row's, or behind the last."""
@@ -337,7 +340,8 @@ class Noise:
         places = torch.tensor([max(row, 0) for row in rows])
         lengths = None if self.lengths is None else self.lengths[sent(places, self.lengths.device)]
         generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
-        return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record)
+        unused = frozenset(place for place, row in enumerate(rows) if row < 0 or row in self.unused)
+        return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record, unused)
 
     def recorded(self) -> "Noise":
         """Return the same streams with a record of their own, so that it is known whether a number was drawn."""
@@ -346,7 +350,7 @@ class Noise:
     def note(self, drawn: Any) -> None:
         """Say what was made of the numbers drawn so far, for whoever reads the record."""
         if self.record is not None:
-            self.record.drawn.append((self.record.numbers, drawn))
+            self.record.drawn.append((self.record.numbers, drawn, self.unused))
 
     def again(self) -> "Noise":
         """Return the same streams, put back to their beginnings, for whoever shares them too."""
@@ -354,12 +358,21 @@ class Noise:
             one.manual_seed(one.initial_seed())
         return self
 
+    def places(self) -> tuple[Tensor, ...]:
+        """Return where each stream stands."""
+        return tuple(one.get_state() for one in self.generators)
+
+    def moved_to(self, places: Sequence[Tensor]) -> None:
+        """Put streams where they stood, for whoever shares them too."""
+        for one, place in zip(self.generators, places, strict=True):
+            one.set_state(place)
+
     def fork(self, level: int) -> "Noise":
         """Return streams of their own for a decoder inside a decoder, which depend on these streams' seeds."""
         mixed = (
             Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators
         )
-        return Noise(tuple(mixed), record=self.record)
+        return Noise(tuple(mixed), record=self.record, unused=self.unused)
 
     def keyed(self, keys: Sequence[bytes]) -> "Noise":
         """Return streams that depend on these streams' seeds and a key each; a row whose key is empty keeps its own."""

@@ -64,6 +64,7 @@ def written(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
     return (*ids, pair.target.generation_config.eos_token_id)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_arm_writes_the_known_text_and_its_end(pair: Pair, arms: list[Arm], size: int) -> None:
     settings = replace(SETTINGS, batch_sizes=(size,))

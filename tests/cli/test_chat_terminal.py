@@ -412,6 +412,7 @@ def steering(text: str, allowed: Sequence[str] = ("\n", "\r", "\t", "\b")) -> li
     return [letter for letter in COLOURS.sub("", text) if ord(letter) < 32 and letter not in allowed]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_session_at_a_terminal(screen: Callable[..., Screen], chat_folder: Path) -> None:
     chat = screen("chat", "--target", str(chat_folder), "--max-new-tokens", "3000")

@@ -86,6 +86,7 @@ def test_compare_measures_the_speed_up_in_the_same_run(
     assert compared["speedup"] == sorted(compared["speedups"])[2]
 
 
+@pytest.mark.long(7)
 @pytest.mark.parametrize("drafter", ["ngram", "none", "model", "lookup-first", "jacobi", "lookahead", "ouroboros"])
 @pytest.mark.parametrize("verifier", ["auto", "naive"])
 def test_every_drafter_gives_the_greedy_text(

@@ -63,6 +63,7 @@ def test_json_is_lines_and_nothing_else(call: Call, capsys: pytest.CaptureFixtur
         assert row["gap"]["mean"] >= -1e-6 and row["positions"] == 10
 
 
+@pytest.mark.slow
 def test_tables_fit_80_columns_and_files_are_written(
     call: Call,
     folders: Folders,

@@ -56,6 +56,7 @@ def texts_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("kind", ["suffix", "rest"])
 def test_files_become_a_store_that_drafts(files: Path, kind: str, tmp_path: Path) -> None:
     out = tmp_path / "store"

@@ -123,6 +123,7 @@ WRONG: dict[str, Many] = {
 NEEDED = {"duplicates skipped": 1}
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_generation_is_caught(name: str) -> None:
     with torch.random.fork_rng(devices=[]):

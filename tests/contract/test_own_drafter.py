@@ -12,9 +12,10 @@ import polydraft
 import polydraft.schemes as schemes
 import polydraft.verifiers as verifiers
 from polydraft.catalogue import every_scheme
-from polydraft.drafters import Drafter, NgramDrafter
+from polydraft.drafters import Drafter, NgramDrafter, drafters_in, known_outside, owned_models
 from polydraft.engine import generate_many
 from polydraft.errors import UnpairedScheme
+from polydraft.models import HuggingFaceModel
 from polydraft.schemes import Given, Scheme, require_scheme
 
 IDS = torch.tensor([[3, 1, 4, 3, 1]])
@@ -83,3 +84,23 @@ def test_every_scheme_is_hinted_at_by_its_own_name() -> None:
 def test_a_drafter_of_a_foreign_scheme_needs_a_verifier_of_its_own() -> None:
     with pytest.raises(UnpairedScheme, match=r"drafts that are foreign, not top.*; it takes none of .* of its own"):
         generated(0.8, drafter=Mine((Foreign,)))
+
+
+def test_drafters_and_models_are_found_wherever_they_stand_in_fields() -> None:
+    model = HuggingFaceModel(tiny_model("llama"))
+
+    class Inner(NgramDrafter):
+        def outside(self, row: int) -> bytes:
+            return b"inner"
+
+    class Slotted(Mine):
+        __slots__ = ("inside",)
+
+    class Around(Mine):
+        pass
+
+    slotted, around = Slotted(), Around()
+    object.__setattr__(slotted, "inside", Inner())
+    vars(around).update(listed=[(model, 3)], named={"one": slotted, 4: {5: model}}, itself=around)
+    assert [type(one) for one in drafters_in(around)] == [Around, Slotted, Inner]
+    assert owned_models(around) == (model,) and known_outside(around, 0) == b"inner"

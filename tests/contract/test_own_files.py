@@ -70,6 +70,7 @@ def test_the_pages_classes_are_short() -> None:
     assert {line.split()[0] for line in COMMANDS} == {*SHORT}
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_pages_commands_run_as_they_stand(line: str, command: Command) -> None:
     words = shlex.split(line)
@@ -228,6 +229,7 @@ def test_rules_of_one_name_are_told_apart_by_their_words(tmp_path: Path) -> None
     assert verifier_by_name("recursive rejection", "model") == TopDown(RecursiveRejection())
 
 
+@pytest.mark.slow
 def test_records_of_a_changed_file_are_of_another_run(command: Command, tmp_path: Path) -> None:
     arm = ["--arm", "name=mine drafter=after_two.py:AfterTwo"]
     bench = ["bench", *arm, "--prompts", "python", *SHORT["bench"], "--out", "runs.jsonl"]

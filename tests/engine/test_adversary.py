@@ -72,6 +72,7 @@ def test_rows_of_lookups_may_belong_to_others(heat: float, target: PreTrainedMod
             assert one.tokens == alone(target, name, one.seed, **{**options, **own.get(name, {})})
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_texts_with_other_sampling_settings_are_those_of_their_seeds(
     size: int, target: PreTrainedModel, model: ModelDrafter
@@ -241,6 +242,7 @@ class Reading(Drafter):
         return Seen(tuple(after))
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("lookups", [False, True])
 def test_states_of_all_tokens_are_handed_out_also_of_those_that_others_drafted(
@@ -360,11 +362,11 @@ def test_a_failure_in_a_step_that_is_taken_again_is_forgotten_if_it_works() -> N
     assert fault.reason == failed.parts[0].fault == "RuntimeError: not this one" and fault.method is method
     drafter.failing = 0
     after, block, _ = step(batch)
-    observer.learn(block, statistics)
+    observer.note(block, statistics)
     assert not (block.faults or after.parts[0].fault or observer.failure or statistics.fallback)
     assert block.rows[0].tokens == lost.rows[0].tokens
     with pytest.warns(RuntimeWarning, match="not this one"):
-        observer.learn(lost, statistics)
+        observer.note(lost, statistics)
     assert observer.failure == statistics.fallback == fault.reason
 
 

@@ -160,6 +160,7 @@ BATCHED = [
 ]
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize(("policy", "verifier"), BATCHED, ids=named)
 def test_a_row_is_what_it_is_alone(policy: str, verifier: TreeVerifier) -> None:
     """Rows have trees of their own; a neighbour with a larger one changes neither the drafts nor the verdict."""

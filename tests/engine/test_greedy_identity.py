@@ -124,6 +124,7 @@ def name(value: object) -> str:
     return f"{value.name} ({value.scheme.name})" if isinstance(value, NodeVerifier) else str(value)
 
 
+@pytest.mark.long(24)
 @pytest.mark.parametrize(("drafter", "rule", "policy"), TRIPLES, ids=name)
 def test_every_triple_reproduces_plain_decoding(drafter: str, rule: NodeVerifier, policy: str) -> None:
     output = generate(drafter, rule, POLICIES[policy])

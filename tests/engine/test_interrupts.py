@@ -370,6 +370,7 @@ def calls_of(begin: Callable[[], Run | ManyRun]) -> list[str]:
     return at.calls
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", ["model, greedy", "lookup, sampled"])
 def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
     case = CASES[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -15,11 +16,12 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, OuroborosDrafter, SamplingParams
-from polydraft.drafters import Drafter, merge_beside
+from polydraft.drafters import Drafter, Session, merge_beside
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
 from polydraft.engine.calls.choices import Choices, chosen_method
 from polydraft.engine.many.pace import Pace
 from polydraft.probs import Noise
+from polydraft.reading import Reader, Text
 
 VOCAB, NEW, ROOM = 24, 10, 110
 FIRST = ([3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 7, 3], [1, 6, 1, 8, 0, 3, 3, 9, 8, 8, 7])
@@ -345,3 +347,64 @@ def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:
     for own, prompt in enumerate(prompts):
         assert served.texts[own] == served.alone(own, prompt, method, NEW if own else 60)
     assert len({*seen} & {*range(2, 13)}) > 4
+
+
+class Full(ModelDrafter):
+    """A drafter that has room for two texts and for no copy."""
+
+    def start(self, text: Text, session: Session) -> Any:
+        started.append(1)
+        if len(started) > 2:
+            raise MemoryError("no room for another state")
+        return super().start(text, session)
+
+
+started = list[int]()
+
+
+def test_a_text_that_cannot_be_kept_costs_nobody_anything() -> None:
+    usual = method_of("model", 0.9)
+    model = usual.drafter
+    assert isinstance(model, ModelDrafter)
+    method, served = replace(usual, drafter=Full(model.model)), Served(0.9)
+    started.clear()
+    served.join(0, FIRST[0], method, 4)
+    served.join(1, FIRST[1], method, 12)
+    served.exhaust()
+    assert len(started) > 2 and [len(served.texts[name]) for name in (0, 1)] == [4, 12]
+    assert served.texts[1] == served.alone(1, FIRST[1], usual, 12)
+
+
+def ended() -> tuple[Served, Method]:
+    """Return a batch of which the text in the first of two rows has ended."""
+    served, method = Served(0.9), method_of("model", 0.9)
+    served.join(0, FIRST[0], method, 6)
+    while not served.batch.running:
+        served.batch.read()
+    served.join(1, FIRST[1], method, 30)
+    while len(served.texts.get(0, ())) < 6 or len(served.batch.running) < 2:
+        taken = served.batch.step()
+        for name, gained in (taken.gains() if taken else {}).items():
+            served.texts.setdefault(name, []).extend(gained.tokens)
+    return served, method
+
+
+def test_an_interrupt_while_ended_texts_leave_keeps_no_texts_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted when the keys of a row that moves are there and its tokens are not, and done again."""
+    (served, method), put, interrupts = ended(), Reader.put, list[int]()
+
+    def interrupted(reader: Reader, row: int, other: Reader) -> Reader:
+        after = put(reader, row, other)
+        if len(reader.read) == 2 and not interrupts:
+            interrupts.append(row)
+            raise KeyboardInterrupt
+        return after
+
+    monkeypatch.setattr(Reader, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        served.batch.sweep()
+    served.batch.sweep()
+    again = [*FIRST[0], *served.texts[0], *QUESTION]
+    assert interrupts == [0] and served.join(2, again, method) > len(FIRST[0])
+    served.exhaust()
+    assert served.texts[2] == served.alone(2, again, method)

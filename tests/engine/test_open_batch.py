@@ -253,7 +253,8 @@ def test_planners_of_one_batch_learn_from_their_own_texts() -> None:
         with observer.counting(statistics):
             step = batch.step()
         assert step is not None
-        observer.learn(step.block, statistics)
+        observer.note(step.block, statistics)
+        observer.learn(step.block)
     for planner, laws in zip(planners, ([("temperature=0.9",)] * 2, [("temperature=0.5",)]), strict=True):
         assert [told for told, _, _ in planner.told] == [laws] * 5
         assert {scored for _, _, scored in planner.told} == {4 * 3}

@@ -94,6 +94,7 @@ def found(one: Completed) -> tuple[list[int], int, int]:
 # Drafters, verifiers and trees of single prompts.
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 3, len(PROMPTS)])
 def test_every_row_is_drafted_and_verified_as_it_is_alone(size: int, heat: float) -> None:
@@ -299,7 +300,7 @@ def texts_of(batch: RunningBatch, steps: int = 100) -> dict[Hashable, list[int]]
     texts: dict[Hashable, list[int]] = {}
     for _ in range(steps):
         if found := batch.step():
-            batch.observer.learn(found.block, Statistics())
+            batch.observer.note(found.block, Statistics())
             for name, gained in found.gains().items():
                 texts.setdefault(name, []).extend(gained.tokens)
         batch.sweep()

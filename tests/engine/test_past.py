@@ -166,6 +166,7 @@ def counted(model: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
+@pytest.mark.long(12)
 @every_case
 def test_a_second_turn_is_the_text_of_a_fresh_call_and_reads_only_what_is_new(case: Case) -> None:
     text, past = first_turn(case)

@@ -34,12 +34,14 @@ from polydraft.drafters.text import (
     RecyclingDrafter,
     SuffixDrafter,
 )
-from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
+from polydraft.engine import Ending, Method, Prompts, Request, RunningBatch, TargetLaw
 from polydraft.engine.defaults import default_verifier
+from polydraft.engine.loop.prefill import begin
+from polydraft.engine.loop.step import step
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
-from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, grow
+from polydraft.schemes import IID, Scheme
+from polydraft.trees import Draft, Frontier, Pieces, TreePolicy, Verdict, grow
 from polydraft.verifiers import BlockVerification
 
 NEW = 14
@@ -345,3 +347,84 @@ def test_to_drop_what_a_row_has_drawn_for_what_it_is_would_be_seen() -> None:
     drafter = Unparted(Dicey(0, False, loses=True))
     law, _ = law_of(TOY, drafter, BlockVerification(), Chain(2), TEXTS, 2, steps=1)
     assert distance(law, TOY.texts(TEXTS[0], 2)) > 0.01
+
+
+@dataclass(frozen=True)
+class Changing(Drafter):
+    """Draws from one row, and fails: beside others in growth or behind it, alone before it draws."""
+
+    grows: bool = False
+    name = "changing"
+
+    def check(self, scheme: Scheme) -> None: ...
+
+    def start(self, text: Text, session: Session) -> Count:
+        return Count(len(text.counts))
+
+    def draft(self, state: Count, request: DraftRequest) -> tuple[Draft | Pieces, Count]:
+        def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
+            if self.grows and frontier.depth == 1 and int(frontier.tokens[0, 0]) == 1:
+                raise ArithmeticError("together")
+            size = frontier.tokens.shape
+            return torch.arange(3).expand(*size, 3), LAW[0].expand(*size, 3)
+
+        if state.rows == 1:
+            raise ArithmeticError("alone")
+        draft = grow(request.text.last(), request.policy, request.scheme, propose, request.noise)
+        if not self.grows:
+            raise ArithmeticError("together")
+        return draft, state
+
+    def commit(self, state: Count, step: Step) -> Count:
+        return state
+
+
+def test_what_was_drawn_is_not_verified_by_the_numbers_that_drew_it() -> None:
+    """A row that alone does not go on from what was drawn for it beside others is verified behind what drew it."""
+
+    class Watching(BlockVerification):
+        def verify(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict:
+            stood.append([one.clone() for one in noise.places()])
+            assert draft.tree.tokens.shape[1] == 3, "what was drawn is verified"
+            return super().verify(draft, target_probs, noise)
+
+    stood, text = list[list[Tensor]](), Text(torch.tensor(TEXTS), torch.tensor([3, 3]))
+    noise, laws = Noise.from_seed(0, 2), (TargetLaw(SamplingParams()),) * 2
+    prompts = Prompts(text, laws, (Ending(9),) * 2, noise)
+    batch = begin(TOY, Method(Changing(), Watching(), Chain(2)), prompts)
+    _, block, _ = step(batch)
+    fresh = noise.at((0, 0), text.lengths)
+    first = fresh.places()
+    grow(
+        text.last(),
+        Chain(2),
+        IID(),
+        lambda frontier: (torch.arange(3).expand(*frontier.tokens.shape, 3), LAW[0].expand(*frontier.tokens.shape, 3)),
+        fresh,
+    )
+    assert block.faults and len(stood) == 2
+    for row, (own,) in enumerate(stood):
+        assert torch.equal(own, fresh.places()[row]) and not torch.equal(own, first[row])
+
+
+@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_drafts_that_come_in_pieces_are_compared_with_what_was_drawn_too(wrapped: bool) -> None:
+    """One row is looked up; the growth of the other's draft ends for a token that was drawn."""
+    drafter, texts = Changing(grows=True), [[0, 1, 2, 0, 0], [2, 1, 2, 1, 2]]
+    law, failures = law_of(
+        TOY, LookupFirst(drafter, 2) if wrapped else drafter, BlockVerification(), Chain(2), texts, 2, steps=1
+    )
+    assert failures and distance(law, TOY.texts(texts[0], 2)) < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["lookup first", "route"])
+def test_an_error_for_one_row_costs_no_row_its_lookups(kind: str, heat: float) -> None:
+    """Of rows for which the other drafter is not asked nothing was drawn, whatever it drew beside."""
+    fragile = Fragile(model(), "draft", 3)
+    drafter = LookupFirst(fragile, 2) if kind == "lookup first" else RoutedDrafter((NgramDrafter(),), fragile)
+    found = written(drafter, heat, 3)
+    for prompt in PROMPTS:
+        assert found[prompt] == written(drafter, heat, 1, [prompt])[prompt], prompt

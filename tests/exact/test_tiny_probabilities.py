@@ -51,6 +51,7 @@ def check(rule: ScalableVerifier, target: Tensor, draft: Tensor) -> None:
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{label(rule)}, {rule.scheme.name}")
 
 
+@pytest.mark.long(18)
 @each_rule
 def test_rules_are_exact_for_tiny_drafts(rule: ScalableVerifier) -> None:
     for one, two in FEW:

@@ -120,6 +120,7 @@ def half_right(name: str) -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(other.eval()))
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FAMILIES])
 def test_greedy_text_is_hugging_faces(name: str) -> None:
     model = tiny(name)

@@ -124,6 +124,7 @@ def test_a_model_without_layers_is_the_model_that_never_had_them(skipped: list[i
     assert ours <= {one.data_ptr() for one in model.parameters()}
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("word", ["self:int8", "self:skip=2", "self:skip=1-3", "self:int8,skip=0,skip=2-3"])
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "qwen2"])
 def test_greedy_text_is_the_targets(word: str, kind: str) -> None:

@@ -69,6 +69,7 @@ def test_greedy_text_is_hugging_faces(kind: str) -> None:
     assert torch.equal(inside, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_a_running_batch_is_its_texts(kind: str) -> None:
     model = encoder_decoder(kind)

@@ -21,7 +21,7 @@ import polydraft
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, Layer
 from polydraft.models.checks import evaluating
-from polydraft.models.checks.windows import settings_of, sizes_of
+from polydraft.models.checks.layout import settings_of, sizes_of
 from polydraft.models.layers import observed_layers
 from polydraft.models.packing import pack_linear_layers
 from polydraft.models.weights import WATCHING

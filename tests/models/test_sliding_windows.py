@@ -13,8 +13,7 @@ import polydraft
 from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
-from polydraft.models.checks.shapes import cache_name
-from polydraft.models.checks.windows import Window, windows_of
+from polydraft.models.checks.layout import Window, cache_name, windows_of
 from polydraft.models.families import tiny_of_type
 from polydraft.models.memory import cache_bytes
 from polydraft.trees import EAGLE_25

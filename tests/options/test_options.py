@@ -16,11 +16,20 @@ from polydraft.catalogue import tables
 from polydraft.cli.app import app
 from polydraft.cli.words import KINDS
 from polydraft.errors import InvalidParameter
-from polydraft.options.checked import check, check_keywords
 from polydraft.options.commands.generate_options import ChatOptions, GenerateOptions
 from polydraft.options.commands.serve_options import Settings
 from polydraft.options.flags import command
-from polydraft.options.option import LARGEST_COUNT, Option, Range, ServerField, count, option, options_of
+from polydraft.options.option import (
+    LARGEST_COUNT,
+    Option,
+    Range,
+    ServerField,
+    check,
+    check_keywords,
+    count,
+    option,
+    options_of,
+)
 from polydraft.options.sampling_options import Sampling
 from polydraft.options.server_fields import fields
 from polydraft.probs import SamplingParams

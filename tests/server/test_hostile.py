@@ -348,6 +348,7 @@ def test_what_cannot_fit_is_not_made_into_tokens(
     served.check_size(PROMPT * 100, "The prompt")
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [

@@ -14,7 +14,7 @@ from serving import ask, client, until
 from test_process import running
 
 from polydraft.drafters import TextStore
-from polydraft.drafters.text.occurrences import SENTINEL
+from polydraft.drafters.text.index import SENTINEL
 from polydraft.models import Pair
 from polydraft.server import Settings
 from polydraft.server.front import logs

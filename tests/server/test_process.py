@@ -128,6 +128,7 @@ def stopped() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     "hangs",
     [stopped, lambda: time.sleep(100)],

@@ -98,6 +98,7 @@ def fits(kind: type, told: Any) -> None:
     TypeAdapter(kind).validate_python(told, strict=True)
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_answers_are_as_they_are_described(app: TestClient, chats: TestClient, mode: dict[str, Any]) -> None:
     plain = {name: value for name, value in mode.items() if name != "stream_options"}

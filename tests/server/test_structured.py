@@ -45,6 +45,7 @@ COMPACT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("fields", COMPACT, ids=str)
 def test_json_has_no_blanks_where_none_are_wanted(app: TestClient, fields: dict[str, Any]) -> None:
     for choice in ask(app, seed=2, n=3, max_tokens=60, temperature=1.5, **fields)["choices"]:

@@ -127,6 +127,7 @@ AGAIN = pytest.mark.slow
 """Rows that repeat others, for the slow suite."""
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("stream", "others", "waits"),
     [
@@ -251,6 +252,7 @@ def test_the_drafts_of_every_step_are_told_where_that_is_asked_for(app: TestClie
         assert parts[-1]["metrics"]["speculative_decoding"]["per_step_accepted"] == accepted
 
 
+@pytest.mark.slow
 def test_an_operator_says_how_much_is_told_of_drafts() -> None:
     def keys(level: str, **speculative: bool) -> list[bool | None]:
         with client(draft_metrics=level) as found:

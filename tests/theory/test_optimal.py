@@ -87,6 +87,7 @@ def test_the_optimum_is_the_largest_transport_for_any_rows(
     assert found(scheme, draft, scale * target, k) == pytest.approx(best, abs=1e-12)
 
 
+@pytest.mark.long(10)
 @each_case
 def test_the_linear_program_agrees(scheme: Scheme, k: int):
     for target, draft in [*ZOO.values()][::2]:

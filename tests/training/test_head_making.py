@@ -181,6 +181,7 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("term", ["gated", "rnn"])
 @pytest.mark.parametrize("form", MAKERS["dspark"].forms)
 def test_a_dspark_head_has_the_term_that_is_asked_for(term: str, form: str, tmp_path: Path) -> None:
@@ -268,6 +269,7 @@ def test_a_block_head_takes_the_layers_of_one_with_another_term(
     assert type(head.path) is not type(given.path) and head.confidence.in_features != given.confidence.in_features
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("kind", ["dspark", "mixing", "eagle-3", "eagle"])
 def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(kind: str, tmp_path: Path) -> None:
     """Published heads have other sizes than ours have, and may read other layers of the target."""

@@ -25,8 +25,8 @@ from polydraft.engine import Comparison, Run, as_drafter, compare, default_draft
 from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
-from polydraft.options.checked import check_keywords
 from polydraft.options.commands.generate_options import GenerateOptions
+from polydraft.options.option import check_keywords
 from polydraft.options.sampling_options import Sampling
 from polydraft.planning import PLANNERS, PairPlan, load_plan
 from polydraft.probs import SamplingParams

@@ -1,10 +1,12 @@
 """What a drafter is: a few verbs and no hidden state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 import polydraft.rows as rows
 from polydraft.drafters.outside import digest_of
@@ -13,6 +15,8 @@ from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, TreePolicy
+
+HOLDERS, PLAIN = (tuple, list, dict), (type(None), bool, int, float, str, bytes, np.ndarray, np.generic, Tensor)
 
 
 @runtime_checkable
@@ -267,9 +271,14 @@ def finished(drafter: Drafter, state: Any, text: Text, row: int) -> Any:
 
 
 def drafters_in(drafter: Drafter) -> list[Drafter]:
-    """Return a drafter and all that stand in its fields, and in theirs."""
-    inner = [value for value in _owned(drafter) if isinstance(value, Drafter)]
-    return [drafter, *(one for own in inner for one in drafters_in(own))]
+    """Return a drafter and all that stand in its fields, and in theirs, each once."""
+    found, waiting = dict[int, Drafter](), [drafter]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) not in found:
+            found[id(one)] = one
+            waiting = [*(value for value in _owned(one) if isinstance(value, Drafter)), *waiting]
+    return [*found.values()]
 
 
 def owned_models(drafter: Drafter) -> tuple[LanguageModel, ...]:
@@ -305,17 +314,27 @@ def resumed(drafter: Drafter, state: Any, known: int, text: Text, session: Sessi
         session: as for `start`.
     """
     fresh = drafter.start(text, session)
-    kept = rows.carried(rows.within(state), fresh, known) if known else fresh
-    return fresh if kept is fresh else rows.put(fresh, 0, kept)
+    if not known:
+        return fresh
+    with suppress(Exception):  # a state that cannot be taken over begins anew
+        kept = rows.carried(rows.within(state), fresh, known)
+        return fresh if kept is fresh else rows.put(fresh, 0, kept)
+    return drafter.start(text, session)
 
 
 def _owned(drafter: Drafter) -> list[Any]:
-    """Return what stands in a drafter's fields, also in tuples and lists."""
-    found, waiting = list[Any](), [*vars(drafter).values()]
-    while waiting:
-        value = waiting.pop(0)
-        if isinstance(value, tuple | list):
-            waiting = [*cast(Sequence[Any], value), *waiting]
-        else:
-            found.append(value)
-    return found
+    """Return the objects that stand in a drafter's fields, also in tuples, lists and the values of dicts."""
+    slots = [name for kind in type(drafter).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = [*getattr(drafter, "__dict__", {}).values(), *(getattr(drafter, name, None) for name in slots)]
+    return [one for value in values for one in _objects(value)]
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    """Return what is no plain value of a value, and of what it holds; of a dict no more than its own values."""
+    if isinstance(value, tuple | list):
+        for one in cast(Sequence[Any], value):
+            yield from _objects(one)
+    elif isinstance(value, dict):
+        yield from (one for one in cast(dict[Any, Any], value).values() if not isinstance(one, (*HOLDERS, *PLAIN)))
+    elif not isinstance(value, PLAIN):
+        yield value

@@ -13,8 +13,7 @@ from torch import Generator, Tensor, nn
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine.calls.choices import Choices, check_reads, chosen_method, with_hugging_faces_words
 from polydraft.engine.calls.fitting import check_crowd
-from polydraft.engine.calls.logprobs import Logprob, checked_logprobs
-from polydraft.engine.calls.output import GenerationOutput, emitted_rows, in_steps
+from polydraft.engine.calls.output import GenerationOutput, Logprob, checked_logprobs, emitted_rows, in_steps
 from polydraft.engine.calls.past import Past
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.defaults import target_model

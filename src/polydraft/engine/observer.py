@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from polydraft.engine.block import Block, Statistics
-from polydraft.engine.calls.logprobs import with_logprobs
+from polydraft.engine.calls.output import with_logprobs
 from polydraft.engine.clock import Stopwatch
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.loop.step import Taken
@@ -102,21 +102,23 @@ class Observer:
         lessons = tuple(self._lessons(one, block, taken) for one in self._planned)
         return replace(block, rows=rows, logits=kept[0], scores=kept[1], lessons=lessons)
 
-    def learn(self, block: Block, statistics: Statistics) -> None:
-        """Take note of a step: of what failed in it, with one warning for each method; and let planners learn from it.
-
-        A step that was torn by an interrupt is no lesson.
-        """
+    def note(self, block: Block, statistics: Statistics) -> None:
+        """Take note of what failed in a step, with one warning for each method; it may be done again."""
         for fault in block.faults:
             self.failure = statistics.fallback = fault.reason
-            if id(fault.method) not in self._warned:
+            if id(fault.method) in self._warned:
+                continue
+            rest = "the rest is" if fault.every else "rows in which it fails are"
+            said = f"The {fault.method.drafter.name} drafter failed ({fault.reason}); {rest} decoded without drafts."
+            try:
+                warnings.warn(said, RuntimeWarning, stacklevel=4)
+            except Warning:  # whoever wants errors of warnings has one of each, too
                 self._warned.add(id(fault.method))
-                rest = "the rest is" if fault.every else "rows in which it fails are"
-                warnings.warn(
-                    f"The {fault.method.drafter.name} drafter failed ({fault.reason}); {rest} decoded without drafts.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                raise
+            self._warned.add(id(fault.method))
+
+    def learn(self, block: Block) -> None:
+        """Let planners learn from a step; one that was torn by an interrupt is no lesson."""
         if not self._planned:
             return
         own = [self.clock.own(one.method) for one in self._planned]

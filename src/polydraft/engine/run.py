@@ -173,8 +173,9 @@ class Run:
             self.new_tokens[row][taken.known[row] :] = gained.tokens
             self.finish[row] = gained.finish
         if self._learnt < taken.number:
+            self._observer.note(taken.block, self.statistics)
             self._learnt = taken.number
-            self._observer.learn(taken.block, self.statistics)
+            self._observer.learn(taken.block)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,8 +53,14 @@ from polydraft.models.loading import (
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
 from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_encode, does_remember
-from polydraft.models.sources.given import sources_of
-from polydraft.models.sources.inputs import OF_DECODERS, check_made_inside, main_input, own_inputs, read_size
+from polydraft.models.sources.prompts import (
+    OF_DECODERS,
+    check_made_inside,
+    main_input,
+    own_inputs,
+    read_size,
+    sources_of,
+)
 from polydraft.models.text import (
     Conversation,
     Message,

@@ -31,7 +31,7 @@ from polydraft.models.checks import (
     is_offloaded,
     kept_by,
 )
-from polydraft.models.checks.windows import FULL, Window, settings_of, sizes_of, windows_of
+from polydraft.models.checks.layout import FULL, Window, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers

@@ -423,7 +423,7 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     """Return the expected cost of a pass of the drafter, in passes of the target, from the bytes of their weights.
 
     A large draft model pushes the target's weights out of the processor's caches, so its cost grows faster than its
-    size. A drafter whose weights are unknown counts as a quarter of the target.
+    size. A drafter without a model in its fields costs nothing; one of unknown weights a quarter of the target.
     """
     sizes, whole = [weight_bytes(model) for model in owned_models(drafter)], weight_bytes(target)
     if not sizes:

@@ -2,8 +2,6 @@
 
 from polydraft.reading.chains import ChainReader, reader_of
 from polydraft.reading.reader import Reader
-from polydraft.reading.scored import Features, Scored
-from polydraft.reading.step import Step
-from polydraft.reading.text import Text
+from polydraft.reading.values import Features, Scored, Step, Text
 
 __all__ = ["ChainReader", "Features", "Reader", "Scored", "Step", "Text", "reader_of"]

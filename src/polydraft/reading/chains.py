@@ -12,8 +12,7 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models import Layer, can_branch, does_remember
 from polydraft.probs import sent
 from polydraft.reading.reader import Reader
-from polydraft.reading.scored import Features, Scored
-from polydraft.reading.text import Text
+from polydraft.reading.values import Features, Scored, Text
 from polydraft.trees import Draft, Frontier, TokenTree, Verdict
 
 MOST_AGAIN = 12

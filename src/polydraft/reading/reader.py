@@ -11,8 +11,7 @@ from torch import Tensor
 from polydraft.errors import InvalidParameter
 from polydraft.models import Cache, LanguageModel, Layer, agree, module_of
 from polydraft.probs import sent
-from polydraft.reading.scored import Features, Scored
-from polydraft.reading.text import Text
+from polydraft.reading.values import Features, Scored, Text
 from polydraft.trees import Draft, Frontier, Resume, Riders, TokenTree, Verdict, tree_mask
 
 

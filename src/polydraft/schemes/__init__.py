@@ -7,7 +7,10 @@ from polydraft.schemes.iid import IID
 from polydraft.schemes.product import Product
 from polydraft.schemes.scheme import (
     MOST_DRAFTS,
+    Draws,
     Scheme,
+    SchemeOfLaw,
+    SetLaw,
     Uniforms,
     check_scheme,
     enumerate_drafts,
@@ -16,8 +19,8 @@ from polydraft.schemes.scheme import (
     require_drawn,
     require_independent,
     require_scheme,
+    set_law_of,
 )
-from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw, set_law_of
 from polydraft.schemes.spec_hub import SpecHub, hub_of, require_pairs
 from polydraft.schemes.top import TopK
 from polydraft.schemes.top_then import TopThenIID, TopThenSample

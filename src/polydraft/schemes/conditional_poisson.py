@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import log_symmetric_sums, support_size
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import Draws, SchemeOfLaw, SetLaw, Uniforms, log_symmetric_sums, support_size
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import Draws, SchemeOfLaw, SetLaw, Uniforms
 from polydraft.schemes.without_replacement import WithoutReplacement
 
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import indicator
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import MOST_CERTAIN, SchemeOfLaw, SetLaw, Uniforms, indicator
 from polydraft.schemes.top import TopK
 
 

@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import cut, last_positive
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import SchemeOfLaw
+from polydraft.schemes.scheme import SchemeOfLaw, Uniforms, cut, last_positive
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import cut
 from polydraft.schemes.iid import IID
-from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import Draws, SchemeOfLaw, SetLaw, cut
 
 
 @dataclass(frozen=True)

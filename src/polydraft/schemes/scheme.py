@@ -4,6 +4,7 @@ A draft is named by its *atom*, its place in the node's shortlist. `-1` is an ab
 is exact for the drafts of one scheme only.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 from typing import Protocol, cast, runtime_checkable
@@ -170,3 +171,133 @@ def _name(kind: type[object]) -> str:
     """Return a scheme class's name, or the class's own where the name depends on the scheme's parameters."""
     name = getattr(kind, "name", None)
     return name if isinstance(name, str) else kind.__name__
+
+
+def cut(drafts: Int[Tensor, "*b k"], counts: Int[Tensor, "*b"]) -> Int[Tensor, "*b k"]:
+    """Keep the first `counts` drafts of each row."""
+    rank = torch.arange(drafts.shape[-1], device=drafts.device)
+    return drafts.where(rank < counts.unsqueeze(-1), -1)
+
+
+def padded(drafts: Int[Tensor, "*b j"], k: int) -> Int[Tensor, "*b k"]:
+    """Pad drafts to k places with -1."""
+    missing = k - drafts.shape[-1]
+    return torch.nn.functional.pad(drafts, (0, missing), value=-1) if missing else drafts
+
+
+def clocks(rates: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Float[Tensor, "*b K"]:
+    """Return the logarithms of independent exponential clocks with the given rates; infinite where a rate is zero."""
+    exponential = uniforms[..., : rates.shape[-1]].double().neg().log1p_().neg_()
+    times = exponential.log_().sub_(rates.double().log())  # logarithms: a tiny rate must not overflow
+    return times.where(rates > 0, torch.inf)
+
+
+def last_positive(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+    """Return the place of each row's last positive entry; -1 in a row without any."""
+    places = torch.arange(probs.shape[-1], device=probs.device)
+    return places.where(probs > 0, -1).amax(dim=-1)
+
+
+def support_size(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+    """Return the number of positive entries of each row."""
+    return (probs > 0).sum(dim=-1)
+
+
+def largest_count(counts: Int[Tensor, "*b"]) -> int:
+    """Return the largest of some numbers of drafts; zero if there are none."""
+    return int(counts.max()) if counts.numel() else 0
+
+
+def log_symmetric_sums(logs: Float[Tensor, "*b A"], sizes: int) -> Float[Tensor, "*b s C"]:
+    """Return log e_s of the first i weights for s = 0..sizes - 1 and i = 0..A, given the weights' logarithms.
+
+    The elementary symmetric polynomial e_s is the sum over sets of s weights of their product. In logarithms, because
+    products of small probabilities would vanish.
+    """
+    chains = [torch.nn.functional.pad(torch.zeros_like(logs), (0, 1))]
+    for _ in range(1, sizes):
+        sums = (logs + chains[-1][..., :-1]).logcumsumexp(dim=-1)
+        chains.append(torch.nn.functional.pad(sums, (1, 0), value=-torch.inf))
+    return torch.stack(chains, dim=-2)
+
+
+def indicator(scheme: Scheme, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    """Return one where the drafts are those of a deterministic scheme, else zero."""
+    k = drafts.shape[-1]
+    counts = torch.full(draft_probs.shape[:-1], k, device=draft_probs.device)
+    own = scheme.sample(draft_probs, counts, draft_probs.new_zeros(*draft_probs.shape[:-1], k), k)
+    return (own == drafts).all(dim=-1).to(draft_probs.dtype)
+
+
+MOST_CERTAIN = 1 << 20
+"""The most tokens that may be taken for certain; no vocabulary is larger."""
+
+
+class Draws(Enum):
+    """How those drafts are drawn that are not certain."""
+
+    ANEW = "independently, from one row"
+    IN_TURN = "independently, from the rows of the node in turn"
+    SUCCESSIVE = "one after the other, the row renormalised without the tokens already drawn"
+    DISTINCT = "independently, given that they are distinct"
+
+
+@dataclass(frozen=True)
+class SetLaw:
+    """The law of the set of k drafts: the likeliest tokens of the row for certain, and others that are drawn.
+
+    Args:
+        draws: how the others are drawn; tokens are certain beside `Draws.ANEW` only.
+        drawn: how many drafts are drawn before any is certain.
+        most_certain: how many may be certain at most.
+        alike: whether all tokens with any mass count as equally likely, so that the first ones are certain.
+    """
+
+    draws: Draws = Draws.ANEW
+    drawn: int = 0
+    most_certain: int = 0
+    alike: bool = False
+
+    def certain(self, drafts: int) -> int:
+        """Return how many of so many drafts are certain."""
+        return min(max(drafts - self.drawn, 0), self.most_certain)
+
+
+class SchemeOfLaw:
+    """What follows from the numbers by which a scheme draws and the law of the set of its drafts; derive from this."""
+
+    uniforms: Uniforms = Uniforms.OF_TOKENS
+    set_law: SetLaw = SetLaw()
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the drafts are a function of the draft row."""
+        return self.uniforms is Uniforms.NONE
+
+    @property
+    def independent(self) -> bool:
+        """Whether a node's drafts are drawn anew, whatever was drawn at other nodes and in other steps."""
+        return self.uniforms is not Uniforms.SHARED
+
+    @property
+    def lone_draft_is_drawn(self) -> bool:
+        """Whether a draft that is its node's only one is an independent draw from the row, and not certain."""
+        return self.independent and not self.set_law.certain(1)
+
+    @property
+    def several_rows(self) -> bool:
+        """Whether a node has several draft rows."""
+        return self.set_law.draws is Draws.IN_TURN
+
+
+def set_law_of(scheme: Scheme) -> SetLaw:
+    """Return the law of the set of a scheme's drafts.
+
+    Raises:
+        UnpairedScheme: the scheme does not say it.
+    """
+    law = getattr(scheme, "set_law", None)
+    if isinstance(law, SetLaw):
+        return law
+    check_scheme(scheme, "Containment")
+    raise UnpairedScheme(f"The containment of drafts that are {scheme.name} is not known; use a scheme with one.")

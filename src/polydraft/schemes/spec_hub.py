@@ -8,9 +8,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import normalised, without
-from polydraft.schemes.drawing import cut
-from polydraft.schemes.scheme import Scheme
-from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import MOST_CERTAIN, Scheme, SchemeOfLaw, SetLaw, cut
 from polydraft.schemes.top import TopK
 from polydraft.schemes.without_replacement import WithoutReplacement
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import cut, indicator, padded
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import MOST_CERTAIN, SchemeOfLaw, SetLaw, Uniforms, cut, indicator, padded
 
 
 @dataclass(frozen=True)

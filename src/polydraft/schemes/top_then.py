@@ -8,10 +8,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.probs import normalised, sample, without
-from polydraft.schemes.drawing import cut, indicator
 from polydraft.schemes.iid import IID
-from polydraft.schemes.scheme import Uniforms
-from polydraft.schemes.set_law import MOST_CERTAIN, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import MOST_CERTAIN, SchemeOfLaw, SetLaw, Uniforms, cut, indicator
 from polydraft.schemes.top import TopK
 
 

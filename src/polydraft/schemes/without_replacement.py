@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import clocks, cut, padded
-from polydraft.schemes.set_law import Draws, SchemeOfLaw, SetLaw
+from polydraft.schemes.scheme import Draws, SchemeOfLaw, SetLaw, clocks, cut, padded
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import largest_count, log_symmetric_sums, support_size
+from polydraft.schemes.scheme import largest_count, log_symmetric_sums, support_size
 
 
 def conditional_chain(

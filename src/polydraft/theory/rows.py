@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import largest_count, support_size
+from polydraft.schemes.scheme import largest_count, support_size
 
 
 def likeliest(draft_probs: Float[Tensor, "*b A"], number: Int[Tensor, "*b"]) -> Bool[Tensor, "*b A"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.schemes.drawing import largest_count, support_size
+from polydraft.schemes.scheme import largest_count, support_size
 from polydraft.theory.quadrature import TimeNodes, time_nodes
 from polydraft.theory.ringing import CLIP, MOST_LINEAR, fewer_rung, odds_of_ringing, rung_exactly, rung_tables
 from polydraft.theory.rows import of_others, prefix_sums, suffix_sums

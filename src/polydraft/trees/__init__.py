@@ -41,10 +41,9 @@ from polydraft.trees.policy import (
     as_chain,
     rows_found,
 )
-from polydraft.trees.riders import Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.shape import EAGLE_25, MEDUSA_63, Topology, TreeShape, topology
-from polydraft.trees.tree import Draft, Resume, TokenTree, Verdict
+from polydraft.trees.tree import Draft, Resume, Riders, TokenTree, Verdict
 
 __all__ = [
     "EAGLE_25",

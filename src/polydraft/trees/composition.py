@@ -17,9 +17,8 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme
-from polydraft.trees.riders import Riders
 from polydraft.trees.shape import Topology
-from polydraft.trees.tree import Draft, TokenTree, Verdict
+from polydraft.trees.tree import Draft, Riders, TokenTree, Verdict
 
 
 @dataclass(frozen=True, eq=False)

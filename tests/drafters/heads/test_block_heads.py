@@ -326,6 +326,7 @@ def test_a_running_batch_is_its_texts() -> None:
         assert one.tokens == alone.tolist()
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("verifier", "policy"),
     [

@@ -309,6 +309,7 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
     assert state.resumes(known) and not state.resumes(begun(drafter_of(name), target, rows)[0])
 
 
+@pytest.mark.long(5)
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize(
     "policy",

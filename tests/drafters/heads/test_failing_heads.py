@@ -90,6 +90,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return padded, mask
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("policy", [Chain(3), Widths((2, 1)), polydraft.BestFirst(6)], ids=repr)
 @pytest.mark.parametrize("raises", [False, True], ids=["not a number", "error"])
 @pytest.mark.parametrize("after", [0, 1, 7, 8])
@@ -156,6 +157,7 @@ def test_texts_that_join_later_are_drafted_for_again(name: str) -> None:
     assert ends.left < before  # it was asked again
 
 
+@pytest.mark.long(1)
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("raises", [False, True], ids=["not a number", "error"])
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ def test_greedy_texts_of_a_batch_are_those_of_plain_decoding(inner: str, monkeyp
     assert any(seen) and found.statistics.block_efficiency > 1
 
 
+@pytest.mark.long(5)
 @pytest.mark.parametrize(
     ("inner", "verifier", "policy"),
     [
@@ -263,6 +264,7 @@ def test_a_seed_gives_a_row_of_a_batch_the_text_that_it_gives_it_alone(
         assert one.tokens == alone.sequences[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("verifier", "policy"),
     [

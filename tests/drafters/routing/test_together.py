@@ -58,7 +58,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.long(10)
 @pytest.mark.parametrize("policy", [None, Chain(4), Widths((3, 2, 1)), BestFirst(8)], ids=repr)
 @pytest.mark.parametrize("name", MAKERS)
 def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
@@ -70,6 +70,7 @@ def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
     assert found.statistics.drafted <= most * found.statistics.target_calls
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_texts_of_a_running_batch_are_those_of_single_calls(name: str) -> None:
     prompts = {place: row[: 3 + place % 4] for place, row in enumerate([*IDS, *IDS.flip(1)])}
@@ -92,6 +93,7 @@ def test_a_text_goes_on_from_a_past(name: str) -> None:
     assert torch.equal(on.sequences, polydraft.generate(TARGET, longer, drafter="none", **GREEDY).sequences)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("kind", [RoutedDrafter, MergedDrafter])
 def test_members_that_cannot_go_on_from_a_past_begin_anew(kind: type) -> None:
     plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
@@ -131,6 +133,7 @@ def test_drafts_are_counted_by_who_made_them() -> None:
     assert found.as_dict()["sources"]
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", ["route", "merge", "merge-beside"])
 def test_the_sampled_law_is_the_targets(name: str) -> None:
     drafter = MAKERS[name]()

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.index import ROOM, IndexedRows, IndexedText, TextIndex
-from polydraft.drafters.text.occurrences import SENTINEL, Scanned, Tokens, as_tokens
+from polydraft.drafters.text.index import (
+    ROOM,
+    SENTINEL,
+    IndexedRows,
+    IndexedText,
+    Scanned,
+    TextIndex,
+    Tokens,
+    as_tokens,
+)
 from polydraft.rows import cut, put, select
 
 LONGEST = (1, 3, 64, 100)

@@ -10,7 +10,7 @@ from doubles import tiny_model
 
 import polydraft
 from polydraft.drafters import RetrievalDrafter, StoreWriter, SuffixDrafter, SuffixStore, TextStore, Vocabulary
-from polydraft.drafters.text.occurrences import as_tokens
+from polydraft.drafters.text.index import as_tokens
 from polydraft.drafters.text.stores import bound as bounds
 from polydraft.drafters.text.stores.bound import BOUND, Bound, keep_bound, read_bound
 from polydraft.errors import StoreError

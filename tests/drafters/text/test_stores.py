@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
-from polydraft.drafters.text.occurrences import SENTINEL, as_tokens
+from polydraft.drafters.text.index import SENTINEL, as_tokens
 from polydraft.drafters.text.stores import folder as folders
 from polydraft.drafters.text.stores import segment as segments
 from polydraft.drafters.text.stores import suffix_store
@@ -205,6 +205,7 @@ def test_a_suffix_store_survives_and_is_searched_before_it_is_written(tmp_path: 
     assert occurs(again, texts[2][10:20]) == 2
 
 
+@pytest.mark.slow
 def test_what_is_not_written_is_written_at_the_end(tmp_path: Path) -> None:
     code = f"from polydraft.drafters import SuffixStore; SuffixStore({str(tmp_path / 'store')!r}).add([1, 2, 3])"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,17 @@
 """Drafters of fixed tokens, which need no model of their own: they know them from text and from earlier steps."""
 
 from polydraft.drafters.text.following import Followed
-from polydraft.drafters.text.given import LOOKUP, GivenDrafter, TextDrafter, given, given_chain, rows_of
-from polydraft.drafters.text.guess import Bounds, Guess, merged
+from polydraft.drafters.text.guess import (
+    LOOKUP,
+    Bounds,
+    GivenDrafter,
+    Guess,
+    TextDrafter,
+    given,
+    given_chain,
+    merged,
+    rows_of,
+)
 from polydraft.drafters.text.jacobi import JacobiDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.protocol import Session
-from polydraft.drafters.text.given import TextDrafter, rows_of
-from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.reading import Step, Text
 from polydraft.rows import per_row, shared
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from polydraft.drafters.protocol import Defaults, DraftRequest, Needs, Session
-from polydraft.drafters.text.given import GivenDrafter, given, rows_of
-from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given, rows_of
 from polydraft.drafters.text.pool import NgramPool, Phrase
 from polydraft.drafters.text.stores.vocabulary import Vocabulary, network_of
 from polydraft.drafters.text.window import Window, layout, most_scored

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.drafters.protocol import Decoder, Defaults, Drafter, DraftRequest, Session, owned_models, owned_networks
-from polydraft.drafters.text.given import GivenDrafter, given
-from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given
 from polydraft.drafters.text.lookahead import (
     MOST_SCORED,
     LookaheadDrafter,

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.outside import digest_of
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.following import TRUSTED, Place, moved
-from polydraft.drafters.text.given import TextDrafter, rows_of
-from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Text

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polydraft.drafters.protocol import Defaults, Session
-from polydraft.drafters.text.continuing import longest_of, tree_of
-from polydraft.drafters.text.given import TextDrafter, rows_of
-from polydraft.drafters.text.guess import Bounds, Guess
-from polydraft.drafters.text.occurrences import as_tokens
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
+from polydraft.drafters.text.index import as_tokens
 from polydraft.drafters.text.stores import TextStore, Vocabulary
-from polydraft.drafters.text.suffix import check_count, check_longest, room_for_paths
+from polydraft.drafters.text.suffix import check_count, check_longest, longest_of, room_for_paths, tree_of
 from polydraft.errors import InvalidParameter, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text

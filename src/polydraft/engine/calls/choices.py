@@ -18,11 +18,19 @@ from polydraft.catalogue import (
     verifier_by_name,
     word_of,
 )
-from polydraft.drafters import Drafter, NgramDrafter, drafters_in, owned_models, owned_networks
+from polydraft.drafters import (
+    Drafter,
+    NgramDrafter,
+    PredictedDrafter,
+    drafters_in,
+    owned_models,
+    owned_networks,
+    proposes,
+    route_before,
+)
 from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
 from polydraft.engine.calls.loading import draft_for
-from polydraft.engine.calls.logprobs import checked_logprobs
-from polydraft.engine.calls.predicted import with_prediction
+from polydraft.engine.calls.output import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.loop.batch import Method
 from polydraft.errors import CheckpointError, InvalidParameter, near, shown
@@ -83,7 +91,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
         fixed = choices.compile or not weighs
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     if choices.prediction is not None:
-        drafter = with_prediction(choices.prediction, drafter)
+        drafter = _with_prediction(choices.prediction, drafter)
     check_crowd(target, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
@@ -93,6 +101,19 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
     return Method(drafter, verifier, policy if unable is None else chained(policy, unable))
+
+
+def _with_prediction(prediction: object, drafter: Drafter) -> Drafter:
+    """Return a drafter with a prediction before it, row by row.
+
+    Raises:
+        InvalidParameter: nothing is to be drafted.
+    """
+    if not proposes(drafter):
+        raise InvalidParameter(
+            "prediction is to be drafted, but the drafter none drafts nothing; leave one of them out."
+        )
+    return route_before(PredictedDrafter(cast(Any, prediction)), drafter)
 
 
 def _only_names_one(given: object) -> bool:

@@ -100,6 +100,10 @@ class Part:
         """Tell whether these are all rows of a batch, in order."""
         return self.rows == tuple(range(batch))
 
+    def aligned(self, batch: int) -> bool:
+        """Tell whether these are all rows of a batch, in order, some of which may be nobody's."""
+        return len(self.rows) == batch and all(row in (place, FREE) for place, row in enumerate(self.rows))
+
     def of(self, value: Value, batch: int) -> Value:
         """Return what a value of the batch says of these rows: itself where they are all of them."""
         return value if value is None or self.covers(batch) else value.of(self.rows)  # type: ignore[attr-defined]
@@ -335,6 +339,13 @@ def empty(target: LanguageModel, size: int, capacity: int) -> Batch:
     return Batch(text, (), (), Noise(()), (), frozenset(), reader, (), spare=spare)
 
 
+def faults_of(told: Sequence[tuple[Method, str]], parts: Sequence[Part]) -> tuple[Fault, ...]:
+    """Return what failed in drafters, given what is told of it and the parts with which the batch goes on."""
+    return tuple(
+        Fault(method, reason, all(part.fault for part in parts if part.method is method)) for method, reason in told
+    )
+
+
 def attempt(verb: Callable[[], Value], instead: Value) -> Value:
     """Do something with a drafter's state on which no row's drafts depend; if it fails, go on as if it was not done."""
     try:
@@ -372,11 +383,12 @@ def _parts_with(parts: Sequence[Part], row: int, new: Part, batch: int) -> tuple
         if grown is not None:
             return tuple(grown if part is own else part for part in parts)
     kept = joined([part.left(row) if part is own else part for part in parts], row, new, batch)
-    return _peopled(one for part in kept for one in _in_sight(part, batch))
+    return _peopled(one for part in kept for one in in_sight(part, batch))
 
 
-def _in_sight(part: Part, batch: int) -> list[Part]:
-    split = part.drafter.needs.target and not part.fault and not part.covers(batch)
+def in_sight(part: Part, batch: int) -> list[Part]:
+    """Return a part, or its rows one by one if its drafter looks at the target's keys and it has not all rows."""
+    split = part.drafter.needs.target and not part.fault and not part.aligned(batch)
     return (part.apart() if split else []) or [part]
 
 

@@ -98,7 +98,9 @@ def request_of(part: Part, batch: Batch, noise: Noise) -> DraftRequest:
     as ever.
     """
     spares = bool(batch.last) and batch.last.issuperset(part.there) and is_sound(part.drafter)
-    text, own = part.of(batch.text, len(batch)), part.of(noise, len(batch))
+    rows = len(batch)
+    whole = part.drafter.needs.target and part.aligned(rows)  # its text is that of the target's keys
+    text, own = batch.text if whole else part.of(batch.text, rows), part.of(noise, rows)
     return DraftRequest(text, part.method.verifier.scheme, NOTHING if spares else part.policy, own)
 
 
@@ -131,7 +133,8 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
     drafter, needs, sound = part.drafter, part.drafter.needs, is_sound(part.drafter)
     request = asked if sound else replace(asked, text=asked.text.copied())
     if needs.target:
-        request = replace(request, target=batch.reader if part.covers(len(batch)) else batch.reader.select(part.rows))
+        own = batch.reader if part.aligned(len(batch)) else batch.reader.select(part.rows)
+        request = replace(request, target=own)
     with clock.charge("draft", part.method):
         answer: object = drafter.draft(part.state, request)
     if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -140,24 +143,38 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
     if sound:
         return draft, after
     vocab = batch.reader.model.vocab_size
-    return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, _drawn(asked)), after
+    drawn, _ = _drawn(asked)
+    return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, drawn), after
 
 
-def _drawn(asked: DraftRequest) -> Draft | None:
-    """Return the draft of these texts that `grow` drew; None if anything else was drawn, or other texts' drafts."""
-    found = None if asked.noise.record is None else asked.noise.record.only()
+def _drawn(asked: DraftRequest) -> tuple[Draft | None, frozenset[int]]:
+    """Return the draft of these texts that `grow` drew, and the rows for which it drew from streams of nobody.
+
+    None if anything else was drawn, or other texts' drafts.
+    """
+    found, unused = (None if asked.noise.record is None else asked.noise.record.only()) or (None, frozenset[int]())
     if not (isinstance(found, tuple) and found[1] == asked.scheme):
-        return None
+        return None, unused
     draft: Draft = found[0]
-    return draft if draft.tree.tokens[:, 0].equal(asked.text.last()) else None
+    return (draft if draft.tree.tokens[:, 0].equal(asked.text.last()) else None), unused
 
 
 def _drawn_before(asked: DraftRequest, failure: Exception, vocab_size: int) -> Draft | Pieces | None:
-    """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost."""
-    drawn = _drawn(asked)
-    if drawn is not None:
-        with suppress(InvalidDraft):
-            return checked(replace(drawn, failure=failure), asked.text, asked.scheme, asked.policy, vocab_size)
+    """Return what was drawn before an error, if all of it is known; None if nothing was, or if it is lost.
+
+    For rows whose streams were not used, as where another drafter of a route had drafts for them, nothing was drawn.
+    """
+    drawn, unused = _drawn(asked)
+    if drawn is None:
+        return None
+    with suppress(InvalidDraft):
+        known = checked(replace(drawn, failure=failure), asked.text, asked.scheme, asked.policy, vocab_size)
+        rows, idle = range(len(asked.text.counts)), tuple(sorted(unused - asked.noise.unused))
+        if not idle or not isinstance(known, Draft):
+            return known
+        own = tuple(row for row in rows if row not in idle)
+        bare = Piece(idle, Draft.nothing(asked.text.last()[list(idle)]))
+        return Pieces((Piece(own, known.of(own)), bare)) if own else bare.draft
     return None
 
 

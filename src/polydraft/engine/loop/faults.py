@@ -28,7 +28,7 @@ from polydraft.engine.loop.batch import Batch, Part, joined
 from polydraft.engine.loop.drafting import Drafted, drafted, reason_of, told_what_was_kept
 from polydraft.probs import Noise
 from polydraft.reading import Step
-from polydraft.trees import MENDABLE, Draft, Pieces
+from polydraft.trees import MENDABLE, Draft, Pieces, in_pieces
 
 NO_LAW = "A draft row is no law of distinct tokens, as where the draft model's logits are not usable."
 LOST = "; what it had drawn by then is lost, so that tokens of this step may not follow the target's law"
@@ -58,10 +58,18 @@ def drafted_apart(one: Drafted, batch: Batch, noise: Noise, clock: Clock) -> tup
     told, singles = reason_of(one.error), one.before.apart()
     if not singles:
         return [one], told + LOST * one.lost
+    left = noise.places()
     one.asked.noise.again()
     found = [drafted(single, batch, noise, clock) for single in singles]
-    fixed = one.asked.scheme.deterministic
-    kept = [single if fixed or _goes_on(one, single) else _with_drawn(one, single) for single in found]
+    kept = list[Drafted]()
+    for single in found:
+        (row,) = single.before.rows
+        drawn = _of_row(one.draft, one.before.rows.index(row))
+        if one.asked.scheme.deterministic or _goes_on(drawn, single):
+            kept.append(single)
+            continue
+        noise.of([row]).moved_to([left[row]])  # what verifies must not be what has drawn
+        kept.append(replace(single, draft=drawn, after=single.before.failed(single.after.fault or one.after.fault)))
     return kept, told + LOST * any(single.lost for single in found)
 
 
@@ -103,29 +111,29 @@ def settled(found: Sequence[Part], batch: int) -> list[Part]:
     return list(parts)
 
 
-def _with_drawn(one: Drafted, alone: Drafted) -> Drafted:
-    """Return what was drawn for a row beside others instead, after which it has failed."""
-    place = one.before.rows.index(alone.before.rows[0])
-    draft = one.draft.of([place]) if isinstance(one.draft, Draft) else None
-    failed = alone.before.failed(alone.after.fault or one.after.fault)
-    return replace(alone, draft=draft, after=failed)
+def _of_row(draft: Draft | Pieces | None, place: int) -> Draft | None:
+    """Return what was drafted for one row."""
+    if draft is None:
+        return None
+    piece = next(one for one in in_pieces(draft) if place in one.rows)
+    return piece.draft.of([piece.rows.index(place)])
 
 
-def _goes_on(one: Drafted, alone: Drafted) -> bool:
+def _goes_on(drawn: Draft | None, alone: Drafted) -> bool:
     """Tell whether what is drafted for a row alone begins with what was drawn for it beside others, from the same laws.
 
     If it does not, there are two draws of one row, and to choose between them might be a choice by what was drawn.
     """
-    drawn, draft = one.draft, alone.draft
-    if not isinstance(drawn, Draft) or isinstance(draft, Pieces):
+    draft = _of_row(alone.draft, 0)
+    if drawn is None:
+        return True
+    own, ours = drawn, drawn.tree
+    if int(ours.valid.sum()) == 1:
         return True
     if draft is None:
         return False
-    own = drawn.of([one.before.rows.index(alone.before.rows[0])])
-    ours, theirs = own.tree, draft.tree
+    theirs = draft.tree
     count = int(ours.valid.sum())
-    if count == 1:
-        return True
     if count > int(theirs.valid.sum()) or not (ours.valid[0, :count].all() and theirs.valid[0, :count].all()):
         return False
     same = (ours.tokens, theirs.tokens), (ours.parents, theirs.parents), (own.atoms, draft.atoms)

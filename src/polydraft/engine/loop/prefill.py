@@ -9,7 +9,7 @@ import torch
 from polydraft.drafters import Drafter, Session, known_outside, resumed
 from polydraft.engine.calls.past import Past, check_keys
 from polydraft.engine.clock import UNTIMED, Clock
-from polydraft.engine.loop.batch import Batch, Fault, Method, Part
+from polydraft.engine.loop.batch import Batch, Fault, Method, Part, faults_of
 from polydraft.engine.loop.drafting import lent, reason_of
 from polydraft.engine.loop.faults import row_by_row, settled
 from polydraft.engine.loop.step import step
@@ -147,7 +147,7 @@ def read_on(batch: Batch, at_most: int | None = None, clock: Clock = UNTIMED, *,
     with clock.charge("prefill"):
         reader, features = batch.reader.catch_up(batch.text, at_most)
     seen = batch.text if at_most is None else Text(batch.text.tokens, batch.text.lengths.new_tensor(reader.read) + 1)
-    parts, faults = list[Part](), [*batch.faults]
+    parts, told = list[Part](), list[tuple[Method, str]]()
     for part in batch.parts:
         try:
             parts.append(_read(part, seen, features, clock))
@@ -157,9 +157,9 @@ def read_on(batch: Batch, at_most: int | None = None, clock: Clock = UNTIMED, *,
             if not mends:
                 raise
             found = row_by_row(part, lambda own: _read(own, seen, features, clock), error)
-            faults.append(Fault(part.method, reason_of(error), all(own.fault for own in found)))
+            told.append((part.method, reason_of(error)))
             parts += settled(found, len(batch))
-    return replace(batch, reader=reader, parts=tuple(parts), faults=tuple(faults))
+    return replace(batch, reader=reader, parts=tuple(parts), faults=(*batch.faults, *faults_of(told, parts)))
 
 
 def _read(part: Part, seen: Text, features: Features | None, clock: Clock) -> Part:

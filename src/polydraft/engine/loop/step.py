@@ -11,7 +11,7 @@ from polydraft.drafters import drafts_name, finished
 from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.clock import UNTIMED, Clock
-from polydraft.engine.loop.batch import Batch, Fault, Method, Part
+from polydraft.engine.loop.batch import Batch, Method, Part, faults_of, in_sight
 from polydraft.engine.loop.drafting import (
     Drafted,
     beside,
@@ -100,8 +100,8 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
         parts=tuple(part for parts, _ in kept for part in parts),
         faults=(),
     )
-    faults = (*batch.faults, *(fault for _, found in kept for fault in found))
-    block = Block(gains, tree, verdict, faults=faults)
+    failures = [(part.method, reason) for part, (_, reason) in zip(batch.parts, kept, strict=True) if reason]
+    block = Block(gains, tree, verdict, faults=(*batch.faults, *faults_of(failures, after.parts)))
     return after, block, Taken(taken, tuple(drafts), target.scores, batch.laws, batch.last)
 
 
@@ -123,8 +123,8 @@ def _kept(
     written: tuple[Text, frozenset[int]],
     clock: Clock,
     mends: bool,
-) -> tuple[list[Part], list[Fault]]:
-    """Return what becomes of a part with a step, and what is told of errors in it.
+) -> tuple[list[Part], str]:
+    """Return what becomes of a part with a step, and what is told of errors in it; "" for nothing.
 
     Args:
         found: what came of asking it.
@@ -139,8 +139,7 @@ def _kept(
     parts, errors = settled(parts, len(batch)) if len(parts) > 1 else parts, list[str]()
     done = [_finished(part, *written, errors, clock, mends) for part in parts]
     told = told or next(iter(errors), "")
-    every = all(part.fault for part in done)
-    return done, [Fault(found[0].before.method, told, every)] if told else []
+    return [own for part in done for own in in_sight(part, len(batch))], told
 
 
 def _committed(

@@ -14,7 +14,7 @@ from polydraft.engine.calls.choices import (
     Choices,
     chosen_method,
 )
-from polydraft.engine.calls.logprobs import Logprob
+from polydraft.engine.calls.output import Logprob
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.generate import row_endings, row_laws
 from polydraft.engine.loop.batch import Method

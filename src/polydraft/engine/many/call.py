@@ -16,7 +16,7 @@ from polydraft.engine.calls.choices import (
     with_hugging_faces_words,
 )
 from polydraft.engine.calls.fitting import check_crowd, check_drafting
-from polydraft.engine.calls.logprobs import checked_logprobs
+from polydraft.engine.calls.output import checked_logprobs
 from polydraft.engine.defaults import target_model
 from polydraft.engine.loop.prefill import room_for
 from polydraft.engine.many.asked import (

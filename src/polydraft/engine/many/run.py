@@ -160,8 +160,9 @@ class ManyRun:
         for text, count, gained in texts:
             self._gains.setdefault(text.name, [])[count - 1 :] = [gained]
         if self._learnt < last.number:
+            self._observer.note(last.block, self.statistics)
             self._learnt = last.number
-            self._observer.learn(last.block, self.statistics)
+            self._observer.learn(last.block)
         names = [text.name for text, _, gained in texts if gained.finish]
         self._ended = self._ended.with_texts(last.number, [self._completed(name) for name in names])
         self._cut |= any(gained.finish == "context" for _, _, gained in texts)

@@ -1,6 +1,7 @@
 """A running batch: texts join, are read, step and leave, each the text that it would be alone."""
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -286,14 +287,18 @@ class RunningBatch:
             return
         for row in over:
             self._keep(batch, row, texts[row])
+        # what moves writes over rows that are over: if this is done again, they must not be kept again
+        kept = (guest and replace(guest, shares=guest.shares and row not in over) for row, guest in enumerate(texts))
+        self._standing = standing = replace(standing, texts=tuple(kept))
         if self._fixed is None and not batch.going:
-            batch, texts = self._emptied(batch), ()
+            self._standing = replace(standing, batch=self._emptied(batch), texts=())
         elif self._fixed is None and batch.movable:
             for row in reversed(over):
-                batch, texts = batch.drop(row), placed(texts, row, texts[-1])[:-1]
+                texts = placed(standing.texts, row, standing.texts[-1])[:-1]
+                self._standing = standing = replace(standing, batch=standing.batch.drop(row), texts=texts)
         else:
-            texts = tuple(None if row in over else guest for row, guest in enumerate(texts))
-        self._standing = replace(standing, batch=batch, texts=texts)
+            left = tuple(None if row in over else guest for row, guest in enumerate(standing.texts))
+            self._standing = replace(standing, texts=left)
 
     @torch.inference_mode()
     def _idle(self, params: SamplingParams) -> Batch:
@@ -414,11 +419,13 @@ class RunningBatch:
     def _keep(self, batch: Batch, row: int, guest: _Guest | None) -> None:
         """Keep the text of a row that is over, in memory of its own, since the row's is another text's soon.
 
-        Of models that remember in states rows cannot be read apart: only prompts are kept.
+        Of models that remember in states rows cannot be read apart: only prompts are kept. If it cannot be kept, the
+        next text like it is read.
         """
         if guest is not None and guest.shares and self._kept.size and not does_remember(self.target):
-            past, part = known_of(batch, row)
-            self._kept.add(copied(past, part), part.drafter)
+            with suppress(Exception):
+                past, part = known_of(batch, row)
+                self._kept.add(copied(past, part), part.drafter)
 
 
 def _prompt(request: Request) -> Text:

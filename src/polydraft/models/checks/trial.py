@@ -18,11 +18,10 @@ from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
 from polydraft.models.checks.crowds import known_crowd, tried_crowd
 from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.layout import Windows, cache_name, candidates, narrowed, settings_of
 from polydraft.models.checks.placement import device_of
-from polydraft.models.checks.shapes import cache_name
 from polydraft.models.checks.supported import reads_prompts_both_ways
 from polydraft.models.checks.twins import twin_of
-from polydraft.models.checks.windows import Windows, candidates, narrowed, settings_of
 from polydraft.models.protocol import LanguageModel
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 from polydraft.models.weights import anatomy_of, chosen_precision

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.sources.inputs import BY_TOKEN, IDS
+from polydraft.models.sources.prompts import BY_TOKEN, IDS
 
 MASK = "attention_mask"
 

@@ -46,7 +46,7 @@ from polydraft.models.generation.criteria import Criterion, is_of_rows
 from polydraft.models.generation.processors import RowProcessor, row_processors
 from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
 from polydraft.models.sources.encoded import is_encoder_decoder
-from polydraft.models.sources.inputs import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.sources.prompts import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
 from polydraft.probs import SamplingParams
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")

@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 
 from polydraft.errors import InvalidParameter
-from polydraft.options.checked import check
 from polydraft.options.commands.option_groups import (
     DEVICE,
     DRAFT,
@@ -18,7 +17,7 @@ from polydraft.options.commands.option_groups import (
     TREE,
     VERIFIER,
 )
-from polydraft.options.option import count, option
+from polydraft.options.option import check, count, option
 
 ADDRESS, LIMITS = "Address", "Limits"
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"

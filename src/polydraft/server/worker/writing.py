@@ -178,7 +178,8 @@ class Writing:
         with self._observer.counting(self._statistics):
             found = self._batch.step(reads=not self._planned)
         if found is not None:
-            self._observer.learn(found.block, self._statistics)
+            self._observer.note(found.block, self._statistics)
+            self._observer.learn(found.block)
         return found
 
     def _open(self) -> None:

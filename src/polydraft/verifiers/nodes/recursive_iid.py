@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.schemes.drawing import largest_count
+from polydraft.schemes.scheme import largest_count
 from polydraft.verifiers.law import Counts, DraftRows, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
 
 

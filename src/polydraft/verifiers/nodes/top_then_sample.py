@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
-from polydraft.schemes.drawing import largest_count
+from polydraft.schemes.scheme import largest_count
 from polydraft.verifiers.law import (
     Counts,
     Drafts,

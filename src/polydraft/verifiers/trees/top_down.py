@@ -11,10 +11,8 @@ from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.checks import check_law, check_node_rule
 from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.lift import Lift
-from polydraft.verifiers.trees.certain import settled
-from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw
-from polydraft.verifiers.trees.walk import walk
+from polydraft.verifiers.trees.walk import emit, listed_atoms, settled, walk
 
 
 @dataclass(frozen=True)

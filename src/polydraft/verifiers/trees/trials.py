@@ -19,9 +19,8 @@ from polydraft.probs import Noise, normalised, sample, sent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.law import TreeVerifier
 from polydraft.verifiers.traits import require_few, traits
-from polydraft.verifiers.trees.certain import settled
-from polydraft.verifiers.trees.emission import emit, listed_atoms
 from polydraft.verifiers.trees.law import PathLaw, path_to
+from polydraft.verifiers.trees.walk import emit, listed_atoms, settled
 
 
 class Division(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from polydraft.drafters.text.occurrences import Tokens, as_tokens
+from polydraft.drafters.text.index import Tokens, as_tokens
 from polydraft.drafters.text.stores.bound import BOUND, Bound, bound_for, check_grows, keep_bound, read_bound
 from polydraft.drafters.text.stores.order import joined_orders
 from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, vocabulary_of, write_segment

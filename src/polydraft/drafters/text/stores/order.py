@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.occurrences import LONGEST, Tokens, as_tokens
+from polydraft.drafters.text.index import LONGEST, Tokens, as_tokens
 from polydraft.machine_code import compiled
 
 

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.occurrences import SENTINEL, Ranged, Tokens
+from polydraft.drafters.text.index import SENTINEL, Ranged, Tokens
 from polydraft.drafters.text.stores.order import backward_order
 from polydraft.drafters.text.stores.vocabulary import Vocabulary
 from polydraft.errors import InvalidParameter, StoreError, shown

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.outside import digest_of
-from polydraft.drafters.text.occurrences import LONGEST, Occurrences, Tokens
+from polydraft.drafters.text.index import LONGEST, Occurrences, Tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
     PARTS,
