@@ -70,7 +70,8 @@ def drafted_apart(one: Drafted, batch: Batch, noise: Noise, clock: Clock) -> tup
             continue
         noise.of([row]).moved_to([left[row]])  # what verifies must not be what has drawn
         kept.append(replace(single, draft=drawn, after=single.before.failed(single.after.fault or one.after.fault)))
-    return kept, told + LOST * any(single.lost for single in found)
+    lost = any(single.lost or (one.lost and single.error is not None) for single in found)
+    return kept, told + LOST * lost
 
 
 def committed_apart(one: Drafted, batch: Batch, noise: Noise, step: Step, error: Exception, clock: Clock) -> list[Part]:
