@@ -12,8 +12,10 @@ from torch import Tensor
 from polydraft.bench import Prompt
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.catalogue import parse_policy
+from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, NoDraft, PredictedDrafter
+from polydraft.engine import generate
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import Pair
+from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import Noise, SamplingParams, overlap, shortlist
 from polydraft.schemes import IID, TopK, TopThenIID, WithoutReplacement
 from polydraft.trees import Chain
@@ -238,3 +240,59 @@ class TestPlansAndPrompts:
     def test_only_the_beginning_of_an_excerpt_is_the_prompt(self, models: Models) -> None:
         assert encode(models.pair, Prompt("1", "a", "abcdef", excerpt=True), 4).shape == (1, 4)
         assert encode(models.pair, Prompt("1", "a", "abcdef"), 4).shape == (1, 6)
+
+
+def drafts_of(models: Models, drafter: Drafter) -> Models:
+    return Models.of(models.pair, drafter)
+
+
+def test_a_draft_models_drafts_are_accepted_as_its_rows_say(
+    models: Models, prompts: list[Prompt], settings: LimitsSettings, records: list[Record]
+) -> None:
+    """Above temperature 0, where the drafter's rows are the draft model's; the text is that of decoding alone."""
+    drafter = ModelDrafter(HuggingFaceModel(models.pair.draft))
+    own = replace(settings.suited(drafter), temperatures=(0.8,))
+    found = {one.key: one for one in measure(drafts_of(models, drafter), prompts, own)}
+    assert len(found) == 3
+    for record in (one for one in records if one.temperature == 0.8):
+        mine = found[record.key]
+        assert (mine.positions, mine.tree_positions) == (record.positions, record.tree_positions)
+        for scheme, by_k in record.nodes.items():
+            for k, rules in by_k.items():
+                assert mine.nodes[scheme][k] == pytest.approx(rules, abs=1e-4), (scheme, k)
+        for shape, by_scheme in record.trees.items():
+            for scheme, rules in by_scheme.items():
+                assert {*mine.trees[shape][scheme]} >= {*rules}
+                assert all(0 < value <= 2 * record.tree_positions for value in mine.trees[shape][scheme].values())
+
+
+def test_tokens_from_outside_are_accepted_as_often_as_the_target_writes_them(
+    models: Models, prompts: list[Prompt], settings: LimitsSettings
+) -> None:
+    ids = encode(models.pair, prompts[0], 64)
+    written = generate(models.pair.target, ids, drafter="none", max_new_tokens=9)
+    drafter = PredictedDrafter(written.sequences[0, ids.shape[1] :].tolist())
+    own = replace(settings.suited(drafter), temperatures=(0.0,))
+    (record,) = measure(drafts_of(models, drafter), prompts[:1], own)
+    assert record.positions == 7 and record.tree_positions == 3
+    assert record.nodes == {"given": {k: {OPTIMUM: 7.0, "naive match": 7.0} for k in "123"}}
+    assert record.trees == {shape: {"given": {"naive match": 6.0}} for shape in ("chain:2", "2,1")}
+    (other,) = measure(drafts_of(models, NgramDrafter()), prompts[:1], own)
+    assert 0 <= other.nodes["given"]["1"][OPTIMUM] < 7  # where nothing is found, nothing is accepted
+
+
+class Fails(NgramDrafter):
+    """A lookup that fails."""
+
+    def draft(self, *_: Any) -> Any:
+        """Fail."""
+        raise OSError("no more")
+
+
+def test_drafters_that_fail_or_draft_nothing_are_not_measured(
+    models: Models, prompts: list[Prompt], settings: LimitsSettings
+) -> None:
+    with pytest.warns(RuntimeWarning, match="no more"), pytest.raises(InvalidParameter, match="failed: OSError: no"):
+        next(iter(measure(drafts_of(models, Fails()), prompts, settings.suited(Fails()))))
+    with pytest.raises(InvalidParameter, match="drafts by no scheme"):
+        settings.suited(NoDraft())

@@ -150,6 +150,9 @@ BAD = {
     "more than the shortlist": (["--k", "9"], "Numbers of drafts must lie between 1 and shortlist, 8: 9"),
     "temperature": (["--temperature", "-1"], "temperature must be a finite number >= 0, but is -1.0"),
     "figures without a folder": (["--figures"], "--figures needs --out"),
+    "a model for lookups": (["--drafter", "ngram"], "--drafter ngram takes no draft model: leave --draft out."),
+    "two temperatures": (["--drafter", "model", "--draft-temperature", "1"], "leave one out"),
+    "a word like a drafter": (["--drafter", "ngrm"], "did you mean ngram?"),
 }
 
 
@@ -168,3 +171,18 @@ def test_a_target_without_draft_model_is_refused(
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 2 and "--target and --draft go together" in capsys.readouterr().err
+
+
+def test_a_drafters_own_drafts_are_measured(
+    folders: Folders, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["--target", str(folders[0]), "--prompts", str(prompt_file), "--out", str(tmp_path / "out"), *QUICK]
+    monkeypatch.setattr(sys, "argv", ["polydraft", "limits", *words, "--temperature", "0", "--drafter", "merge"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    shown = capsys.readouterr()
+    assert exit_.value.code == 0 and "naive match" in shown.out and "Accepted drafts per tree" in shown.out
+    page = (tmp_path / "out" / "tables.md").read_text()
+    assert "Drafter: merge. " in page and "At every position it is told that none was kept" in page
+    head = json.loads((tmp_path / "out" / "limits.jsonl").read_text().splitlines()[0])["conditions"]
+    assert head["drafter"] == "merge" and head["draft"] is None

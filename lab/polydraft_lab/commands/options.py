@@ -14,6 +14,7 @@ from polydraft.options.commands.option_groups import (
     CHAT_TEMPLATE,
     DEVICE,
     DRAFT,
+    DRAFTER,
     DRAFTING,
     DTYPE,
     EXCERPT,
@@ -66,6 +67,10 @@ class LimitsOptions(SourceOptions):
         (), "The target's; may be repeated. Default: 0, 0.3, 0.6, 0.9 and 1.2.", SAMPLING, flag="--temperature"
     )
     draft_temperature: float | None = option(None, "The draft model's. Default: the target's.", SAMPLING)
+    drafter: str | None = DRAFTER.but(
+        help="Measure the drafts of this drafter, as for `polydraft generate`; or FILE.py:CLASS. Default: what a draft "
+        "model would draft at every position."
+    ).usually(None)
     verifiers: tuple[str, ...] = option(
         (),
         "A lossless rule of your own, beside those of the catalogue; may be repeated.",

@@ -4,20 +4,23 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from polydraft.bench import Prompt, read_prompt_sets, require_matplotlib
-from polydraft.catalogue import node_rules, rule_line, tree_rules
+from polydraft.catalogue import drafter_line, node_rules, rule_line, tree_rules
 from polydraft.cli.benchmark.bench import as_rich, kept
 from polydraft.cli.clashes import idle_excerpts, idle_template, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.conformance import cases, matrix, tree_matrix
+from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.models import Pair
 from polydraft.verifiers import NodeVerifier, PathVerifier
 from polydraft_lab.commands.options import LimitsOptions, parse_numbers
 from polydraft_lab.commands.results import load_source, refuse_lone_model, settings_of
@@ -46,10 +49,11 @@ def run_limits(options: LimitsOptions) -> int:
     settings = settings_of(LimitsSettings, options, drafts=parse_numbers(options.numbers))
     notes = new_console(errors=True, quiet=options.as_json)
     prompts = checked(options)
-    models = Models.of(load_source(options, notes))
+    models = with_drafter(load_source(options, notes), options.drafter)
+    settings = settings if models.drafter is None else settings.suited(models.drafter)
     names = (options.target or "embedded pair's target", options.draft or "embedded pair's draft")
     chosen = fitting(models, prompts, settings)
-    conditions = conditions_of(models, settings, names, options.chat_template)
+    conditions = conditions_of(models, settings, names, options.chat_template, options.drafter)
     results = Results(conditions, options.out, settings)
     if len(chosen) < len(prompts):
         notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
@@ -67,6 +71,16 @@ def run_limits(options: LimitsOptions) -> int:
     return INTERRUPTED if interrupted else 0
 
 
+def with_drafter(pair: Pair, word: str | None) -> Models:
+    """Return the pair's models, with the drafter of a word if its drafts are to be measured."""
+    if word is None:
+        return Models.of(pair)
+    line = drafter_line(word)
+    if line.models:
+        return Models.of(pair, line.of(as_drafter(pair.draft)))
+    return Models.of(replace(pair, draft=None), line.named(word))
+
+
 def checked(options: LimitsOptions) -> list[Prompt]:
     """Check what can be checked before models are loaded, and return the prompts.
 
@@ -75,9 +89,14 @@ def checked(options: LimitsOptions) -> list[Prompt]:
         MissingExtra: figures are wanted and matplotlib is not installed.
         PromptFileError: a prompt file cannot be read.
     """
-    refuse_lone_model(options)
+    by_model = options.drafter is None or drafter_line(options.drafter).models > 0
+    if by_model:
+        refuse_lone_model(options)
+    own_heat = options.drafter is not None and options.draft_temperature is not None
     refuse_clashes(
-        (options.figures and options.out is None, "--figures needs --out: the folder that they are written to.")
+        (options.draft and not by_model, f"--drafter {options.drafter} takes no draft model: leave --draft out."),
+        (own_heat, "--draft-temperature is of a draft model's rows, and a drafter makes its own: leave one out."),
+        (options.figures and options.out is None, "--figures needs --out: the folder that they are written to."),
     )
     for word in options.verifiers:
         _prove(word)

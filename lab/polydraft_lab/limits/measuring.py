@@ -1,7 +1,8 @@
 """The gap to the optimum on real text: what every rule accepts, and what any rule could, at every position."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.prompts import Prompt, in_turn
+from polydraft.drafters import Drafter, proposes
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.theory import optimal_acceptance
+from polydraft.verifiers import NaiveMatch, TopDown
 from polydraft_lab.limits.branching import Accepted, accepted_on_trees, every, most_room
 from polydraft_lab.limits.cases import (
+    NAIVE,
     TREE_SHAPES,
     NodeCase,
     TreeCase,
@@ -22,6 +26,7 @@ from polydraft_lab.limits.cases import (
     tree_cases,
     tree_policies,
 )
+from polydraft_lab.limits.drafters import look, schemes_under
 from polydraft_lab.limits.positions import Models, generate_sample, rows_on_atoms
 
 OPTIMUM = "optimum"
@@ -83,6 +88,25 @@ class LimitsSettings:
     def draft_temperature_at(self, temperature: float) -> float:
         """Return the draft's temperature where the target's is given."""
         return temperature if self.draft_temperature is None else self.draft_temperature
+
+    def suited(self, drafter: Drafter) -> "LimitsSettings":
+        """Return the settings with the rules for the schemes that a drafter can draft under.
+
+        Where a scheme has none, as tokens from outside, it is naive match, which is exact for all.
+
+        Raises:
+            InvalidParameter: there are none.
+        """
+        able = schemes_under(drafter) if proposes(drafter) else ()
+        if not able:
+            raise InvalidParameter(f"The drafter {drafter.name} drafts by no scheme with one row at a node.")
+        nodes = tuple(one for one in self.node_cases if one.scheme in able)
+        trees = tuple(one for one in self.tree_cases if one.verifier.scheme in able)
+        for scheme in (one for one in able if one not in {case.scheme for case in nodes}):
+            nodes += (NodeCase(NAIVE, NaiveMatch(scheme)),)
+        for scheme in (one for one in able if one not in {case.verifier.scheme for case in trees}):
+            trees += tuple(TreeCase(NAIVE, TopDown(NaiveMatch(scheme)), chain=chain) for chain in (True, False))
+        return replace(self, node_cases=nodes, tree_cases=trees)
 
     def layout(self) -> dict[str, dict[str, set[str]]]:
         """Return what a record's sums at nodes are of: scheme -> number of drafts -> the optimum and the rules."""
@@ -151,7 +175,7 @@ def fitting(models: Models, prompts: Sequence[Prompt], settings: LimitsSettings)
     Raises:
         ContextOverflow: none does.
     """
-    room = min(models.target.context, models.draft.context)
+    room = models.room
     good = [one for one in prompts if 0 < encode(models.pair, one, settings.excerpt_tokens).shape[1] < room]
     if not good:
         raise ContextOverflow(f"None of the {len(prompts)} prompts fits into a context of {room} tokens.")
@@ -176,6 +200,8 @@ def measure(
 @torch.no_grad()
 def measure_one(models: Models, prompt: Prompt, settings: LimitsSettings, temperature: float) -> Record:
     """Generate one text and evaluate all rules along it."""
+    if models.drafter is not None:
+        return _measure_drafter(models, models.drafter, prompt, settings, temperature)
     policies = tree_policies(settings.shapes)
     seed, draft_temperature = seed_of(prompt, settings.seed), settings.draft_temperature_at(temperature)
     room = most_room(list(policies.values()), settings.max_tokens, settings.tree_every)
@@ -192,6 +218,25 @@ def measure_one(models: Models, prompt: Prompt, settings: LimitsSettings, temper
     }
     nodes = acceptance_at_nodes(draft_probs, target_probs, settings.drafts, settings.node_cases, settings.shortlist)
     return Record(prompt.task, prompt.name, temperature, sample.positions, nodes, len(roots), trees)
+
+
+def _measure_drafter(
+    models: Models, drafter: Drafter, prompt: Prompt, settings: LimitsSettings, temperature: float
+) -> Record:
+    """Generate one text and evaluate all rules on what a drafter drafts along it."""
+    ids, policies = encode(models.pair, prompt, settings.excerpt_tokens), tree_policies(settings.shapes)
+    sampling = dict[str, Any](temperature=temperature, seed=seed_of(prompt, settings.seed))
+    sampling |= {"top_k": 0} if temperature else {}
+    tokens = max(1, min(settings.max_tokens, models.room - ids.shape[1] - 1))
+    looks = tokens, settings.tree_every, max(settings.drafts), settings.shortlist
+    seen = look(models.pair.target, drafter, ids, policies, settings.tree_cases, sampling, looks)
+    nodes: Acceptance = {}
+    empty = (torch.zeros(0, settings.shortlist + 1, dtype=torch.float64),) * 2
+    for scheme, rows in seen.rows.items():
+        cases = [one for one in settings.node_cases if one.scheme.name == scheme]
+        nodes |= acceptance_at_nodes(*(rows or empty), settings.drafts, cases, settings.shortlist)
+    looked = -(-seen.positions // settings.tree_every) if settings.tree_every else 0
+    return Record(prompt.task, prompt.name, temperature, seen.positions, nodes, looked, seen.trees)
 
 
 def acceptance_at_nodes(

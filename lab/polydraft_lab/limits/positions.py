@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters import NoDraft
+from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LanguageModel, Pair
@@ -25,20 +25,30 @@ class Models:
     Args:
         pair: target, draft model and tokenizer.
         target: the target, ready to score trees.
-        draft: the draft model, ready to score trees.
+        draft: the draft model, ready to score trees; of no use where there is a drafter.
+        drafter: whose drafts are measured; None for those of the draft model at every position.
     """
 
     pair: Pair
     target: LanguageModel
     draft: LanguageModel
+    drafter: Drafter | None = None
+
+    @property
+    def room(self) -> int:
+        """The longest text that those can read whose rows are measured."""
+        return min(self.target.context, self.draft.context)
 
     @classmethod
-    def of(cls, pair: Pair) -> "Models":
-        """Return the pair's models.
+    def of(cls, pair: Pair, drafter: Drafter | None = None) -> "Models":
+        """Return the pair's models, and a drafter if its drafts are to be measured.
 
         Raises:
-            InvalidParameter: the pair has no draft model.
+            InvalidParameter: there is neither a draft model nor a drafter.
         """
+        if drafter is not None:
+            target = HuggingFaceModel(pair.target)
+            return cls(pair, target, target, drafter)
         if pair.draft is None:
             raise InvalidParameter("The limits of drafting need a draft model: give --draft beside --target.")
         models = HuggingFaceModel(pair.target), HuggingFaceModel(pair.draft)

@@ -20,7 +20,11 @@ DEEPEST = 10_000
 
 
 def conditions_of(
-    models: Models, settings: LimitsSettings, names: tuple[str, str], chat_template: bool | None = None
+    models: Models,
+    settings: LimitsSettings,
+    names: tuple[str, str],
+    chat_template: bool | None = None,
+    drafter: str | None = None,
 ) -> dict[str, Any]:
     """Return all that determines a run's records but prompts and temperatures.
 
@@ -29,6 +33,7 @@ def conditions_of(
         settings: what is measured.
         names: the target's and the draft model's.
         chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
+        drafter: the word of the drafter whose drafts are measured; None for a draft model's rows.
     """
     target, draft = models.pair.target, models.pair.draft
     return {
@@ -36,6 +41,7 @@ def conditions_of(
         "draft": {"name": names[1], **described(draft)} if draft is not None else None,
         "vocabulary": models.target.vocab_size,
         **settings.conditions(),
+        **({} if drafter is None else {"drafter": drafter}),
         **({"files": digests()} if digests() else {}),
         **({} if chat_template is None else {"chat_template": chat_template}),
         "versions": versions(),

@@ -130,24 +130,43 @@ def _cells(columns: Iterable[str], values: dict[str, str]) -> tuple[str, ...]:
 
 def conditions_in_words(conditions: dict[str, Any], prompts: dict[str, int]) -> list[str]:
     """Return the run's conditions, one sentence each."""
-    target, draft, versions = conditions["target"], conditions["draft"], conditions["versions"]
-    heat = "that of the target" if conditions["draft_temperature"] is None else conditions["draft_temperature"]
+    target, versions = conditions["target"], conditions["versions"]
     counts = ", ".join(f"{count} of {task}" for task, count in prompts.items())
     return [
         f"Target: {target['name']}, {target['parameters']:,} parameters, {target['dtype']} on {target['device']}. "
-        f"Draft model: {draft['name']}, {draft['parameters']:,} parameters. {conditions['vocabulary']} tokens.",
+        f"{_drafting(conditions)} {conditions['vocabulary']} tokens.",
         f"Prompts: {counts}. The target continues each alone, by {conditions['max_tokens']} tokens at most, at every "
         f"temperature; every generated token is a position. Seed {conditions['seed']}.",
         template_in_words(conditions.get("chat_template")),
-        f"The draft model's temperature is {heat}; temperature 0 is "
-        f"the limit from above. Drafts come from its {conditions['shortlist']} likeliest tokens, renormalised.",
-        "Acceptance rates are computed from both models' probabilities at every position, not sampled. Means are over "
-        "positions; intervals are 95 % bootstrap intervals over prompts.",
+        _rows(conditions),
+        "Acceptance rates are computed from the probabilities of target and drafts at every position, not sampled. "
+        "Means are over positions; intervals are 95 % bootstrap intervals over prompts.",
         f"Trees are drawn at one position in {conditions['tree_every']}; what a rule accepts of a tree is computed."
         if conditions["tree_every"]
         else "No trees were grown.",
         f"polydraft {versions['polydraft']}, torch {versions['torch']}.",
     ]
+
+
+def _drafting(conditions: dict[str, Any]) -> str:
+    """Say who drafts."""
+    draft, drafter = conditions["draft"], conditions.get("drafter")
+    model = "" if draft is None else f"Draft model: {draft['name']}, {draft['parameters']:,} parameters."
+    return f"Drafter: {drafter}. {model}".strip() if drafter else model
+
+
+def _rows(conditions: dict[str, Any]) -> str:
+    """Say where the draft rows come from."""
+    if conditions.get("drafter"):
+        return (
+            f"Drafts are the drafter's own, and its rows are cut to their {conditions['shortlist']} likeliest tokens. "
+            "At every position it is told that none was kept; where it drafts nothing, nothing is accepted."
+        )
+    heat = "that of the target" if conditions["draft_temperature"] is None else conditions["draft_temperature"]
+    return (
+        f"The draft model's temperature is {heat}; temperature 0 is the limit from above. Drafts come from its "
+        f"{conditions['shortlist']} likeliest tokens, renormalised."
+    )
 
 
 def as_document(
