@@ -408,6 +408,7 @@ def test_what_was_drawn_is_not_verified_by_the_numbers_that_drew_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+@pytest.mark.long(1)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_drafts_that_come_in_pieces_are_compared_with_what_was_drawn_too(wrapped: bool) -> None:
     """One row is looked up; the growth of the other's draft ends for a token that was drawn."""

@@ -509,7 +509,7 @@ def counted(rows: list[list[int]]) -> Tensor:
     return torch.tensor([SMALL * first + second for first, second in rows]).bincount(minlength=SMALL**FEW).double()
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("verifier", "policy"),
     [

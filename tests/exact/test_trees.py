@@ -175,7 +175,7 @@ def kept_of(verdict: Verdict, row: int) -> list[int]:
     return [*verdict.path[row, : int(verdict.length[row])].tolist(), int(verdict.next_token[row])]
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 @cases([(rule, widths) for rule in [*RULES, *WIDE] for widths in ((2, 2), (2, 1), (1, 2))])
 @pytest.mark.parametrize("listed", [2, 4])
 def test_the_walk_of_a_batch_is_that_of_each_row(rule: NodeVerifier, widths: tuple[int, int], listed: int):
@@ -215,7 +215,7 @@ def test_several_rows_whole_rows_and_absent_nodes_are_read(rule: Any):
             assert kept_of(verdict, row) == walked(rule, each, rows, row, uniforms[row].tolist())
 
 
-@pytest.mark.long
+@pytest.mark.long(40)
 @cases([(rule, widths) for rule in WIDE if isinstance(rule, ScalableVerifier) for widths in ((2, 2), (2, 1), (1, 2))])
 @pytest.mark.parametrize("listed", [2, 4])
 def test_the_trials_of_a_batch_are_those_of_each_row(rule: Any, widths: tuple[int, int], listed: int):
