@@ -8,13 +8,12 @@ from choices import Memory, Toy
 from torch import Tensor
 
 from polydraft.drafters import Drafter
-from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.block import BlockHead, BlockShape
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadState, TreePass
 from polydraft.drafters.heads.eagle import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.layers import Anatomy, Rotation
-from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -24,7 +23,11 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
+from polydraft.drafters.rows import draft_rows
 from polydraft.models import Forward
+from polydraft.reading import Text
+from polydraft.schemes import IID
+from polydraft.trees import Frontier
 
 Network = TypeVar("Network", bound=torch.nn.Module)
 WIDTH, VOCAB = 16, 24
@@ -73,21 +76,21 @@ def block_head(
     return head.eval().requires_grad_(False)
 
 
-def block_drafter(term: str = "mixing", **changes: Any) -> BlockDrafter:
+def block_drafter(term: str = "mixing", **changes: Any) -> HeadDrafter[Any]:
     """Return a drafter with random weights in double precision, whose ends are the target's."""
-    return BlockDrafter(block_head(term, **changes), HeadEnds())
+    return HeadDrafter(block_head(term, **changes), HeadEnds())
 
 
-def eagle_drafter(width: int = WIDTH, spread: float = 0.4) -> EagleDrafter:
+def eagle_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     """Return EAGLE-3's head with random weights, whose ends are the target's."""
     anatomy = Anatomy(width=width, inner=24, heads=4, groups=2, channels=4, rotation=Rotation(100.0))
     head = Eagle3Head(anatomy, (2, 1, 0), width, norms=Eagle3Norms())
-    return EagleDrafter(_random(head, spread), HeadEnds())
+    return HeadDrafter(_random(head, spread), HeadEnds())
 
 
-def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> MedusaDrafter:
+def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     """Return three of Medusa's heads with random weights, whose output rows are the target's."""
-    return MedusaDrafter(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
+    return of_medusa(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
 
 
 def every_head() -> dict[str, Drafter]:
@@ -143,3 +146,18 @@ def _random(network: Network, spread: float) -> Network:
         for weights in network.parameters():
             weights.add_(spread * torch.randn(weights.shape, dtype=weights.dtype))
     return network.double().eval().requires_grad_(False)
+
+
+def of_medusa(heads: MedusaHeads, **options: Any) -> HeadDrafter[MedusaHeads]:
+    """Return the drafter of Medusa's heads, whose ends are their own."""
+    return HeadDrafter(heads, heads.ends(), **options)
+
+
+def rows_of(grown: TreePass, state: HeadState, frontier: Frontier) -> Tensor:
+    """Return the draft rows that a head gives the nodes of a depth, of all tokens in the order of their ids."""
+    return draft_rows(grown.logits(frontier)[..., : state.vocab_size], state.params, None, IID())[1]
+
+
+def slots_of(drafter: HeadDrafter[BlockHead], state: HeadState, text: Text) -> Tensor:
+    """Return the hidden states of the slots that a block head drafts from behind a text."""
+    return drafter.network.filled(state.memory, text, state.ends)

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.drafters import BlockDrafter
+from polydraft.drafters import HeadDrafter
+from polydraft.drafters.heads.block import BlockHead
 from polydraft.fetched import place
 from polydraft.models import Conversation, text_of
 from polydraft.models.derived import derived
@@ -90,7 +91,7 @@ def test_every_turn_reads_only_what_is_new_and_writes_the_text_of_a_fresh_call(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_its_own_head_drafts_if_nothing_else_is_named(pair: polydraft.Pair, temperature: float) -> None:
-    assert isinstance(pair.draft, BlockDrafter)
+    assert isinstance(pair.draft, HeadDrafter) and isinstance(pair.draft.network, BlockHead)
     prompt = asked(pair, "Name three uses of salt.")
     given = {"max_new_tokens": NEW, "temperature": temperature, "top_k": 0, "seed": 5} if temperature else {}
     output = polydraft.generate(pair.target, prompt, drafter=pair.draft, **({"max_new_tokens": NEW} | given))

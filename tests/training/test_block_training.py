@@ -5,18 +5,16 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model
-from heads import TERMS, VOCAB, block_head
+from heads import TERMS, VOCAB, block_head, rows_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters import BlockDrafter, Session
+from polydraft.drafters import HeadDrafter, Session
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.lattice import _Growing
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
-from polydraft.schemes import IID
 from polydraft.training.heads.blocks import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
 from polydraft.training.heads.targets import TargetEnds
 from polydraft.trees import Frontier
@@ -46,18 +44,18 @@ def drafted(
     head: BlockHead, ends: HeadEnds, target: PreTrainedModel, ids: Tensor, anchor: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows and confidences of a block below the text's token at `anchor`, along the text, by the drafter."""
-    model, drafter = HuggingFaceModel(target), BlockDrafter(head, ends)
+    model, drafter = HuggingFaceModel(target), HeadDrafter(head, ends)
     text = Text(ids, torch.tensor([anchor + 1]))
     reader = Reader.new(model, 1, 64, drafter.needs.layers)
     state = drafter.start(text, Session(SamplingParams(), 64, model.vocab_size, reader))
     _, features = reader.catch_up(text)
     state = drafter.read(state, text, features)
-    growing = _Growing.of(state, drafter._slots(state, text))
+    growing, _ = drafter.network.root(state.memory, text, state.ends)
     rows, sure = list[Tensor](), list[Tensor]()
     for depth in range(head.shape.drafts):
         token = ids[:, anchor + depth : anchor + depth + 1]
         frontier = Frontier(range(depth, depth + 1), token, depth, torch.ones(1, 1, depth + 1, dtype=torch.bool))
-        rows.append(growing.propose(frontier, None, IID())[1][0, 0])
+        rows.append(rows_of(growing, state, frontier)[0, 0])
         if head.confidence is not None:
             sure.append(growing.overlap(frontier)[0, 0])
     return torch.stack(rows), torch.stack(sure) if sure else None

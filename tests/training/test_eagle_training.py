@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model
+from heads import rows_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.drafters import Session
-from polydraft.drafters.heads.autoregressive import EagleDrafter, _caught_up, _Growing
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy
@@ -18,7 +19,6 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
-from polydraft.schemes import IID
 from polydraft.training.heads.eagles import (
     RENORMED,
     ROW_LOSSES,
@@ -91,21 +91,20 @@ def test_passes_are_what_is_drafted(name: str, target: PreTrainedModel) -> None:
     with torch.no_grad():
         made = unrolled(head, training.embedded, given["ids"], features, PASSES)
         logits = [training.logits(states) for states in made]
-    drafter = EagleDrafter(head.eval(), training.ends)
+    drafter = HeadDrafter(head.eval(), training.ends)
     for index in range(0, LENGTH - 1 - PASSES, 3):
         text = Text(given["ids"], torch.full((2,), index + 2))
         reader = reader_of(HuggingFaceModel(target), 2, 64, drafter.needs.layers)
         state = drafter.start(text, Session(SamplingParams(), 64, VOCAB, reader))
         state = drafter.read(state, text, reader.catch_up(text)[1])
         with torch.no_grad():
-            root, state = _caught_up(state, text)
-            growing = _Growing(state, text, root)
+            growing, _ = drafter.network.root(state.memory, text, state.ends)
             for depth in range(PASSES):
                 token = given["ids"][:, index + 1 + depth].unsqueeze(-1)
                 frontier = Frontier(
                     range(depth, depth + 1), token, depth, torch.ones(2, 1, depth + 1, dtype=torch.bool)
                 )
-                _, probs = growing.propose(frontier, size=None, scheme=IID())
+                probs = rows_of(growing, state, frontier)
                 wanted = logits[depth][:, index].softmax(-1)
                 torch.testing.assert_close(probs[:, 0].float(), wanted, atol=2e-4, rtol=0)
 

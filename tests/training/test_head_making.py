@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.cli.train.head import run_train_head
-from polydraft.drafters import BlockDrafter, owned_networks, write_block
+from polydraft.drafters import HeadDrafter, owned_networks, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
@@ -294,7 +294,7 @@ READ_BY: dict[str, tuple[Any, ...]] = {"eagle": ("final",), "eagle-3": (2, 1)}
 def test_a_head_that_reads_the_last_states_learns_from_them(tmp_path: Path) -> None:
     """Behind the last norm, and not the last layer's output before it."""
     shape = replace(fresh_block().shape, reads=("final",))
-    given = BlockDrafter(BlockHead(shape, PathTerm()), HeadEnds())
+    given = HeadDrafter(BlockHead(shape, PathTerm()), HeadEnds())
     write_block(given, tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
     asked = plan("dspark", start=tmp_path / "first")
     make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
@@ -326,7 +326,7 @@ def fresh_block() -> BlockHead:
 def test_a_block_head_for_another_target_or_without_a_form_is_refused_before_the_target_writes(
     changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = BlockDrafter(BlockHead(replace(fresh_block().shape, **changes), PathTerm()), HeadEnds())
+    given = HeadDrafter(BlockHead(replace(fresh_block().shape, **changes), PathTerm()), HeadEnds())
     monkeypatch.setattr("polydraft.training.heads.making.load_start", lambda folder, model: given)
     with pytest.raises(InvalidParameter, match=said):
         make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
@@ -336,7 +336,7 @@ def test_a_block_head_for_another_target_or_without_a_form_is_refused_before_the
 def test_factors_at_the_ends_of_a_head_are_refused_and_its_depth_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = BlockDrafter(BlockHead(fresh_block().shape, PathTerm()), HeadEnds(softcap=5.0))
+    first = HeadDrafter(BlockHead(fresh_block().shape, PathTerm()), HeadEnds(softcap=5.0))
     monkeypatch.setattr("polydraft.training.heads.making.load_start", lambda folder, model: first)
     with pytest.raises(InvalidParameter, match="scales its embeddings or caps its logits"):
         make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
@@ -352,7 +352,7 @@ def test_a_dspark_head_may_begin_with_what_has_no_term_or_no_confidence(path: Pa
     """DFlash's anchors do not draft, so that its block has a slot more than it has drafts."""
     shape = replace(fresh_block().shape, shifted=False, block=4)
     given = BlockHead(shape, path)
-    write_block(BlockDrafter(given, HeadEnds()), tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
+    write_block(HeadDrafter(given, HeadEnds()), tmp_path / "first", HuggingFaceModel(target()), target_layers=2)
     asked = plan("dspark", start=tmp_path / "first", size={"rank": None})
     made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
     (head, *_) = owned_networks(polydraft.load_head(tmp_path / "second", 2))

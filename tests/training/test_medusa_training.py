@@ -5,10 +5,11 @@ from functools import cache
 import pytest
 import torch
 from doubles import tiny_model
+from heads import of_medusa
 from torch import Tensor, nn
 
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -140,7 +141,7 @@ def test_the_drafter_drafts_what_was_trained(own_rows: bool) -> None:
     """The row of draft i below the last token is that of head i at the token before, in training's own words."""
     target, given = ends(), batch()
     heads = changed(new_heads(target, DRAFTS, own_rows=own_rows))
-    training, drafter = MedusaTraining(heads, target), MedusaDrafter(heads, shortlist_size=VOCAB)
+    training, drafter = MedusaTraining(heads, target), of_medusa(heads, shortlist_size=VOCAB)
     text = Text(given["ids"], torch.full((4,), LENGTH))
     reader = Reader.new(HuggingFaceModel(tiny_model("llama", VOCAB, dtype=torch.float32)), 4, 40, ("final",))
     state = drafter.start(text, Session(SamplingParams(), 40, VOCAB, reader))

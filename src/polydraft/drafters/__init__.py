@@ -2,9 +2,7 @@
 
 from polydraft.drafters.ensemble import EnsembleDrafter
 from polydraft.drafters.heads import (
-    BlockDrafter,
-    EagleDrafter,
-    MedusaDrafter,
+    HeadDrafter,
     is_head,
     load_head,
     write_block,
@@ -67,19 +65,17 @@ from polydraft.drafters.text import (
 
 __all__ = [
     "LOOKUP",
-    "BlockDrafter",
     "Collects",
     "Decoder",
     "Defaults",
     "DraftRequest",
     "Drafter",
-    "EagleDrafter",
     "EnsembleDrafter",
     "Followed",
+    "HeadDrafter",
     "JacobiDrafter",
     "LookaheadDrafter",
     "LookupFirst",
-    "MedusaDrafter",
     "MergedDrafter",
     "ModelDrafter",
     "Needs",

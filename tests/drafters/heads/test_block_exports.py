@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from test_block_folders import same
 from transformers import Qwen3Config
 
-from polydraft.drafters import BlockDrafter, load_head, write_block
+from polydraft.drafters import HeadDrafter, load_head, write_block
+from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -76,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 NO_CONFIDENCE = ("none", "recurrent", "domino", "selector")
 
 
-def of_term(term: str, **changes: Any) -> BlockDrafter:
+def of_term(term: str, **changes: Any) -> HeadDrafter[Any]:
     convolved = {"taps": 2, "group": 4, "shifted": False} if term == "selector" else {}
     given = {"reads": (1, 2, 3), **convolved, **changes}
     return block_drafter(term, confidence=term not in NO_CONFIDENCE, **given)
@@ -139,7 +140,7 @@ BEYOND: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_speculators_refuses_by_name_what_its_form_cannot_say(
     changes: dict[str, Any], ends: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    drafter = BlockDrafter(of_term("markov", **changes).head, HeadEnds(**ends))
+    drafter = HeadDrafter(of_term("markov", **changes).network, HeadEnds(**ends))
     with pytest.raises(InvalidParameter, match=f"speculators has no form for heads with {said}; leave out"):
         write_block(drafter, tmp_path / "head", TARGET, speculators=True)
     assert not (tmp_path / "head").exists()
@@ -188,7 +189,9 @@ def test_deepspecs_form_has_its_names_shapes_and_one_flat_table(term: str, tmp_p
     assert Qwen3Config(**config).layer_types == ["full_attention"] * 2
     found = load_head(tmp_path)
     same(found, drafter)
-    assert isinstance(found, BlockDrafter) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+    assert (
+        isinstance(found.network, BlockHead) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+    )
 
 
 def replaced(name: str, parts: dict[str, str]) -> str:
@@ -220,7 +223,7 @@ NOT_DEEPSPECS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 def test_deepspec_refuses_by_name_what_its_form_cannot_say(
     term: str, changes: dict[str, Any], ends: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    drafter = BlockDrafter(of_term(term, **changes).head, HeadEnds(**ends))
+    drafter = HeadDrafter(of_term(term, **changes).network, HeadEnds(**ends))
     with pytest.raises(InvalidParameter, match=f"DeepSpec has no form for heads with {said}; leave out"):
         write_block(drafter, tmp_path / "head", TARGET, deepspec=True)
     assert not (tmp_path / "head").exists()
@@ -230,7 +233,7 @@ def test_one_form_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="is written in one form"):
         write_block(of_term("markov"), tmp_path / "head", TARGET, deepspec=True, speculators=True)
     drafter = of_term("markov")
-    drafter.head.confidence = torch.nn.Linear(WIDTH + 3, 1).requires_grad_(False)
+    drafter.network.confidence = torch.nn.Linear(WIDTH + 3, 1).requires_grad_(False)
     with pytest.raises(InvalidParameter, match="told a part of a token's row"):
         write_block(drafter, tmp_path / "head", TARGET, deepspec=True)
 
@@ -238,9 +241,9 @@ def test_one_form_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("beside", [None, 0, 6])
 def test_speculators_says_what_a_confidence_head_reads(beside: int | None, tmp_path: Path) -> None:
     """Its own default takes the last token's row beside the slot, so that a head of the slot alone must say so."""
-    head = of_term("markov").head
+    head = of_term("markov").network
     head.confidence = None if beside is None else torch.nn.Linear(WIDTH + beside, 1).requires_grad_(False)
-    drafter = BlockDrafter(head, HeadEnds())
+    drafter = HeadDrafter(head, HeadEnds())
     write_block(drafter, tmp_path, TARGET, speculators=True, dtype=torch.float32)
     told = {name: one for name, one in config_in(tmp_path).items() if "confidence" in name}
     wanted = {} if beside is None else {"confidence_head_with_markov": beside > 0}
@@ -263,6 +266,6 @@ def test_hugging_face_reads_the_windows_that_are_written(
 
 def test_speculators_holds_embeddings_with_what_they_are_multiplied_by(tmp_path: Path) -> None:
     table = torch.nn.Embedding(VOCAB, WIDTH).requires_grad_(False)
-    drafter = BlockDrafter(of_term("markov").head, HeadEnds(table, scale=3.0))
+    drafter = HeadDrafter(of_term("markov").network, HeadEnds(table, scale=3.0))
     write_block(drafter, tmp_path, TARGET, speculators=True, dtype=torch.float32)
     torch.testing.assert_close(load_file(tmp_path / "model.safetensors")["embed_tokens.weight"], 3 * table.weight)

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 import polydraft
-from polydraft.drafters import BlockDrafter, is_head, load_head, write_block
-from polydraft.drafters.heads.block import BlockShape
+from polydraft.drafters import HeadDrafter, is_head, load_head, write_block
+from polydraft.drafters.heads.block import BlockHead, BlockShape
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.blocks import LAYERS, block_tensors
 from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields
@@ -40,9 +40,9 @@ FLAT = {"block_size": 4, "mask_token_id": 1, "target_layer_ids": [-1, 0, 1], "nu
 INNER = {"mask_token_id": 1, "target_layer_ids": [0, 1], "block_size": 4}
 
 
-def named(term: str, **changes: Any) -> tuple[BlockDrafter, dict[str, Tensor]]:
+def named(term: str, **changes: Any) -> tuple[HeadDrafter[Any], dict[str, Tensor]]:
     drafter = block_drafter(term, **changes)
-    return drafter, block_tensors(drafter.head, drafter.ends)
+    return drafter, block_tensors(drafter.network, drafter.ends)
 
 
 def folder_of(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -52,14 +52,14 @@ def folder_of(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) ->
     return path
 
 
-def same(drafter: Any, other: BlockDrafter, **changes: Any) -> None:
+def same(drafter: Any, other: HeadDrafter[Any], **changes: Any) -> None:
     """Check that a head that was read is another one, but for the precision of its numbers."""
-    assert isinstance(drafter, BlockDrafter)
-    ours, theirs = drafter.head.state_dict(), other.head.state_dict()
+    assert isinstance(drafter.network, BlockHead)
+    ours, theirs = drafter.network.state_dict(), other.network.state_dict()
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value.double(), theirs[name].double(), rtol=1e-6, atol=1e-6)
-    assert plain(drafter.head.shape) == {**plain(other.head.shape), **changes}
+    assert plain(drafter.network.shape) == {**plain(other.network.shape), **changes}
 
 
 def plain(shape: BlockShape) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def test_our_own_folders_are_read_as_they_were_written(term: str, changes: dict[
 def test_fewer_tokens_are_written_with_their_ids(tmp_path: Path) -> None:
     tokens = torch.tensor([1, 4, 5, 9, 20])
     drafter = block_drafter("markov", rows=5)
-    drafter = BlockDrafter(drafter.head, HeadEnds(tokens=tokens))
+    drafter = HeadDrafter(drafter.network, HeadEnds(tokens=tokens))
     target = HuggingFaceModel(tiny_model(vocab=VOCAB))
     write_block(drafter, tmp_path / "head", target, dtype=torch.float32)
     found = load_head(tmp_path / "head")
-    assert isinstance(found, BlockDrafter) and torch.equal(found.ends.get_buffer("tokens"), tokens)
+    assert isinstance(found.network, BlockHead) and torch.equal(found.ends.get_buffer("tokens"), tokens)
     text = polydraft.generate(
         target.model, torch.tensor([[3, 1, 4]]), drafter=str(tmp_path / "head"), max_new_tokens=20
     )
@@ -124,7 +124,9 @@ def test_deepspec_shifts_its_dflash_too_and_holds_copies_of_the_targets_ends(ter
     config = {**SIZES, **FLAT, "architectures": ["Qwen3DSparkModel"], "markov_rank": 6}
     found = load_head(folder_of(tmp_path / "a", config, {**tensors, **ends}))
     same(found, drafter)
-    assert isinstance(found, BlockDrafter) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+    assert (
+        isinstance(found.network, BlockHead) and found.ends.lm_head is not None and found.ends.embed_tokens is not None
+    )
     assert torch.equal(found.ends.lm_head.weight, ends["lm_head.weight"])
     assert torch.equal(found.ends.embed_tokens.weight, ends["embed_tokens.weight"])
 
@@ -142,8 +144,8 @@ def test_specforge_and_model_optimizer_name_the_same_head_otherwise(tmp_path: Pa
     same(load_head(folder_of(tmp_path / "b", {**config, "architectures": ["DFlashDraftModel"]}, flat)), drafter)
     bare = without(flat, "confidence_proj.bias")
     found = load_head(folder_of(tmp_path / "c", config, bare))
-    assert isinstance(found, BlockDrafter) and found.head.confidence is not None
-    assert float(found.head.confidence.bias.detach()) == 0
+    assert isinstance(found.network, BlockHead) and found.network.confidence is not None
+    assert float(found.network.confidence.bias.detach()) == 0
 
 
 def test_domino_and_dflash_2(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_speculators_count_layers_from_one(term: str, tmp_path: Path) -> None:
     assert config["aux_hidden_state_layer_ids"] == [0, 1, 2] and config["speculators_model_type"].startswith("d")
     found = load_head(tmp_path / "head")
     same(found, drafter)
-    assert isinstance(found, BlockDrafter) and found.ends.embed_tokens is not None
+    assert isinstance(found.network, BlockHead) and found.ends.embed_tokens is not None
     del config["sample_from_anchor"], config["aux_hidden_state_layer_ids"]
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
     other = load_head(tmp_path / "head", target_layers=5)
@@ -194,7 +196,7 @@ def test_speculators_alignment_is_that_of_the_anchor_or_else_of_the_labels(
     shifted = bool(label) if told is None else told
     found = load_head(folder_of(tmp_path, config, tensors))
     same(found, drafter, shifted=shifted)
-    assert isinstance(found, BlockDrafter) and found.head.shape.drafts == (4 if shifted else 3)
+    assert isinstance(found.network, BlockHead) and found.network.shape.drafts == (4 if shifted else 3)
 
 
 @pytest.mark.parametrize("kind", [{}, {"model_type": "qwen3"}])
@@ -210,7 +212,7 @@ def test_speculators_table_of_layers_may_leave_out_what_hugging_face_has_anyway(
         "mask_token_id": 1,
         "aux_hidden_state_layer_ids": [1],
     }
-    tensors = {name: one.float() for name, one in block_tensors(drafter.head, drafter.ends).items()}
+    tensors = {name: one.float() for name, one in block_tensors(drafter.network, drafter.ends).items()}
     same(load_head(folder_of(tmp_path, config, tensors)), drafter, shifted=False)
     config["transformer_layer_config"]["model_type"] = []
     with pytest.raises(CheckpointError):
@@ -302,7 +304,7 @@ def test_half_a_download_and_a_pickle_that_runs_code(tmp_path: Path, capsys: pyt
         load_head(folder)
     assert "code was run" not in capsys.readouterr().out
     torch.save(tensors, folder / "pytorch_model.bin")
-    assert isinstance(load_head(folder), BlockDrafter)
+    assert isinstance(load_head(folder).network, BlockHead)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import TERMS, VOCAB, WIDTH, Seen, block_drafter, block_head, every_head
+from heads import TERMS, VOCAB, WIDTH, Seen, block_drafter, block_head, every_head, rows_of, slots_of
 from torch import Tensor
 
 import polydraft
@@ -30,7 +30,6 @@ from polydraft import (
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads.block import BlockHead
-from polydraft.drafters.heads.lattice import _Growing
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Text
@@ -121,21 +120,24 @@ def test_slots_are_those_of_the_formula(changes: dict[str, Any]) -> None:
     text = text_of(ROWS)
     state, features = begun(target, drafter, text)
     assert features is not None
-    found = drafter._slots(state, text)
+    found = slots_of(drafter, state, text)
     for row, tokens in enumerate(ROWS):
         own = features.places[row] >= 0
         joined = torch.cat([features.states[layer][row, own] for layer in (0, 1, 2)], -1)
         query = target.embedded(torch.tensor([[tokens[-1], 1, 1, 1]]))[0]
-        wanted = by_hand(drafter.head, joined, query, changes.get("windows", (None, None)))
+        wanted = by_hand(drafter.network, joined, query, changes.get("windows", (None, None)))
         torch.testing.assert_close(found[row], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_unshifted_block_drafts_from_the_slots_behind_its_anchor() -> None:
     target, text = HuggingFaceModel(tiny_model(vocab=VOCAB)), text_of(ROWS)
     shifted, plain = block_drafter("none"), block_drafter("none", shifted=False)
-    every = shifted._slots(begun(target, shifted, text)[0], text)
-    assert torch.equal(plain._slots(begun(target, plain, text)[0], text), every[:, 1:])
-    assert (shifted.head.shape.drafts, plain.head.shape.drafts) == (4, 3)
+    every = slots_of(shifted, begun(target, shifted, text)[0], text)
+    assert torch.equal(
+        slots_of(plain, begun(target, plain, text)[0], text),
+        every[:, 1:],
+    )
+    assert (shifted.network.shape.drafts, plain.network.shape.drafts) == (4, 3)
 
 
 def test_convolutions_join_neighbouring_slots_and_begin_as_nothing() -> None:
@@ -213,7 +215,7 @@ def test_the_row_of_every_node_is_that_of_its_path(term: str, policy: Any) -> No
     target, text = HuggingFaceModel(tiny_model(vocab=VOCAB)), text_of(ROWS)
     drafter = block_drafter(term)
     state, _ = begun(target, drafter, text)
-    slots = drafter._slots(state, text)
+    slots = slots_of(drafter, state, text)
     draft, _ = drafter.draft(state, DraftRequest(text, WithoutReplacement(), policy, Noise.from_seed(5, 3)))
     tree, seen = draft.tree, 0
     for row, node in tree.valid.nonzero().tolist():
@@ -222,7 +224,7 @@ def test_the_row_of_every_node_is_that_of_its_path(term: str, policy: Any) -> No
         path = [node]
         while (parent := int(tree.parents[row, path[0]])) >= 0:
             path.insert(0, parent)
-        wanted = reference_logits(drafter.head, target, slots[row], tree.tokens[row, path].tolist()).softmax(-1)
+        wanted = reference_logits(drafter.network, target, slots[row], tree.tokens[row, path].tolist()).softmax(-1)
         listed = draft.shortlist[row, node]
         there = listed >= 0
         ours = draft.probs[row, node][there].double()
@@ -251,13 +253,16 @@ def test_a_confidence_head_is_told_the_slot_and_the_last_tokens_row(term: str) -
     target, text = HuggingFaceModel(tiny_model(vocab=VOCAB)), text_of(ROWS)
     drafter = block_drafter(term)
     state, _ = begun(target, drafter, text)
-    slots, table = drafter._slots(state, text), drafter.head.path.state_dict()["markov_w1.weight"]
-    growing, read = _Growing.of(state, slots), drafter.head.confidence
+    slots, table = (
+        slots_of(drafter, state, text),
+        drafter.network.path.state_dict()["markov_w1.weight"],
+    )
+    growing, read = drafter.network.root(state.memory, text, state.ends)[0], drafter.network.confidence
     assert read is not None and read.in_features == WIDTH + 6
     for depth, tokens in enumerate([[6, 1, 8], [2, 20, 2], [23, 0, 5], [9, 9, 1]]):
         above = torch.ones(3, 1, depth + 1, dtype=torch.bool)
         frontier = Frontier(range(depth, depth + 1), torch.tensor(tokens).unsqueeze(-1), depth, above)
-        growing.propose(frontier, None, IID())
+        rows_of(growing, state, frontier)
         logits = torch.cat([slots[:, depth], table[tokens]], -1) @ read.weight[0] + read.bias
         torch.testing.assert_close(growing.overlap(frontier)[:, 0], 1 / (1 + torch.exp(-logits)))
 
@@ -272,10 +277,10 @@ def test_what_is_drafted_after_many_steps_is_what_a_fresh_start_drafts(term: str
             text = request.text
             found = super().draft(state, request)
             rows = [text.tokens[row, :count].tolist() for row, count in enumerate(text.counts)]
-            seen.append((rows, drafter._slots(state, text)))
+            seen.append((rows, slots_of(drafter, state, text)))
             return found
 
-    watched = Watched(drafter.head, drafter.ends)
+    watched = Watched(drafter.network, drafter.ends)
     padded, mask = torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.int64)
     for row, tokens in enumerate(ROWS):
         padded[row, 8 - len(tokens) :], mask[row, 8 - len(tokens) :] = torch.tensor(tokens), 1
@@ -286,7 +291,7 @@ def test_what_is_drafted_after_many_steps_is_what_a_fresh_start_drafts(term: str
         text = text_of(rows)
         fresh, _ = begun(HuggingFaceModel(target), drafter, text)
         going = [row for row, tokens in enumerate(rows) if len(tokens) < len(ROWS[row]) + 20]
-        torch.testing.assert_close(drafter._slots(fresh, text)[going], slots[going], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(slots_of(drafter, fresh, text)[going], slots[going], rtol=1e-8, atol=1e-8)
 
 
 POLICIES = (

@@ -9,11 +9,12 @@ import pytest
 import torch
 from doubles import tiny_model
 from heads import VOCAB, WIDTH, block_drafter
+from heads import slots_of as drafted_from
 from test_block_folders import INNER, SIZES, folder_of, named, same
 from test_block_heads import ROWS, begun, normed, rotated, text_of
 from torch import Tensor
 
-from polydraft.drafters import BlockDrafter, DraftRequest, load_head, write_block
+from polydraft.drafters import DraftRequest, HeadDrafter, load_head, write_block
 from polydraft.drafters.heads.block import BlockHead
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
@@ -26,23 +27,23 @@ CONFIG = {**SIZES, "architectures": ["DFlashDraftModel"], "num_target_layers": 3
 LAST_ROW = ROWS[0]
 
 
-def read_again(folder: Path, tensors: dict[str, Tensor], inner: dict[str, Any], **outer: Any) -> BlockDrafter:
+def read_again(folder: Path, tensors: dict[str, Tensor], inner: dict[str, Any], **outer: Any) -> HeadDrafter[Any]:
     """Return the head of a folder with these settings, in double precision."""
     config = {**CONFIG, "dflash_config": {**INNER, "shift_label": True, **inner}, **outer}
     found = load_head(folder_of(folder, config, tensors))
-    assert isinstance(found, BlockDrafter)
-    found.head.double()
+    assert isinstance(found.network, BlockHead)
+    found.network.double()
     found.ends.double()
     return found
 
 
-def state_of(drafter: BlockDrafter, row: Sequence[int] = LAST_ROW) -> tuple[Any, Text, Tensor]:
+def state_of(drafter: HeadDrafter[Any], row: Sequence[int] = LAST_ROW) -> tuple[Any, Text, Tensor]:
     """Return what a head has read of a text, the text, and the target's states of all tokens but the last."""
     text = text_of([row])
     state, features = begun(TARGET, drafter, text)
     assert isinstance(features, Features)
     kept = features.places[0] >= 0
-    return state, text, torch.cat([features.states[layer][0, kept] for layer in drafter.head.shape.reads], -1)
+    return state, text, torch.cat([features.states[layer][0, kept] for layer in drafter.network.shape.reads], -1)
 
 
 def convolved(states: Tensor, base: Tensor, dynamic: Tensor, group: int) -> Tensor:
@@ -105,11 +106,11 @@ def test_dflash_2s_whole_layer_is_its_formula(taps: int, tmp_path: Path) -> None
     written = block_drafter("selector", taps=taps, group=4)
     write_block(written, tmp_path, TARGET, dtype=torch.float64)
     drafter = load_head(tmp_path, dtype=torch.float64)
-    assert isinstance(drafter, BlockDrafter) and float(drafter.head.layers[0].mlp_conv.base_kernel.std()) > 0.1
+    assert isinstance(drafter.network, BlockHead) and float(drafter.network.layers[0].mlp_conv.base_kernel.std()) > 0.1
     state, text, features = state_of(drafter)
     query = TARGET.embedded(torch.tensor([[LAST_ROW[-1], 1, 1, 1]]))[0]
-    wanted = convolved_slots(drafter.head, features, query)
-    torch.testing.assert_close(drafter._slots(state, text)[0], wanted, rtol=1e-5, atol=1e-6)
+    wanted = convolved_slots(drafter.network, features, query)
+    torch.testing.assert_close(drafted_from(drafter, state, text)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_model_optimizers_windows_are_two_sided_and_in_every_layer(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_model_optimizers_windows_are_two_sided_and_in_every_layer(tmp_path: Pat
     other = read_again(tmp_path / "b", tensors, {**swa, "use_swa": False}, **outer)
     same(other, drafter)
     places = torch.arange(4, 8).unsqueeze(0)
-    seen = found.head.sees(0, places, torch.arange(8).unsqueeze(0), torch.tensor([[4]]))[0]
+    seen = found.network.sees(0, places, torch.arange(8).unsqueeze(0), torch.tensor([[4]]))[0]
     assert seen.tolist() == [[abs(slot - key) < 3 for key in range(8)] for slot in range(4, 8)]
 
 
@@ -132,7 +133,7 @@ def test_domino_corrects_from_its_prefix_on(plain: int, shifted: bool, tmp_path:
     inner = {"projector_type": "domino", "gru_hidden_dim": 10, "emb_dim": 6, "pure_draft_prefix_len": plain}
     drafter = read_again(tmp_path, tensors, {**inner, "shift_label": shifted})
     state, text, _ = state_of(drafter)
-    slots = drafter._slots(state, text)[0]
+    slots = drafted_from(drafter, state, text)[0]
     draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((1, 1, 1, 1)), Noise.from_seed(5, 1)))
     assert len(slots) == 3 + shifted
     output = TARGET.model.get_output_embeddings()
@@ -140,8 +141,8 @@ def test_domino_corrects_from_its_prefix_on(plain: int, shifted: bool, tmp_path:
         path = draft.tree.tokens[0, : depth + 1].tolist()
         assert path[0] == LAST_ROW[-1]
         base = output(slots[depth])
-        joined = torch.cat([slots[depth], gru_state(drafter.head, path)])
-        named_path = dict(drafter.head.path.state_dict())
+        joined = torch.cat([slots[depth], gru_state(drafter.network, path)])
+        named_path = dict(drafter.network.path.state_dict())
         inside = torch.nn.functional.silu(named_path["embed_proj.0.weight"] @ joined)
         wanted = base + (named_path["embed_proj.2.weight"] @ inside if depth >= plain else 0)
         listed = draft.shortlist[0, depth]
@@ -167,10 +168,10 @@ def test_embeddings_are_scaled_and_logits_multiplied_and_capped(tmp_path: Path) 
     state, text, features = state_of(drafter)
     places = torch.arange(len(LAST_ROW) - 1, len(LAST_ROW) + 3).unsqueeze(0)
     query = 3 * TARGET.embedded(torch.tensor([[LAST_ROW[-1], 1, 1, 1]]))
-    wanted = slots_of(plain.head, features, query, places)
-    found = drafter._slots(state, text)
+    wanted = slots_of(plain.network, features, query, places)
+    found = drafted_from(drafter, state, text)
     torch.testing.assert_close(found, wanted)
-    assert not torch.allclose(found, plain._slots(state_of(plain)[0], text))
+    assert not torch.allclose(found, drafted_from(plain, state_of(plain)[0], text))
     draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((2,)), Noise.from_seed(5, 1)))
     logits = 2 * torch.tanh(TARGET.model.get_output_embeddings()(found[0, 0]) * 0.5 / 2)
     torch.testing.assert_close(draft.probs[0, 0], logits.softmax(-1)[draft.shortlist[0, 0]], rtol=1e-6, atol=1e-9)
@@ -195,11 +196,11 @@ def test_a_confidence_head_may_read_the_slot_alone(tmp_path: Path) -> None:
     _, tensors = named("markov", reads=(1, 2))
     tensors["confidence_head.proj.weight"] = torch.randn(1, WIDTH, dtype=torch.float64)
     drafter = read_again(tmp_path, tensors, {"projector_type": "dspark"})
-    assert drafter.head.confidence is not None and drafter.head.confidence.in_features == WIDTH
+    assert drafter.network.confidence is not None and drafter.network.confidence.in_features == WIDTH
     state, text, _ = state_of(drafter)
-    slots = drafter._slots(state, text)[0]
+    slots = drafted_from(drafter, state, text)[0]
     for node in (torch.zeros(1, 4, 6), torch.randn(1, 4, 6)):
-        sure = drafter.head.sure(slots.unsqueeze(0), node.double())[0]
+        sure = drafter.network.sure(slots.unsqueeze(0), node.double())[0]
         logit = slots @ tensors["confidence_head.proj.weight"][0] + tensors["confidence_head.proj.bias"]
         torch.testing.assert_close(sure, 1 / (1 + torch.exp(-logit)), rtol=1e-5, atol=1e-6)
 
@@ -230,7 +231,7 @@ ROTATIONS = [LINEAR, *({**LLAMA, "original_max_position_embeddings": one} for on
 def test_stretched_rotations_are_their_formulas(scaling: dict[str, Any], table: str, tmp_path: Path) -> None:
     drafter, tensors = named("none", reads=(1, 2))
     found = read_again(tmp_path / "a", tensors, {}, **{table: scaling})
-    rotation = found.head.shape.anatomy.rotation
+    rotation = found.network.shape.anatomy.rotation
     wanted = torch.tensor([stretched(pair, scaling) for pair in range(2)])
     torch.testing.assert_close(rotation.frequencies(4, torch.device("cpu")), wanted)
     cosine, sine = rotation.turn(torch.tensor([[7]]), 4, torch.float32)
@@ -238,8 +239,8 @@ def test_stretched_rotations_are_their_formulas(scaling: dict[str, Any], table: 
     torch.testing.assert_close(sine[0, 0, 0], torch.cat([wanted, wanted]).mul(7).sin())
     write_block(found, tmp_path / "b", TARGET, dtype=torch.float64)
     again = load_head(tmp_path / "b")
-    assert isinstance(again, BlockDrafter) and again.head.shape.anatomy.rotation == rotation
-    assert drafter.head.shape.anatomy.rotation != rotation
+    assert isinstance(again.network, BlockHead) and again.network.shape.anatomy.rotation == rotation
+    assert drafter.network.shape.anatomy.rotation != rotation
 
 
 @pytest.mark.parametrize(

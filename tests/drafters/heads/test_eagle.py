@@ -3,11 +3,13 @@
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from doubles import tiny_model
+from heads import rows_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +19,7 @@ from polydraft.catalogue import every_scheme
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads import ends as ends_of_heads
-from polydraft.drafters.heads.autoregressive import EagleDrafter, EagleState, _caught_up
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadState
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy
@@ -27,7 +29,7 @@ from polydraft.models import HuggingFaceModel, linear_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Step, Text, reader_of
 from polydraft.rows import cut, put
-from polydraft.schemes import IID, Given, Scheme, TopK
+from polydraft.schemes import Given, Scheme, TopK
 from polydraft.trees import Frontier, TreePolicy, Verdict
 from polydraft.verifiers import BlockVerification, RecursiveRejection, TopDown
 
@@ -67,13 +69,13 @@ def head_of(name: str, anatomy: Anatomy = ANATOMY) -> EagleHead:
     return made.double().eval()
 
 
-def drafter_of(name: str, *, tokens: Tensor | None = TOKENS, **settings: Any) -> EagleDrafter:
+def drafter_of(name: str, *, tokens: Tensor | None = TOKENS, **settings: Any) -> HeadDrafter[Any]:
     head = head_of(name)
     if isinstance(head, Eagle1Head):
-        return EagleDrafter(head, HeadEnds(), **settings)
+        return HeadDrafter(head, HeadEnds(), **settings)
     rows = torch.nn.Linear(WIDTH, VOCAB if tokens is None else len(tokens), bias=False)
     randomly(rows, 1, 0.8)
-    return EagleDrafter(head, HeadEnds(lm_head=rows.double(), tokens=tokens), **settings)
+    return HeadDrafter(head, HeadEnds(lm_head=rows.double(), tokens=tokens), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +170,9 @@ def states_of(target: PreTrainedModel, head: EagleHead, tokens: Sequence[int]) -
     return torch.cat([found[-1 if layer == "final" else layer][0] for layer in head.reads], -1)
 
 
-def path_rows(target: PreTrainedModel, drafter: EagleDrafter, text: Sequence[int], drafts: Sequence[int]) -> Tensor:
+def path_rows(target: PreTrainedModel, drafter: HeadDrafter[Any], text: Sequence[int], drafts: Sequence[int]) -> Tensor:
     """Return the head's logits below a text and drafts on a path, by hand: recycled pairs one after the other."""
-    head = drafter.head
+    head = drafter.network
     table, rows = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     rows = rows if drafter.ends.lm_head is None else drafter.ends.lm_head.weight
     hidden, tokens, found = fused_by_hand(head, states_of(target, head, text))[:-1], [*text[1:]], []
@@ -194,8 +196,8 @@ def text_of(rows: Sequence[Sequence[int]], room: int = 64) -> Text:
 
 
 def begun(
-    drafter: EagleDrafter, target: PreTrainedModel, rows: Sequence[Sequence[int]], chunk: int | None = None
-) -> tuple[EagleState, Any]:
+    drafter: HeadDrafter[Any], target: PreTrainedModel, rows: Sequence[Sequence[int]], chunk: int | None = None
+) -> tuple[HeadState, Any]:
     """Start and read prompts, at once or in chunks; return the state and the target's reader."""
     text = text_of(rows)
     reader = reader_of(HuggingFaceModel(target), len(rows), 64, drafter.needs.layers)
@@ -207,19 +209,16 @@ def begun(
     return state, reader
 
 
-def rows_below(drafter: EagleDrafter, state: EagleState, text: Text, drafts: Sequence[Sequence[int]]) -> Tensor:
+def rows_below(drafter: HeadDrafter[Any], state: HeadState, text: Text, drafts: Sequence[Sequence[int]]) -> Tensor:
     """Return the draft probabilities along given paths, all tokens in the order of their ids: the drafter's own."""
-    from polydraft.drafters.heads.autoregressive import _Growing
-
     with torch.no_grad():
-        root, state = _caught_up(state, text)
-        growing = _Growing(state, text, root)
+        growing, _ = drafter.network.root(state.memory, text, state.ends)
         found, depth = [], len(drafts[0])
         for place in range(depth + 1):
             given = text.last() if place == 0 else torch.tensor([row[place - 1] for row in drafts])
             above = torch.ones(len(drafts), 1, place + 1, dtype=torch.bool)
             frontier = Frontier(range(place, place + 1), given.unsqueeze(-1), place, above)
-            found.append(growing.propose(frontier, size=None, scheme=IID())[1])
+            found.append(rows_of(growing, state, frontier))
     return torch.cat(found, dim=1)
 
 
@@ -241,15 +240,15 @@ def test_prompts_in_chunks_are_prompts(
 ) -> None:
     drafter, drafts = drafter_of(name), [[5, 7]] * 3
     whole = rows_below(drafter, begun(drafter, target, PROMPTS)[0], text_of(PROMPTS), drafts)
-    monkeypatch.setattr("polydraft.drafters.heads.autoregressive.AT_ONCE", at_once)
+    monkeypatch.setattr("polydraft.drafters.heads.eagle.AT_ONCE", at_once)
     for chunk in (None, 1, 4):
         state, _ = begun(drafter, target, PROMPTS, chunk)
         torch.testing.assert_close(rows_below(drafter, state, text_of(PROMPTS), drafts), whole, atol=1e-6, rtol=0)
 
 
 def stepped(
-    drafter: EagleDrafter, target: PreTrainedModel, rows: list[list[int]], policy: TreePolicy, steps: int
-) -> EagleState:
+    drafter: HeadDrafter[Any], target: PreTrainedModel, rows: list[list[int]], policy: TreePolicy, steps: int
+) -> HeadState:
     """Take steps of which some drafts are kept, each twice from the same state; the rows grow."""
     state, reader = begun(drafter, target, rows)
     for step in range(steps):
@@ -299,10 +298,10 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
     rows.append(newcomer[:3])
     rows[0] = [*rows[0][:7], 20, 3]  # the states of six tokens or seven are known, those behind are another text's
     state = cut(state, 0, 7)
-    assert state.given[0] == 7 and state.done[0] == 6
+    assert state.memory.given[0] == 7 and state.memory.done[0] == 6
     known, _ = begun(drafter, target, rows)
-    state.states[0, 7:9] = known.states[0, 7:9]
-    state = EagleState(**{**vars(state), "given": (8, *state.given[1:])})
+    state.memory.states[0, 7:9] = known.memory.states[0, 7:9]
+    state = replace(state, memory=replace(state.memory, given=(8, *state.memory.given[1:])))
     fresh = rows_below(drafter, known, text_of(rows), [*drafts, [5, 7]])
     found = rows_below(drafter, state, text_of(rows), [*drafts, [5, 7]])
     torch.testing.assert_close(found, fresh, atol=1e-5, rtol=0)
@@ -347,7 +346,7 @@ def test_the_targets_own_states_draft_the_targets_text() -> None:
         table = target.get_input_embeddings().weight
         table[0] = 1  # padding's, which is zero
         table.copy_(table / table.pow(2).mean(-1, keepdim=True).sqrt())  # the last norm changes nothing
-    drafter = EagleDrafter(head.double(), HeadEnds())
+    drafter = HeadDrafter(head.double(), HeadEnds())
     options = {"drafter": drafter, "policy": Chain(4), "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     found = polydraft.generate(target, [PROMPTS[0]], **options).statistics
     assert found.accepted == 16  # of 20 tokens one in five is the target's own
@@ -385,7 +384,7 @@ def test_sampled_text_has_the_targets_law(name: str, verifier: Any, policy: Tree
     randomly(rows, 1, 0.8)
     third = isinstance(head, Eagle3Head)
     ends = HeadEnds(lm_head=rows.double(), tokens=torch.tensor([0, 1, 3, 4])) if third else HeadEnds()
-    drafter = EagleDrafter(head, ends)
+    drafter = HeadDrafter(head, ends)
 
     def generate(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[list[int]]:
         options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 1.0, "eos_token_id": None, "seed": seeds[0]}
@@ -402,13 +401,13 @@ def test_another_target_is_refused_in_one_sentence(target: PreTrainedModel) -> N
     reader = reader_of(HuggingFaceModel(target), 1, 32, (1,))
     session = Session(SamplingParams(), 32, VOCAB, reader)
     text = text_of(PROMPTS[1:2])
-    deep = EagleDrafter(Eagle3Head(ANATOMY, (2, 1, 9), WIDTH), HeadEnds())
+    deep = HeadDrafter(Eagle3Head(ANATOMY, (2, 1, 9), WIDTH), HeadEnds())
     with pytest.raises(TargetMismatch, match=r"output of 9 layers and the target has 3"):
         deep.start(text, session)
-    wide = EagleDrafter(Eagle1Head(Anatomy(width=32, inner=8, heads=2, groups=2, channels=4)), HeadEnds())
+    wide = HeadDrafter(Eagle1Head(Anatomy(width=32, inner=8, heads=2, groups=2, channels=4)), HeadEnds())
     with pytest.raises(TargetMismatch, match=r"32 wide and the target's are 16"):
         wide.start(text, session)
-    many = EagleDrafter(head_of("three"), HeadEnds(tokens=torch.tensor([0, 99])))
+    many = HeadDrafter(head_of("three"), HeadEnds(tokens=torch.tensor([0, 99])))
     with pytest.raises(VocabularyMismatch, match="drafts 100 tokens and the target has 24"):
         many.start(text, session)
     with pytest.raises(InvalidParameter, match="there is no target"):
@@ -445,7 +444,7 @@ def test_heads_draft_under_autocast(target: PreTrainedModel) -> None:
     own: Any = copy.deepcopy(target).float()
     heads = [drafter_of(name) for name in MAIN]
     for head in heads:
-        head.head.float(), head.ends.float()
+        head.network.float(), head.ends.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = own.generate(ids, **options)
         for head in heads:

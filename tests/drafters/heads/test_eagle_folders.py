@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters.heads.autoregressive import EagleDrafter
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.eagle import is_eagle, read_eagle
@@ -145,7 +145,7 @@ def put(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickle
     return folder
 
 
-def loaded(folder: Path, layers: int | None = 6) -> EagleDrafter:
+def loaded(folder: Path, layers: int | None = 6) -> HeadDrafter[Any]:
     return read_eagle(read_plain(folder), layers)
 
 
@@ -158,15 +158,15 @@ def test_folders_are_read(name: str, pickled: bool, tmp_path: Path) -> None:
     third = "d2t" in tensors
     expected: tuple[Any, ...] = ("final",) if not third else (2, 3, 3) if name == "eagle 3" else (2, 1, 3)
     assert drafter.needs.layers == expected
-    assert drafter.head.anatomy.rotation == Rotation(10_000.0) and drafter.head.anatomy.eps == 1e-5
-    count = sum(value.numel() for value in [*drafter.head.parameters(), *drafter.ends.parameters()])
+    assert drafter.network.anatomy.rotation == Rotation(10_000.0) and drafter.network.anatomy.eps == 1e-5
+    count = sum(value.numel() for value in [*drafter.network.parameters(), *drafter.ends.parameters()])
     assert count == sum(value.numel() for key, value in tensors.items() if key not in ("d2t", "t2d"))
     if third:
         assert torch.equal(drafter.ends.get_buffer("tokens"), TOKENS)
-        assert isinstance(drafter.head, Eagle3Head)
-        assert drafter.head.norms.residual == (name == "speculators")
-        assert drafter.head.norms.output == drafter.head.norms.sources == (name == "eagle 3.1")
-        assert drafter.head.norms.joined == (name == "gpt-oss")
+        assert isinstance(drafter.network, Eagle3Head)
+        assert drafter.network.norms.residual == (name == "speculators")
+        assert drafter.network.norms.output == drafter.network.norms.sources == (name == "eagle 3.1")
+        assert drafter.network.norms.joined == (name == "gpt-oss")
 
 
 @pytest.mark.parametrize("speculators", [False, True])
@@ -176,8 +176,8 @@ def test_folders_are_written_as_they_are_read(
 ) -> None:
     config, tensors = FOLDERS[name]
     drafter, model = loaded(put(tmp_path / "head", config, tensors)), HuggingFaceModel(target)
-    if isinstance(drafter.head, Eagle1Head) and (drafter.ends.embed_tokens is not None) == speculators:
-        if speculators or drafter.head.normed:
+    if isinstance(drafter.network, Eagle1Head) and (drafter.ends.embed_tokens is not None) == speculators:
+        if speculators or drafter.network.normed:
             with pytest.raises(InvalidParameter, match="speculators"):
                 write_eagle(drafter, tmp_path / "new", model, speculators=speculators)
             return
@@ -185,9 +185,9 @@ def test_folders_are_written_as_they_are_read(
     written = json.loads((tmp_path / "new" / "config.json").read_text())
     assert is_eagle(written)
     again = loaded(tmp_path / "new", None)
-    assert again.needs == drafter.needs and again.head.anatomy == drafter.head.anatomy
-    for key, value in drafter.head.state_dict().items():
-        assert torch.equal(again.head.state_dict()[key], value)
+    assert again.needs == drafter.needs and again.network.anatomy == drafter.network.anatomy
+    for key, value in drafter.network.state_dict().items():
+        assert torch.equal(again.network.state_dict()[key], value)
     for key, value in drafter.ends.state_dict().items():
         assert torch.equal(again.ends.state_dict()[key], value)
     if name == ("speculators" if speculators else "eagle"):
@@ -238,9 +238,9 @@ MODEL_OPTIMIZER = {
 def test_the_norms_that_model_optimizer_names_are_those_of_its_heads(tmp_path: Path) -> None:
     config, tensors = FOLDERS["specforge"]
     found = loaded(put(tmp_path / "head", {**config, "eagle_config": MODEL_OPTIMIZER}, tensors))
-    assert isinstance(found.head, Eagle3Head) and found.needs.layers == (2, 1, 3)
+    assert isinstance(found.network, Eagle3Head) and found.needs.layers == (2, 1, 3)
     first = {**FOLDERS["eagle"][0], "use_last_layernorm": False, "use_input_layernorm_in_first_layer": False}
-    assert isinstance(loaded(put(tmp_path / "first", first, FOLDERS["eagle"][1])).head, Eagle1Head)
+    assert isinstance(loaded(put(tmp_path / "first", first, FOLDERS["eagle"][1])).network, Eagle1Head)
 
 
 @pytest.mark.parametrize(("name", "damage", "message"), DAMAGED, ids=[one[2] for one in DAMAGED])
@@ -300,7 +300,7 @@ def test_configurations_that_do_not_tell_a_head_of_eagles(config: dict[str, Any]
 
 
 def test_folders_of_the_first_kind_hold_no_heads_of_fewer_tokens(target: PreTrainedModel, tmp_path: Path) -> None:
-    drafter = EagleDrafter(
+    drafter = HeadDrafter(
         Eagle1Head(Anatomy(width=16, inner=24, heads=4, groups=2, channels=4)), HeadEnds(tokens=TOKENS)
     )
     with pytest.raises(InvalidParameter, match="hold heads of all tokens of a target, and this drafts 14"):

@@ -16,7 +16,8 @@ from transformers import Gemma4TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import polydraft
-from polydraft.drafters import BlockDrafter, DraftRequest, is_head, load_head, write_block
+from polydraft.drafters import DraftRequest, HeadDrafter, is_head, load_head, write_block
+from polydraft.drafters.heads.block import BlockHead
 from polydraft.drafters.heads.layers import Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -146,10 +147,10 @@ def by_hand(named: dict[str, Tensor], features: Tensor, tokens: Sequence[int], s
     return evened(states, named["norm.weight"])
 
 
-def loaded(folder: Path, shared: bool, **changes: Any) -> BlockDrafter:
+def loaded(folder: Path, shared: bool, **changes: Any) -> HeadDrafter[Any]:
     config = {**CONFIG, "attention_k_eq_v": shared, **changes}
     found = load_head(folder_of(folder, config, tensors_of(shared)), dtype=torch.float64)
-    assert isinstance(found, BlockDrafter)
+    assert isinstance(found.network, BlockHead)
     return found
 
 
@@ -161,7 +162,7 @@ def test_slots_and_rows_are_those_of_the_formula(shared: bool, tmp_path: Path) -
     text = text_of(ROWS)
     state, features = begun(TARGET, drafter, text)
     assert features is not None
-    slots = drafter._slots(state, text)
+    slots = drafter.network.filled(state.memory, text, state.ends)
     draft, _ = drafter.draft(state, DraftRequest(text, IID(), Widths((1, 1, 1)), Noise.from_seed(5, len(ROWS))))
     for row, tokens in enumerate(ROWS):
         kept = features.places[row] >= 0
@@ -203,9 +204,9 @@ def test_positions_are_hugging_faces(channels: int, part: float) -> None:
 
 def test_without_a_list_positions_are_those_of_global_layers(tmp_path: Path) -> None:
     found = loaded(tmp_path / "a", shared=True, rope_parameters=None)
-    assert found.head.shape.anatomy.rotation == Rotation(1e6, "proportional", part=0.25)
+    assert found.network.shape.anatomy.rotation == Rotation(1e6, "proportional", part=0.25)
     plain = {"full_attention": {"rope_type": "default", "rope_theta": 3.0}}
-    assert loaded(tmp_path / "b", shared=True, rope_parameters=plain).head.shape.anatomy.rotation == Rotation(3.0)
+    assert loaded(tmp_path / "b", shared=True, rope_parameters=plain).network.shape.anatomy.rotation == Rotation(3.0)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

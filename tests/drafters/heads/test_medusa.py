@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import plain_logits, tiny_model
+from heads import of_medusa
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,8 +17,9 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa, write_medusa
-from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams
@@ -105,7 +107,7 @@ def session(rows: int = 1, heat: float = 1.0) -> Session:
     return Session(SamplingParams(temperature=heat), 128, VOCAB, Reader.new(door, rows, 128, ("final",)))
 
 
-def begun(drafter: MedusaDrafter, rows: Sequence[Sequence[int]], heat: float = 1.0) -> tuple[Any, Text, Reader]:
+def begun(drafter: HeadDrafter[Any], rows: Sequence[Sequence[int]], heat: float = 1.0) -> tuple[Any, Text, Reader]:
     """Return a drafter's state that has read these rows, and the target's reader."""
     told, text = session(len(rows), heat), text_of(rows)
     assert told.target is not None
@@ -121,7 +123,7 @@ def begun(drafter: MedusaDrafter, rows: Sequence[Sequence[int]], heat: float = 1
 @pytest.mark.parametrize("tokens", [None, torch.tensor([1, 2, 5, 7, 11, 13, 17, 23])], ids=["all", "fewer"])
 def test_rows_are_those_of_the_formula(rows: str, layers: int, tokens: Tensor | None) -> None:
     own = heads(2, layers, rows, tokens, bias=layers == 1)
-    drafter = MedusaDrafter(own, shortlist_size=8, params=SamplingParams())
+    drafter = of_medusa(own, shortlist_size=8, params=SamplingParams())
     state, text, _ = begun(drafter, PROMPTS)
     draft, _ = drafter.draft(state, DraftRequest(text, WithoutReplacement(), Widths((3, 2, 1)), Noise.from_seed(0, 3)))
     for row, prompt in enumerate(PROMPTS):
@@ -137,14 +139,14 @@ def test_rows_are_those_of_the_formula(rows: str, layers: int, tokens: Tensor | 
 
 def test_new_heads_with_the_targets_rows_predict_what_the_target_does() -> None:
     own = MedusaHeads([MedusaHead(WIDTH).double() for _ in range(2)], WIDTH)
-    state, text, _ = begun(MedusaDrafter(own), [PROMPTS[0]], 0.0)
-    draft, _ = MedusaDrafter(own).draft(state, DraftRequest(text, TopK(), Chain(3), Noise.from_seed(0, 1)))
+    state, text, _ = begun(of_medusa(own), [PROMPTS[0]], 0.0)
+    draft, _ = of_medusa(own).draft(state, DraftRequest(text, TopK(), Chain(3), Noise.from_seed(0, 1)))
     assert draft.tree.tokens[0, 1:].tolist() == [int(plain_logits(target(), PROMPTS[0][:-1]).argmax())] * 3
 
 
 def test_heads_of_another_precision_draft_too() -> None:
     for rows in ("own", "target"):
-        drafter = MedusaDrafter(heads(rows=rows, dtype=torch.float32))
+        drafter = of_medusa(heads(rows=rows, dtype=torch.float32))
         for prompts in (PROMPTS, [[4]]):
             state, text, _ = begun(drafter, prompts)
             draft, _ = drafter.draft(state, DraftRequest(text, IID(), Chain(4), Noise.from_seed(0, len(prompts))))
@@ -160,7 +162,7 @@ POLICIES = (Chain(5), Widths((3, 2, 1)), BestFirst(12), Fixed(MEDUSA_63))
 @pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "best-first", "medusa"])
 @pytest.mark.parametrize("rows", ["own", "target"])
 def test_greedy_texts_are_plain_ones(policy: TreePolicy, rows: str) -> None:
-    drafter, width = MedusaDrafter(heads(rows=rows)), max(map(len, PROMPTS))
+    drafter, width = of_medusa(heads(rows=rows)), max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in PROMPTS])
     found = polydraft.generate(
@@ -176,7 +178,7 @@ def test_greedy_texts_are_plain_ones(policy: TreePolicy, rows: str) -> None:
 
 
 def test_defaults_generate_at_any_temperature() -> None:
-    drafter = MedusaDrafter(heads())
+    drafter = of_medusa(heads())
     ids = torch.tensor([PROMPTS[0]])
     found = polydraft.generate(target(), ids, drafter=drafter, max_new_tokens=12, **GREEDY)
     assert found.sequences[0, 11:].tolist() == greedy(PROMPTS[0], 12)
@@ -195,7 +197,7 @@ def test_defaults_generate_at_any_temperature() -> None:
 )
 def test_sampled_text_has_the_models_law(rule: Any, policy: TreePolicy, tokens: Tensor | None) -> None:
     """Sampled texts are consistent with the enumerated law; a right engine fails with probability 1e-6."""
-    model, drafter = target(5), MedusaDrafter(heads(2, tokens=tokens, vocab=5))
+    model, drafter = target(5), of_medusa(heads(2, tokens=tokens, vocab=5))
 
     def generate(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[list[int]]:
         found = polydraft.generate(
@@ -224,7 +226,9 @@ def same_drafts(one: Draft, other: Draft) -> None:
     torch.testing.assert_close(one.probs, other.probs)
 
 
-def stepped(drafter: MedusaDrafter, state: Any, reader: Reader, rows: list[list[int]], number: int) -> tuple[Any, ...]:
+def stepped(
+    drafter: HeadDrafter[Any], state: Any, reader: Reader, rows: list[list[int]], number: int
+) -> tuple[Any, ...]:
     """Take a step by the verifier, and return state, reader and rows after it."""
     text, rule = text_of(rows), BlockVerification()
     draft, state = drafter.draft(state, DraftRequest(text, IID(), Chain(3), Noise.from_seed(number, len(rows))))
@@ -239,7 +243,7 @@ def stepped(drafter: MedusaDrafter, state: Any, reader: Reader, rows: list[list[
 
 
 def test_every_step_drafts_as_a_fresh_start_on_its_text_does() -> None:
-    drafter, rows, accepted = MedusaDrafter(heads(rows="target")), [list(row) for row in PROMPTS], 0
+    drafter, rows, accepted = of_medusa(heads(rows="target")), [list(row) for row in PROMPTS], 0
     state, _, reader = begun(drafter, rows)
     for number in range(6):
         state, reader, rows, kept = stepped(drafter, state, reader, rows, number)
@@ -254,13 +258,13 @@ def test_every_step_drafts_as_a_fresh_start_on_its_text_does() -> None:
 
 
 def test_prompts_may_come_in_chunks_and_features_may_be_padded() -> None:
-    drafter, told, text = MedusaDrafter(heads()), session(3), text_of(PROMPTS)
+    drafter, told, text = of_medusa(heads()), session(3), text_of(PROMPTS)
     state, reader = drafter.start(text, told), told.target
     for _ in range(4):
         reader, features = reader.catch_up(text, 3)
         state = drafter.read(state, text, features)
     whole, _, _ = begun(drafter, PROMPTS)
-    assert state.place.tolist() == whole.place.tolist() == [9, 1, -1]
+    assert state.memory.place.tolist() == whole.memory.place.tolist() == [9, 1, -1]
     nothing = Features(torch.full((3, 2), -1), {"final": torch.full((3, 2, WIDTH), torch.nan, dtype=torch.float64)})
     state = drafter.read(state, text, nothing)
     same_drafts(
@@ -271,10 +275,10 @@ def test_prompts_may_come_in_chunks_and_features_may_be_padded() -> None:
 @pytest.mark.parametrize("place", [1, 3], ids=["in a row's place", "behind the last"])
 @pytest.mark.parametrize("newcomer", [[9, 9, 8], [6]], ids=["some tokens", "one token"])
 def test_a_joined_row_drafts_as_alone_and_leaves_the_others_alone(place: int, newcomer: list[int]) -> None:
-    drafter = MedusaDrafter(heads())
+    drafter = of_medusa(heads())
     state, _, _ = begun(drafter, PROMPTS)
     other, alone, _ = begun(drafter, [newcomer])
-    before = state.hidden.clone()
+    before = state.memory.hidden.clone()
     joined = put(state, place, other)
     rows = [*PROMPTS[:place], newcomer, *PROMPTS[place + 1 :]]
     noise = Noise.from_seed(1, len(rows))
@@ -284,33 +288,33 @@ def test_a_joined_row_drafts_as_alone_and_leaves_the_others_alone(place: int, ne
     plain, _ = drafter.draft(state, DraftRequest(text_of(PROMPTS), TopK(), Widths((2, 2)), Noise.from_seed(1, 3)))
     kept = [row for row in range(3) if row != place]
     assert torch.equal(draft.tree.tokens[kept], plain.tree.tokens[kept])
-    assert torch.equal(state.hidden, before)
+    assert torch.equal(state.memory.hidden, before)
 
 
 def test_a_row_that_is_rewound_is_not_known_until_it_is_read_again() -> None:
-    drafter = MedusaDrafter(heads())
+    drafter = of_medusa(heads())
     state, text, _ = begun(drafter, PROMPTS)
-    assert cut(state, 0, 10).place.tolist() == [9, 1, -1]
+    assert cut(state, 0, 10).memory.place.tolist() == [9, 1, -1]
     back = cut(state, 0, 5)
-    assert back.place.tolist() == [-1, 1, -1] and state.place.tolist() == [9, 1, -1]
-    assert cut(state, 1, 0).place.tolist() == [9, -1, -1]
+    assert back.memory.place.tolist() == [-1, 1, -1] and state.memory.place.tolist() == [9, 1, -1]
+    assert cut(state, 1, 0).memory.place.tolist() == [9, -1, -1]
     shorter = text_of([PROMPTS[0][:5], *PROMPTS[1:]])
     draft, _ = drafter.draft(back, DraftRequest(shorter, IID(), Chain(3), Noise.from_seed(1, 3)))
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     torch.testing.assert_close(
-        draft.probs[0, 1].sort().values, reference(drafter.heads, 1, zeros).softmax(-1).sort()[0]
+        draft.probs[0, 1].sort().values, reference(drafter.network, 1, zeros).softmax(-1).sort()[0]
     )
     states = final(PROMPTS[0])[3].expand(3, 1, -1)
     again = drafter.read(back, shorter, Features(torch.tensor([[3], [-1], [-1]]), {"final": states}))
     draft, _ = drafter.draft(again, DraftRequest(shorter, TopK(), Chain(1), Noise.from_seed(1, 3)))
-    assert int(draft.tree.tokens[0, 1]) == int(reference(drafter.heads, 0, states[0, 0]).argmax())
-    other, _, _ = begun(MedusaDrafter(heads()), PROMPTS)
+    assert int(draft.tree.tokens[0, 1]) == int(reference(drafter.network, 0, states[0, 0]).argmax())
+    other, _, _ = begun(of_medusa(heads()), PROMPTS)
     assert state.resumes(back) and not state.resumes(other)
     assert text.counts == (11, 3, 1)
 
 
 def test_a_conversation_goes_on_from_its_past() -> None:
-    drafter = MedusaDrafter(heads())
+    drafter = of_medusa(heads())
     options: dict[str, Any] = {"drafter": drafter, "policy": Chain(3), "max_new_tokens": 11, **GREEDY}
     run = polydraft.stream(target(), torch.tensor([PROMPTS[0]]), keep_past=True, **options)
     for _ in run:
@@ -323,14 +327,14 @@ def test_a_conversation_goes_on_from_its_past() -> None:
 
 @pytest.mark.parametrize("scheme", [ConditionalPoisson(), Coupled(), Product(), TopK()], ids=lambda one: one.name)
 def test_a_step_may_be_taken_again(scheme: Scheme) -> None:
-    drafter = MedusaDrafter(heads())
+    drafter = of_medusa(heads())
     state, text, _ = begun(drafter, PROMPTS)
-    before = (state.hidden.clone(), state.place.clone())
+    before = (state.memory.hidden.clone(), state.memory.place.clone())
     drafts = [
         drafter.draft(state, DraftRequest(text, scheme, Widths((2, 1)), Noise.from_seed(4, 3)))[0] for _ in range(2)
     ]
     same_drafts(*drafts)
-    assert torch.equal(state.hidden, before[0]) and torch.equal(state.place, before[1])
+    assert torch.equal(state.memory.hidden, before[0]) and torch.equal(state.memory.place, before[1])
 
 
 # Refusals.
@@ -340,16 +344,16 @@ def test_another_target_is_refused_before_anything_is_generated() -> None:
     ids, options = torch.tensor([PROMPTS[1]]), {"policy": Chain(2), "max_new_tokens": 3, **GREEDY}
     wide = Reader.new(HuggingFaceModel(tiny_model("llama", VOCAB, hidden_size=32)), 1, 9, ("final",))
     with pytest.raises(TargetMismatch, match="states 16 wide and the target's are 32: it was trained for another"):
-        MedusaDrafter(heads()).start(text_of([[1]]), Session(SamplingParams(), 9, VOCAB, wide))
+        of_medusa(heads()).start(text_of([[1]]), Session(SamplingParams(), 9, VOCAB, wide))
     with pytest.raises(TargetMismatch, match="a target of 30 tokens and this one has 24: it is another target"):
-        polydraft.generate(target(), ids, drafter=MedusaDrafter(heads(vocab=30)), **options)
+        polydraft.generate(target(), ids, drafter=of_medusa(heads(vocab=30)), **options)
     few = MedusaHeads([MedusaHead(WIDTH).double()], WIDTH, vocab_size=5000)
     with pytest.raises(TargetMismatch, match="a target of 5000 tokens and this one has 24: it is another target"):
-        polydraft.generate(target(), ids, drafter=MedusaDrafter(few), **options)
+        polydraft.generate(target(), ids, drafter=of_medusa(few), **options)
     with pytest.raises(UnpairedScheme, match="A Medusa head works with drafts that are"):
-        MedusaDrafter(heads()).check(Given())
+        of_medusa(heads()).check(Given())
     with pytest.raises(InvalidParameter, match="shortlist_size must be at least 1"):
-        MedusaDrafter(heads(), shortlist_size=0)
+        of_medusa(heads(), shortlist_size=0)
     with pytest.raises(InvalidParameter, match="these have no head"):
         MedusaHeads([], WIDTH)
     with pytest.raises(InvalidParameter, match="Heads of 2 tokens have 24 output rows"):
@@ -393,7 +397,7 @@ def config_c(own: MedusaHeads, **changes: Any) -> dict[str, Any]:
 def loaded(folder: Path) -> MedusaHeads:
     found = read_plain(folder)
     assert is_medusa(found.config)
-    return read_medusa(found).heads
+    return read_medusa(found).network
 
 
 def same_heads(one: MedusaHeads, other: MedusaHeads) -> None:
@@ -429,7 +433,7 @@ def test_heads_inside_a_full_model(tmp_path: Path, rows: str) -> None:
     save_file({**weights, **inside}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     found = replace(read_plain(tmp_path), config={**read_plain(tmp_path).config, **CONFIG})
     assert is_medusa(found.config)
-    same_heads(read_medusa(found).heads, own)
+    same_heads(read_medusa(found).network, own)
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_heads."])
@@ -483,7 +487,7 @@ def test_vllms_folders_with_fewer_tokens(tmp_path: Path, whole: bool) -> None:
 @pytest.mark.parametrize("rows", ["own", "shared", "target"])
 def test_what_is_written_is_read_again(tmp_path: Path, vllm: bool, rows: str) -> None:
     own, door = heads(3, 2, rows, dtype=torch.float32), HuggingFaceModel(target())
-    write_medusa(MedusaDrafter(own), tmp_path, door, vllm=vllm, dtype=torch.float32, made_for="some/model", card="Hi.")
+    write_medusa(of_medusa(own), tmp_path, door, vllm=vllm, dtype=torch.float32, made_for="some/model", card="Hi.")
     found = loaded(tmp_path)
     assert (tmp_path / "README.md").read_text() == "Hi."
     if vllm and rows == "target":
@@ -496,9 +500,9 @@ def test_what_is_written_is_read_again(tmp_path: Path, vllm: bool, rows: str) ->
     cut = heads(2, rows=rows, tokens=tokens, dtype=torch.float32)
     if not vllm:
         with pytest.raises(InvalidParameter, match="Medusa's own layout has no heads of fewer tokens; write vLLM's"):
-            write_medusa(MedusaDrafter(cut), tmp_path, door)
+            write_medusa(of_medusa(cut), tmp_path, door)
         return
-    write_medusa(MedusaDrafter(cut), tmp_path / "cut", door, vllm=True, dtype=torch.float32)
+    write_medusa(of_medusa(cut), tmp_path / "cut", door, vllm=True, dtype=torch.float32)
     assert loaded(tmp_path / "cut").known.tolist() == tokens.tolist()
 
 
@@ -576,3 +580,17 @@ def refused(folder: Path, said: str) -> None:
     with pytest.raises(CheckpointError, match=said) as error:
         read_medusa(read_plain(folder))
     assert "\n" not in str(error.value) and str(error.value).endswith(".") and str(error.value).count(". ") == 0
+
+
+def test_heads_of_a_table_that_is_padded_less_draft_from_their_rows() -> None:
+    """A target may have more rows than its heads, one in 64; what the heads list is not the whole vocabulary then."""
+    torch.manual_seed(0)
+    padded, width = tiny_model(vocab=130), 16
+    rows = [torch.nn.Linear(width, 128, bias=False) for _ in range(3)]
+    drafter = of_medusa(MedusaHeads([MedusaHead(width, 1, one) for one in rows], width).double().requires_grad_(False))
+    options: dict[str, Any] = {"max_new_tokens": 20, "policy": Chain(2)}
+    found = polydraft.generate(padded, [1, 2, 3], drafter=drafter, temperature=1.0, seed=0, **options)
+    assert found.statistics.drafted > 0 and not found.statistics.fallback
+    plain = polydraft.generate(padded, [1, 2, 3], drafter="none", temperature=0.0, **options)
+    greedy = polydraft.generate(padded, [1, 2, 3], drafter=drafter, temperature=0.0, **options)
+    assert greedy.sequences.tolist() == plain.sequences.tolist()

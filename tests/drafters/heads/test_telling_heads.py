@@ -16,9 +16,11 @@ from test_medusa import CONFIG, heads, layout_a, layout_c
 from torch import Tensor
 
 import polydraft
-from polydraft.drafters import BlockDrafter, EagleDrafter, MedusaDrafter, is_head, load_head
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters import is_head, load_head
+from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.formats.eagle import is_eagle
+from polydraft.drafters.heads.medusa import MedusaHeads
 from polydraft.errors import CheckpointError
 from polydraft.models import write_plain
 
@@ -58,8 +60,8 @@ def test_eagles_own_folders_are_told_by_their_tensors(kind: str, tmp_path: Path)
     folder = WRITERS[kind](tmp_path / "head")
     assert not is_eagle(OFFICIAL) and is_head(folder)
     drafter = load_head(folder)
-    assert isinstance(drafter, EagleDrafter) and isinstance(drafter.head, Eagle1Head)
-    assert torch.equal(drafter.head.fc.bias, BIASED["fc.bias"])
+    assert isinstance(drafter.network, EagleHead) and isinstance(drafter.network, Eagle1Head)
+    assert torch.equal(drafter.network.fc.bias, BIASED["fc.bias"])
 
 
 def test_such_a_head_drafts_for_its_target(tmp_path: Path) -> None:
@@ -83,8 +85,8 @@ def test_eagle_3_is_told_by_its_tensors(name: str, tmp_path: Path) -> None:
     folder = put(tmp_path / "head", OFFICIAL, {**FOLDERS[name][1]})
     assert is_head(folder)
     drafter = load_head(folder, 6)
-    assert isinstance(drafter, EagleDrafter) and isinstance(drafter.head, Eagle3Head)
-    assert drafter.head.fc.weight.shape == THIRD["fc.weight"]
+    assert isinstance(drafter.network, EagleHead) and isinstance(drafter.network, Eagle3Head)
+    assert drafter.network.fc.weight.shape == THIRD["fc.weight"]
 
 
 def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
@@ -92,14 +94,14 @@ def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
     for place, tensors in enumerate((layout_a(own), layout_c(own, "medusa_heads."), layout_c(own))):
         write_plain(tmp_path / str(place), {"vocab_size": 24}, tensors)
         assert is_head(tmp_path / str(place))
-    assert isinstance(load_head(tmp_path / "0"), MedusaDrafter)
+    assert isinstance(load_head(tmp_path / "0").network, MedusaHeads)
     tensors = named("markov")[1]
     block = folder_of(tmp_path / "block", {**SIZES, "architectures": ["Qwen3DSparkModel"]}, tensors)
     assert is_head(block)
     with pytest.raises(CheckpointError, match="names no target_layer_ids and no num_target_layers"):
         load_head(block)
     (block / "config.json").write_text(json.dumps({**SIZES, **FLAT}))
-    assert isinstance(load_head(block), BlockDrafter)
+    assert isinstance(load_head(block).network, BlockHead)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -17,10 +17,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.ancestry import parents_of, with_nodes
+from polydraft.drafters.heads.cache import HeadCache
+from polydraft.drafters.heads.drafter import HeadNetwork
+from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.drafters.heads.layers import Anatomy, GemmaLayer, Layer, Norm, Seen
 from polydraft.drafters.heads.paths import PathTerm
-from polydraft.errors import InvalidParameter
+from polydraft.drafters.heads.reads import joined_states
+from polydraft.drafters.protocol import Defaults
+from polydraft.errors import InvalidParameter, VocabularyMismatch
+from polydraft.models import LanguageModel
 from polydraft.models import Layer as TargetLayer
+from polydraft.probs import SamplingParams
+from polydraft.reading import Features, Text
+from polydraft.schemes import IID, TopK
+from polydraft.trees import BestFirst, Chain, Frontier, Overlap
 
 
 @dataclass(frozen=True)
@@ -127,8 +138,13 @@ class ConvolvedLayer(Layer):
         return states + self.mlp_conv(self.mlp(self.mlp_conv(plain, before)), after)
 
 
-class BlockHead(nn.Module):
-    """A block head with its path term.
+class BlockHead(HeadNetwork):
+    """A block head with its path term: one pass fills all slots, and a tree of any width is drawn from them.
+
+    The layers run once per step. A node's row is that of its depth's slot, changed by the path term for the tokens
+    above the node (`paths.py`), which costs small products for each level. So the law of every path is known, and wide
+    trees cost next to nothing to draft. Below the block nodes are drafted from the last slot again, which is a law like
+    any other, but a poor one.
 
     Args:
         shape: its sizes and settings.
@@ -136,10 +152,14 @@ class BlockHead(nn.Module):
         confidence: width of the state that a confidence head reads beside the slot; None for no such head.
     """
 
+    name = "block head"
+    title = "A block head"
+
     def __init__(self, shape: BlockShape, path: PathTerm, confidence: int | None = None) -> None:
         super().__init__()
         own = shape.anatomy
         self.shape, self.path = shape, path
+        self.reads, self.target_width, self.width = shape.reads, shape.target_width, own.width
         self.fc = nn.Linear(len(shape.reads) * shape.target_width, own.width, bias=False)
         self.hidden_norm = Norm(own.width, own.eps)
         self.layers = nn.ModuleList(shape.layer() for _ in range(shape.layers))
@@ -209,6 +229,105 @@ class BlockHead(nn.Module):
         read = self.path.tell(state)[..., : self.confidence.in_features - hidden.shape[-1]]
         return torch.sigmoid(self.confidence(torch.cat([hidden, read], dim=-1)).squeeze(-1))
 
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draft the likeliest paths at temperature 0, and a drawn chain above it (docs/performance.md)."""
+        return Defaults(IID(), Chain(self.shape.drafts)) if params.temperature else Defaults(TopK(), BestFirst(8))
+
+    def check(self, target: LanguageModel, ends: HeadEnds) -> None:
+        """Check that mask and path term know all tokens of the target, and change as many rows as are drafted from."""
+        path, vocab_size, mask = self.path, target.vocab_size, self.shape.mask_id
+        if mask is not None and mask >= vocab_size:
+            raise VocabularyMismatch(
+                f"The head's mask is token {mask} and the target has {vocab_size} tokens: it was trained for another "
+                "target."
+            )
+        rows = vocab_size if ends.tokens is None else len(ends.get_buffer("tokens"))
+        rows = rows if ends.lm_head is None else ends.lm_head.out_features
+        if path.known is not None and path.known < vocab_size:
+            raise VocabularyMismatch(
+                f"The head's path term knows {path.known} tokens and the target has {vocab_size}: it was trained for "
+                "another target."
+            )
+        if path.rows is not None and path.rows != rows:
+            raise VocabularyMismatch(
+                f"The head's path term has {path.rows} rows for {rows} tokens to draft: it was trained for another "
+                "target."
+            )
+
+    def memory(self, rows: int, capacity: int, like: Tensor) -> HeadCache:
+        """Return an empty cache, with room for a block behind the longest text."""
+        shape = self.shape
+        return HeadCache.new(shape.anatomy, shape.layers, rows, capacity + shape.block, self.fc.weight)
+
+    def remember(self, memory: HeadCache, features: Features, counts: Sequence[int]) -> HeadCache:
+        """Make keys of committed tokens, from the target's own hidden states."""
+        states = joined_states(features, self.reads).to(self.fc.weight)
+        for layer, (keys, values) in enumerate(self.context(states, features.places.clamp_min(0))):
+            memory.write(layer, features.places, keys, values)
+        return memory
+
+    def root(self, memory: HeadCache, text: Text, ends: BoundEnds) -> "tuple[BlockPass, HeadCache]":
+        """Fill the slots in one pass."""
+        slots = self.filled(memory, text, ends)
+        base = None if self.path.mixes else ends.output(slots)
+        return BlockPass(self, ends, slots, base, self.path.begin(slots)[:, :0]), memory
+
+    def filled(self, memory: HeadCache, text: Text, ends: BoundEnds) -> Float[Tensor, "b D d"]:
+        """Return the hidden states of the slots that draft, behind each text."""
+        shape, device = self.shape, text.tokens.device
+        anchors = (text.lengths - 1).unsqueeze(-1)
+        places = anchors + torch.arange(shape.block, device=device)
+        stop = max(text.counts) - 1 + shape.block
+        keys = torch.arange(stop, device=device).unsqueeze(0)
+        masks = [self.sees(layer, places, keys, anchors) for layer in range(shape.layers)]
+        embedded = ends.embed(text.last().unsqueeze(-1)).squeeze(1).to(self.fc.weight)
+        own = shape.mask_id
+        mask = None if own is None else ends.embed(torch.full((1, 1), own, device=device))[0, 0]
+        writers = [memory.writer(layer, places, stop) for layer in range(shape.layers)]
+        return self.drafting(self.slots(self.query(embedded, mask), places, writers, masks))
+
     def _turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype):
         own = self.shape.anatomy
         return own.rotation.turn(places, own.channels, dtype)
+
+
+@dataclass(eq=False)
+class BlockPass:
+    """The slots of a step, their logits but for the path term, and the path states of all nodes that have rows."""
+
+    head: BlockHead
+    ends: BoundEnds
+    slots: Float[Tensor, "b D d"]
+    base: Float[Tensor, "b D V"] | None
+    paths: Float[Tensor, "b n s"]
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """What the confidence head says of the rows that were given last; None without one."""
+        return None if self.head.confidence is None else self._overlap
+
+    def logits(self, frontier: Frontier) -> Float[Tensor, "b f V"]:
+        """Return the logits of one depth's nodes."""
+        path, slot, wide = self.head.path, self._slot(frontier), frontier.tokens.shape[1]
+        hidden = self.slots[:, slot : slot + 1].expand(-1, wide, -1)
+        embedded = self.ends.embed(frontier.tokens).to(hidden) if path.embeds else None
+        states = path.read(self._above(frontier), frontier.tokens, embedded, hidden)
+        self.paths = with_nodes(self.paths, frontier, states)
+        if self.base is None:
+            logits = self.ends.output(path.mixed(states, hidden))
+        else:
+            logits = self.base[:, slot : slot + 1].expand(-1, wide, -1)
+        return path.corrected(logits, states, hidden, range(slot, slot + 1))
+
+    def _overlap(self, frontier: Frontier) -> Float[Tensor, "b f"]:
+        slot, states = self._slot(frontier), self.paths[:, frontier.nodes.start : frontier.nodes.stop]
+        return self.head.sure(self.slots[:, slot : slot + 1].expand(-1, states.shape[1], -1), states)
+
+    def _slot(self, frontier: Frontier) -> int:
+        return min(frontier.depth, self.slots.shape[1] - 1)
+
+    def _above(self, frontier: Frontier) -> Float[Tensor, "b f s"]:
+        """Return the states of the nodes' parents; before the root's token the first state."""
+        if not frontier.nodes.start:
+            return self.head.path.begin(self.slots)
+        return self.paths.gather(1, parents_of(frontier).expand(-1, -1, self.paths.shape[-1]))

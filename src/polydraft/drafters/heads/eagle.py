@@ -8,26 +8,68 @@ the next pair of a drafted path.
     EAGLE-3:  h = fc [h_1; ...; h_k], or a recycled h';   g = hidden_norm h
               x = h + attn [input_layernorm e; g];   h' = x + mlp(norm x);   rows = lm_head(norm h')
 
+Drafting takes one short pass per depth, over the nodes of that depth. Slot s of the cache holds the pair of token s and
+the target's state of the token before it; its position is s - 1. The root's pair, like all committed ones, is made of
+the target's own states, and a drafted node's of what the head itself made of the node above. So keys of drafted nodes
+are never kept: a step's features bring the target's own states, and the next draft begins with one pass over the pairs
+that came since. A text of one token has no pair. It is drafted for from its token beside a state of zeros, in slot 0,
+which no longer text sees.
+
 Sources: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858, the same heads), EAGLE-3 (2503.01840), SafeAILab/EAGLE; the
 variants of EAGLE-3.1 from vllm-project/speculators and sgl-project/SpecForge.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.ancestry import parents_of, with_nodes
+from polydraft.drafters.heads.cache import HeadCache
+from polydraft.drafters.heads.drafter import HeadNetwork
+from polydraft.drafters.heads.ends import BoundEnds
 from polydraft.drafters.heads.layers import Anatomy, Attention, Gated, Norm, Seen, Turn
 from polydraft.drafters.heads.layers import Layer as DecoderLayer
+from polydraft.drafters.heads.reads import joined_states
+from polydraft.drafters.protocol import Defaults
 from polydraft.errors import InvalidParameter
 from polydraft.models import Layer
+from polydraft.probs import SamplingParams, sent
+from polydraft.reading import Features, Text
+from polydraft.rows import counts, parts, slots
+from polydraft.schemes import IID, TopK
+from polydraft.trees import BestFirst, Chain, Frontier, tree_mask
+
+AT_ONCE = 512
+"""How many pairs of a row are read in one pass; a longer one takes more memory for its mask and brings no more."""
+CHAIN = Chain(5)
+"""What is drafted above temperature 0."""
+TREE = BestFirst(25)
+"""What is drafted at temperature 0: as many nodes as EAGLE-1's own tree has."""
 
 
-class EagleHead(nn.Module):
+@dataclass(frozen=True, eq=False)
+class PairMemory:
+    """What a head keeps of each row.
+
+    Args:
+        cache: its keys, by slots.
+        states: what enters a pair, by the place of the token that the target made it of; one place more for padding.
+        given: per row, of how many tokens the target's states have come.
+        done: per row, how many pairs of such states are in the cache, from slot 1.
+    """
+
+    cache: HeadCache = parts()
+    states: Float[Tensor, "b m d"] = slots()
+    given: tuple[int, ...] = counts()
+    done: tuple[int, ...] = counts(lag=1)
+
+
+class EagleHead(HeadNetwork):
     """What both kinds of heads are for decoding and training.
 
     Args:
@@ -37,11 +79,16 @@ class EagleHead(nn.Module):
         target_width: the width of these.
     """
 
+    name = "eagle"
+    title = "An EAGLE head"
+    passes = None
+
     def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
         if layers < 1 or not reads:
             raise InvalidParameter("A head has at least one layer and reads at least one hidden state.")
         self.anatomy, self.depth, self.reads, self.target_width = anatomy, layers, reads, target_width
+        self.width = anatomy.width
 
     @property
     @abstractmethod
@@ -79,8 +126,113 @@ class EagleHead(nn.Module):
     def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Return what goes to the output head."""
 
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draft the likeliest paths at temperature 0, and a drawn chain above it."""
+        return Defaults(IID(), CHAIN) if params.temperature else Defaults(TopK(), TREE)
+
+    def memory(self, rows: int, capacity: int, like: Tensor) -> PairMemory:
+        """Return an empty cache, and room for the target's states."""
+        own, none = self.like, (0,) * rows
+        cache = HeadCache.new(self.anatomy, self.depth, rows, capacity, own)
+        return PairMemory(cache, own.new_zeros(rows, capacity + 1, self.width), none, none)
+
+    def remember(self, memory: PairMemory, features: Features, counts: Sequence[int]) -> PairMemory:
+        """Put hidden states of the target in their places."""
+        fused = self.fused(joined_states(features, self.reads).to(self.like))
+        last = memory.states.shape[1] - 1
+        rows = torch.arange(len(fused), device=fused.device).unsqueeze(-1)
+        memory.states[rows, features.places.where(features.places >= 0, last)] = fused.to(memory.states.dtype)
+        return replace(memory, given=tuple(counts))
+
+    def catch_up(self, memory: PairMemory, text: Text, ends: BoundEnds) -> PairMemory:
+        """Make pairs of what was read."""
+        return self.root(memory, text, ends)[1]
+
+    def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> "tuple[PairPass, PairMemory]":
+        """Read all pairs of the target's own states that are not in the cache, and the last in any case."""
+        counts, device = text.counts, memory.states.device
+        first = [min(done + 1, count - 1) for done, count in zip(memory.done, counts, strict=True)]
+        width = max(count - start for count, start in zip(counts, first, strict=True))
+        starts, known = _sent(first, device), _sent(memory.given, device)
+        found = memory.states[:, :0]
+        for begin in range(0, width, AT_ONCE):
+            columns = torch.arange(begin, min(begin + AT_ONCE, width), device=device)
+            slots = text.lengths.unsqueeze(-1) - width + columns
+            slots = slots.where(slots >= starts, -1)
+            stop = max(counts) - width + int(columns.shape[0]) + begin
+            before = (slots - 1).clamp_min(0).unsqueeze(-1).expand(-1, -1, memory.states.shape[-1])
+            there = (slots >= 1) & (slots <= known)
+            hidden = memory.states.gather(1, before).where(there.unsqueeze(-1), 0)
+            tokens = text.tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, 0)
+            order = torch.arange(stop, device=device)
+            mask = (order <= slots.clamp_min(0).unsqueeze(-1)) & _visible(text, order)
+            mask |= (slots < 1).unsqueeze(-1) & (order == 0)  # padding looks at something
+            found = self.passed(memory, ends.embed(tokens), hidden, slots, slots, mask)
+        after = replace(memory, done=tuple(max(count - 1, 0) for count in counts))
+        return PairPass(self, after, text, ends, found[:, -1:]), after
+
+    def passed(
+        self,
+        memory: PairMemory,
+        embedded: Float[Tensor, "b n d"],
+        hidden: Float[Tensor, "b n d"],
+        slots: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n m"],
+    ) -> Float[Tensor, "b n d"]:
+        """Return what the head makes of pairs, whose keys go into their slots.
+
+        Args:
+            memory: what it keeps of each row.
+            embedded: the tokens' embeddings.
+            hidden: what stands beside them.
+            slots: the pairs' slots; -1 for padding.
+            places: their tokens' places in the text.
+            mask: True where a pair may look at a slot.
+        """
+        seen = [memory.cache.writer(layer, slots, mask.shape[-1]) for layer in range(self.depth)]
+        return self(embedded.to(hidden), hidden, places - 1, seen, mask)
+
     def _turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype) -> Turn:
         return self.anatomy.rotation.turn(places, self.anatomy.channels, dtype)
+
+
+@dataclass(eq=False)
+class PairPass:
+    """What a head made of all nodes that were proposed for, in their order; the root's first."""
+
+    head: EagleHead
+    memory: PairMemory
+    text: Text
+    ends: BoundEnds
+    made: Float[Tensor, "b n d"]
+    overlap = None
+
+    def logits(self, frontier: Frontier) -> Float[Tensor, "b f V"]:
+        """Return the logits of one depth's nodes."""
+        if frontier.depth:
+            self.made = with_nodes(self.made, frontier, self._passed(frontier))
+        return self.ends.output(self.head.before_output(self.made[:, frontier.nodes.start :]))
+
+    def _passed(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
+        """Run the head over the nodes, each beside what it made of the node above."""
+        above = self.made.gather(1, parents_of(frontier).expand(-1, -1, self.made.shape[-1]))
+        roots, stop = self.text.lengths - 1, max(self.text.counts) - 1 + frontier.nodes.stop
+        slots = roots.unsqueeze(-1) + torch.arange(frontier.nodes.start, frontier.nodes.stop, device=roots.device)
+        places = (roots + frontier.depth).unsqueeze(-1).expand_as(slots)
+        mask = tree_mask(frontier.ancestors, roots, stop)
+        mask = mask & _visible(self.text, torch.arange(stop, device=roots.device))
+        embedded, hidden = self.ends.embed(frontier.tokens), self.head.recycled(above)
+        return self.head.passed(self.memory, embedded, hidden, slots, places, mask)
+
+
+def _visible(text: Text, slots: Int[Tensor, " m"]) -> Bool[Tensor, "b 1 m"]:
+    """Tell which slots may be seen at all: the first only in texts of one token."""
+    return ((slots > 0) | (text.lengths == 1).unsqueeze(-1)).unsqueeze(1)
+
+
+def _sent(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b 1"]:
+    return sent(torch.tensor(list(numbers)), device).unsqueeze(-1)
 
 
 class Eagle1Head(EagleHead):

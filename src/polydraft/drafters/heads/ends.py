@@ -97,13 +97,15 @@ class HeadEnds(nn.Module):
             TargetMismatch: the target's embeddings have another width, and the head has none of its own.
             VocabularyMismatch: the head has tokens that the target does not have.
         """
-        self._check(target, width)
+        like = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.device))
+        self._check(target, width, like)
         tokens = self.get_buffer("tokens") if self.tokens is not None else None
         embed: Callable[[Tensor], Tensor] = target.embedded if self.embed_tokens is None else self.embed_tokens
         if self.lm_head is not None:
             output: Callable[[Tensor], Tensor] = self.lm_head
         else:
-            output = target.unembedded if tokens is None else _rows(target, tokens)
+            rows = target.unembedded if tokens is None else _rows(target, tokens)
+            output = lambda states: rows(states.to(like.dtype))  # noqa: E731  the target's own precision
         return BoundEnds(
             embed if self.scale == 1 else lambda ids: embed(ids) * self.scale,
             output if self.multiplier == 1 and self.softcap is None else lambda states: self._shaped(output(states)),
@@ -114,12 +116,12 @@ class HeadEnds(nn.Module):
         logits = logits * self.multiplier
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def _check(self, target: LanguageModel, width: int) -> None:
+    def _check(self, target: LanguageModel, width: int, like: Tensor) -> None:
         if self.embed_tokens is None:
-            found = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.device)).shape[-1]
-            if found != width:
+            if like.shape[-1] != width:
                 raise TargetMismatch(
-                    f"The head is {width} wide and the target's embeddings {found}: it was trained for another target."
+                    f"The head is {width} wide and the target's embeddings {like.shape[-1]}: it was trained for "
+                    "another target."
                 )
         elif self.embed_tokens.num_embeddings < target.vocab_size:
             raise VocabularyMismatch(

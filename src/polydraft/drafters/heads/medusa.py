@@ -21,17 +21,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.drafter import HeadNetwork
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
-from polydraft.drafters.heads.reads import MadeFor, check_target
-from polydraft.drafters.model import SAMPLED
-from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session
-from polydraft.drafters.rows import check_listed, draft_rows, listed
+from polydraft.drafters.heads.reads import MadeFor
+from polydraft.drafters.protocol import Defaults
 from polydraft.errors import InvalidParameter
+from polydraft.models import LanguageModel
 from polydraft.probs import SamplingParams
-from polydraft.reading import Features, Step, Text
-from polydraft.rows import per_row, shared
-from polydraft.schemes import IID, Scheme, TopK, require_scheme
-from polydraft.trees import BestFirst, Chain, Draft, Frontier, grow
+from polydraft.reading import Features, Text
+from polydraft.rows import per_row
+from polydraft.schemes import IID, TopK
+from polydraft.trees import BestFirst, Chain, Frontier
 
 Output = Callable[[Float[Tensor, "*b d"]], Float[Tensor, "*b v"]]
 
@@ -95,8 +95,25 @@ class MedusaHead(nn.Module):
         return shared(self(states.to(own)).to(states))
 
 
-class MedusaHeads(nn.Module):
-    """All heads of a drafter.
+@dataclass(frozen=True, eq=False)
+class LastStates:
+    """What the heads read next.
+
+    Args:
+        hidden: per row, the target's last hidden state at the last token that was read.
+        place: that token's place in the text; -1 if nothing is known of the row.
+    """
+
+    hidden: Float[Tensor, "b d"] = per_row()
+    place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
+
+
+class MedusaHeads(HeadNetwork):
+    """All heads of a drafter: the row of a node is that of its depth.
+
+    Trees may be deeper than there are heads: below the last head nodes are drafted from its row again, which is a law
+    like any other, but a poor one. Where the state of the token before the root is not known, as in a text of one
+    token, zeros are read in its place: likewise.
 
     Args:
         heads: the heads, that of the first draft first; all have output rows of their own, or none has.
@@ -107,6 +124,10 @@ class MedusaHeads(nn.Module):
     Raises:
         InvalidParameter: there is no head, or the heads do not draft the same tokens.
     """
+
+    name = "medusa"
+    title = "A Medusa head"
+    reads = ("final",)
 
     def __init__(
         self,
@@ -122,7 +143,7 @@ class MedusaHeads(nn.Module):
         (self.rows,) = rows
         if tokens is not None and self.rows not in (None, len(tokens)):
             raise InvalidParameter(f"Heads of {len(tokens)} tokens have {self.rows} output rows.")
-        self.heads, self.width = nn.ModuleList(heads), width
+        self.heads, self.width, self.target_width = nn.ModuleList(heads), width, width
         self.vocab_size = self.rows if vocab_size is None and tokens is None else vocab_size
         self.register_buffer("tokens", tokens)
 
@@ -145,126 +166,44 @@ class MedusaHeads(nn.Module):
         """Return the output rows, those of the first head or the target's, and the tokens."""
         return HeadEnds(lm_head=self.head(0).lm_head, tokens=self.known)
 
-
-@dataclass(frozen=True, eq=False)
-class MedusaState:
-    """What the heads read next.
-
-    Args:
-        heads: the heads.
-        ends: their output and tokens, for a target.
-        params: their sampling settings.
-        vocab_size: the number of tokens that a row is drawn from.
-        hidden: per row, the target's last hidden state at the last token that was read.
-        place: that token's place in the text; -1 if nothing is known of the row.
-    """
-
-    heads: MedusaHeads = shared()
-    ends: BoundEnds = shared()
-    params: SamplingParams = shared()
-    vocab_size: int = shared()
-    hidden: Float[Tensor, "b d"] = per_row()
-    place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
-
-    def resumes(self, fresh: "MedusaState") -> bool:
-        """Tell whether both are of the same heads."""
-        return self.heads is fresh.heads
-
-
-@dataclass(frozen=True, eq=False)
-class MedusaDrafter(Drafter):
-    """Drafts with Medusa's heads: the row of a node is that of its depth.
-
-    Trees may be deeper than there are heads: below the last head nodes are drafted from its row again, which is a law
-    like any other, but a poor one. Where the state of the token before the root is not known, as in a text of one
-    token, zeros are read in its place: likewise.
-
-    Args:
-        heads: the heads.
-        shortlist_size: as for `ModelDrafter`.
-        params: the heads' own temperature and filters; None for the target's.
-
-    Raises:
-        InvalidParameter: a shortlist without a token.
-        TargetMismatch: at the start, heads for another target.
-        VocabularyMismatch: at the start, heads with tokens that the target does not have.
-    """
-
-    heads: MedusaHeads
-    shortlist_size: int | None = None
-    params: SamplingParams | None = None
-    name = "medusa"
-    needs = Needs(("final",), passes=1)
-    sound = True
-
-    def __post_init__(self) -> None:
-        check_listed(self.shortlist_size)
-
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest paths at temperature 0, and a drawn chain above it, no deeper than there are heads."""
         if params.temperature:
-            return Defaults(IID(), Chain(len(self.heads)))
-        return Defaults(TopK(), BestFirst(16, depth=len(self.heads)))
+            return Defaults(IID(), Chain(len(self)))
+        return Defaults(TopK(), BestFirst(16, depth=len(self)))
 
-    def check(self, scheme: Scheme) -> None:
-        """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
-        require_scheme(scheme, SAMPLED, "A Medusa head")
+    def check(self, target: LanguageModel, ends: HeadEnds) -> None:
+        """Check that a target may have as many tokens as the heads were trained for."""
+        MadeFor(self.vocab_size).check(target)
 
-    @torch.no_grad()
-    def start(self, text: Text, session: Session) -> MedusaState:
-        """Return a state in which nothing is known, and the ends for this target."""
-        heads = self.heads
-        target = check_target(session, self.needs.layers, heads.width, MadeFor(heads.vocab_size))
-        ends = heads.ends().bound(target, heads.width)
-        device = text.tokens.device
-        like = ends.embed(torch.zeros(1, 1, dtype=torch.int64, device=device))  # in the target's precision
-        rows = len(text.lengths)
-        own = session.vocab_size if ends.tokens is None else len(ends.tokens)
-        own = own if heads.rows is None else min(own, heads.rows)
-        return MedusaState(
-            heads,
-            ends,
-            self.params or session.params,
-            own,
-            like.new_zeros(rows, heads.width),
-            torch.full((rows,), -1, device=device),
-        )
+    def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
+        """Return states of which nothing is known, in the target's precision."""
+        return LastStates(like.new_zeros(rows, self.width), torch.full((rows,), -1, device=like.device))
 
-    @torch.no_grad()
-    def read(self, state: MedusaState, text: Text, features: Features | None) -> MedusaState:
-        """Take the state of the last token that was read of every prompt."""
-        return state if features is None else _fed(state, features)
+    def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
+        """Take the state of each row's last token among these, where it is not behind the one that is known."""
+        place, column = features.places.max(dim=-1)
+        states = features.states["final"]
+        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
+        newer = (place >= 0) & (place >= memory.place)
+        hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
+        return replace(memory, hidden=hidden, place=place.where(newer, memory.place))
 
-    @torch.no_grad()
-    def draft(self, state: MedusaState, request: DraftRequest) -> tuple[Draft, MedusaState]:
-        """Grow a tree: each depth has the row of its head."""
-        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
-        if not policy.shape.counts:
-            return Draft.nothing(text.last()), state
-        size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
-        current = (state.place == text.lengths - 2).unsqueeze(-1)
-        hidden = state.hidden.where(current, 0.0).unsqueeze(1)
-
-        def propose(frontier: Frontier) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-            logits = state.heads.head(frontier.depth).logits(hidden, state.ends.output)[..., : state.vocab_size]
-            tokens, probs = draft_rows(logits, state.params, size, scheme)
-            wide = frontier.tokens.shape[1]
-            return tokens.expand(-1, wide, -1), probs.expand(-1, wide, *probs.shape[2:])
-
-        draft = grow(text.last(), policy, scheme, state.ends.named(propose), noise, trusted=True)
-        return state.ends.marked(draft, size, state.vocab_size), state
-
-    @torch.no_grad()
-    def commit(self, state: MedusaState, step: Step) -> MedusaState:
-        """Take the state of the last token that was accepted."""
-        return _fed(state, step.features)
+    def root(self, memory: LastStates, text: Text, ends: BoundEnds) -> "tuple[DepthPass, LastStates]":
+        """Look whether each row's state is that of the token before the root."""
+        current = (memory.place == text.lengths - 2).unsqueeze(-1)
+        return DepthPass(self, memory.hidden.where(current, 0.0).unsqueeze(1), ends), memory
 
 
-def _fed(state: MedusaState, features: Features) -> MedusaState:
-    """Return the state with each row's last token among these, where it is not behind the one that is known."""
-    place, column = features.places.max(dim=-1)
-    states = features.states["final"]
-    found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
-    newer = (place >= 0) & (place >= state.place)
-    hidden = found.where(newer.unsqueeze(-1), state.hidden.to(found))
-    return replace(state, hidden=hidden, place=place.where(newer, state.place))
+@dataclass(frozen=True, eq=False)
+class DepthPass:
+    """The heads, and the states that they read."""
+
+    heads: MedusaHeads
+    hidden: Float[Tensor, "b 1 d"]
+    ends: BoundEnds
+    overlap = None
+
+    def logits(self, frontier: Frontier) -> Float[Tensor, "b 1 V"]:
+        """Return the logits of a depth, the same for all of its nodes."""
+        return self.heads.head(frontier.depth).logits(self.hidden, self.ends.output)

@@ -9,16 +9,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from polydraft.drafters import (
-    BlockDrafter,
     Drafter,
-    EagleDrafter,
-    MedusaDrafter,
+    HeadDrafter,
     write_block,
     write_eagle,
     write_medusa,
 )
 from polydraft.drafters.heads.block import BlockHead, BlockShape
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.layers import Anatomy, Rotation
 from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
@@ -194,7 +192,7 @@ def _medusa(
     given = [*start.heads] if isinstance(start, MedusaHeads) else []
     layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
     heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers)
-    drafter = MedusaDrafter(heads)
+    drafter = HeadDrafter(heads, heads.ends())
 
     def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
         write_medusa(drafter, folder, model, vllm=form == VLLM, card=card)
@@ -213,7 +211,7 @@ def _eagle_1(
     else:
         head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
     own = HeadEnds(tokens=ends.tokens)
-    drafter = EagleDrafter(head, own)
+    drafter = HeadDrafter(head, own)
     return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, _writes_eagle(drafter))
 
 
@@ -227,11 +225,11 @@ def _eagle_3(
         head = Eagle3Head(anatomy_for(target, size), reads, width, layers=size.layers or 1)
     own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
     weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
-    drafter = EagleDrafter(head, own)
+    drafter = HeadDrafter(head, own)
     return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, weights, own), drafter, _writes_eagle(drafter))
 
 
-def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, str, str], None]:
+def _writes_eagle(drafter: HeadDrafter[EagleHead]) -> Callable[[Path, HuggingFaceModel, str, str], None]:
     def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
         write_eagle(drafter, folder, model, speculators=form == SPECULATORS, card=card)
 
@@ -240,7 +238,7 @@ def _writes_eagle(drafter: EagleDrafter) -> Callable[[Path, HuggingFaceModel, st
 
 def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
     head = BlockHead(shape, path, path.told)
-    drafter = BlockDrafter(head, HeadEnds(tokens=ends.tokens))
+    drafter = HeadDrafter(head, HeadEnds(tokens=ends.tokens))
 
     def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
         other, authors = form == SPECULATORS, form == DEEPSPEC

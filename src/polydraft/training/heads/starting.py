@@ -54,7 +54,7 @@ def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) ->
         InvalidParameter: it is of another kind, or has other sizes, or what it reads or draws is scaled.
     """
     new, old = ([*owned_networks(one)] for one in (head.drafter, start))
-    if len(new) != len(old) or type(head.drafter) is not type(start):
+    if len(new) != len(old) or head.drafter.name != start.name:
         raise InvalidParameter(f"--start {folder} is a {start.name}, and the new head is a {head.drafter.name}.")
     for network, given in zip(new, old, strict=True):
         weights, own = given.state_dict(), network.state_dict()

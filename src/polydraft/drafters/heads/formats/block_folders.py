@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.formats.blocks import block_tensors
 from polydraft.drafters.heads.formats.deepspec import deepspec_config
 from polydraft.drafters.heads.formats.vocabulary import offsets_of
-from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -27,7 +28,7 @@ from polydraft.models import LanguageModel, Layer, write_plain
 
 
 def write_block(
-    drafter: BlockDrafter,
+    drafter: HeadDrafter[BlockHead],
     folder: Path,
     target: LanguageModel,
     *,
@@ -55,11 +56,11 @@ def write_block(
     """
     if speculators and deepspec:
         raise InvalidParameter("A head is written in one form; leave out speculators=True or deepspec=True.")
-    if drafter.head.shape.gemma:
+    if drafter.network.shape.gemma:
         raise InvalidParameter("Block heads with Gemma's layers are read, and not written.")
     tokens = drafter.ends.tokens
     ids = None if tokens is None else drafter.ends.get_buffer("tokens").cpu()
-    tensors = block_tensors(drafter.head, drafter.ends)
+    tensors = block_tensors(drafter.network, drafter.ends)
     if deepspec:
         tensors |= _scaled_ends(drafter, target)
         config = deepspec_config(drafter, _sizes(drafter), _terms(drafter), tensors, _depth(target, target_layers))
@@ -81,7 +82,7 @@ def _flat(name: str) -> str:
     return name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj.")
 
 
-def _scaled_ends(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Tensor]:
+def _scaled_ends(drafter: HeadDrafter[BlockHead], target: LanguageModel) -> dict[str, Tensor]:
     """Return embeddings and output rows, the target's where the head has none, with what they are multiplied by."""
     found: dict[str, Tensor] = {}
     every, own = torch.arange(target.vocab_size, device=target.device), drafter.ends.embed_tokens
@@ -93,9 +94,9 @@ def _scaled_ends(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Tens
     return found
 
 
-def _sizes(drafter: BlockDrafter) -> dict[str, Any]:
+def _sizes(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
-    own = drafter.head.shape.anatomy
+    own = drafter.network.shape.anatomy
     turn = own.rotation
     scaling = {
         "": None,
@@ -112,7 +113,7 @@ def _sizes(drafter: BlockDrafter) -> dict[str, Any]:
         "model_type": "qwen3",
         "hidden_size": own.width,
         "intermediate_size": own.inner,
-        "num_hidden_layers": drafter.head.shape.layers,
+        "num_hidden_layers": drafter.network.shape.layers,
         "num_attention_heads": own.heads,
         "num_key_value_heads": own.groups,
         "head_dim": own.channels,
@@ -124,9 +125,9 @@ def _sizes(drafter: BlockDrafter) -> dict[str, Any]:
     }
 
 
-def _windows(drafter: BlockDrafter) -> dict[str, Any]:
+def _windows(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
     """Return the layers' windows; Hugging Face's Qwen3 forgets them where `use_sliding_window` is not set."""
-    shape = drafter.head.shape
+    shape = drafter.network.shape
     windows = shape.windows or (None,) * shape.layers
     found = {window for window in windows if window is not None}
     if len(found) > 1:
@@ -136,8 +137,8 @@ def _windows(drafter: BlockDrafter) -> dict[str, Any]:
     return {"layer_types": kinds, "sliding_window": window, "use_sliding_window": window is not None}
 
 
-def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None) -> dict[str, Any]:
-    shape, path, ends = drafter.head.shape, drafter.head.path, drafter.ends
+def _own(drafter: HeadDrafter[BlockHead], target: LanguageModel, target_layers: int | None) -> dict[str, Any]:
+    shape, path, ends = drafter.network.shape, drafter.network.path, drafter.ends
     kind: dict[str, Any] = {"projector_type": "dflash"}
     if isinstance(path, Mixing):
         kind = {"projector_type": "mixing", "gru_hidden_dim": path.size, "emb_dim": path.mix[0].out_features}
@@ -168,21 +169,21 @@ def _own(drafter: BlockDrafter, target: LanguageModel, target_layers: int | None
             "mask_token_id": shape.mask_id,
             "target_layer_ids": [_number(one, depth) - 1 for one in shape.reads],
             "shift_label": shape.shifted,
-            "use_confidence_head": drafter.head.confidence is not None,
+            "use_confidence_head": drafter.network.confidence is not None,
             **kind,
         },
     }
 
 
-def _layers(drafter: BlockDrafter) -> list[tuple[bool, bool]]:
+def _layers(drafter: HeadDrafter[BlockHead]) -> list[tuple[bool, bool]]:
     """Tell of each layer whether it is causal inside the block, and whether it has a window."""
-    shape = drafter.head.shape
+    shape = drafter.network.shape
     causal = shape.causal or (False,) * shape.layers
     windows = shape.windows or (None,) * shape.layers
     return [(one, window is not None) for one, window in zip(causal, windows, strict=True)]
 
 
-def _causal(drafter: BlockDrafter) -> bool | None:
+def _causal(drafter: HeadDrafter[BlockHead]) -> bool | None:
     """Return whether all layers are causal inside the block; None if those with windows are, which needs no word.
 
     Raises:
@@ -205,8 +206,8 @@ def _markov_kind(path: Markov) -> str:
     return "gated" if isinstance(path, GatedMarkov) else "vanilla"
 
 
-def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, Any]:
-    shape, path = drafter.head.shape, drafter.head.path
+def _of_speculators(drafter: HeadDrafter[BlockHead], target: LanguageModel) -> dict[str, Any]:
+    shape, path = drafter.network.shape, drafter.network.path
     lacking = next((what for what, there in _beyond_speculators(drafter).items() if there), None)
     if lacking is not None:
         raise InvalidParameter(f"speculators has no form for heads with {lacking}; leave out speculators=True.")
@@ -235,9 +236,9 @@ def _of_speculators(drafter: BlockDrafter, target: LanguageModel) -> dict[str, A
     return config | (_terms(drafter) if markov else {})
 
 
-def _terms(drafter: BlockDrafter) -> dict[str, Any]:
+def _terms(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
     """Tell of the Markov term, and of the confidence head whether it reads the last token's row beside the slot."""
-    path, head, width = drafter.head.path, drafter.head.confidence, drafter.head.shape.anatomy.width
+    path, head, width = drafter.network.path, drafter.network.confidence, drafter.network.shape.anatomy.width
     told: dict[str, Any] = {"enable_confidence_head": head is not None}
     if isinstance(path, Markov):
         told |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
@@ -260,9 +261,9 @@ def _depth(target: LanguageModel, told: int | None) -> int:
     return depth
 
 
-def _beyond_speculators(drafter: BlockDrafter) -> dict[str, bool]:
+def _beyond_speculators(drafter: HeadDrafter[BlockHead]) -> dict[str, bool]:
     """Tell what of a head speculators' form cannot say: there layers are causal only by their windows, and all so."""
-    head, ends, layers = drafter.head, drafter.ends, _layers(drafter)
+    head, ends, layers = drafter.network, drafter.ends, _layers(drafter)
     return {
         f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector),
         "convolutions over slots": head.shape.taps > 0,

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.block import BlockHead, BlockShape
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.gemma import gemma_anatomy, own_values
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
-from polydraft.drafters.heads.lattice import BlockDrafter
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -59,7 +59,7 @@ def holds_block(shapes: Shapes) -> bool:
     return {name.removeprefix("model.") for name in shapes} >= BACKBONE
 
 
-def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDrafter:
+def read_block(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[BlockHead]:
     """Build the drafter of a block head.
 
     Args:
@@ -84,7 +84,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> BlockDr
         tensors.fill(head.confidence, sure)
     tensors.fill(_without(head))
     tensors.done()
-    return BlockDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _fields(folder: PlainFolder) -> Fields:

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft.drafters.heads.lattice import BlockDrafter
+from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.paths import Markov, PathTerm
 from polydraft.errors import InvalidParameter
 
@@ -21,7 +22,11 @@ ANCHORS = 512
 
 
 def deepspec_config(
-    drafter: BlockDrafter, sizes: Mapping[str, Any], terms: Mapping[str, Any], tables: Mapping[str, Tensor], depth: int
+    drafter: HeadDrafter[BlockHead],
+    sizes: Mapping[str, Any],
+    terms: Mapping[str, Any],
+    tables: Mapping[str, Tensor],
+    depth: int,
 ) -> dict[str, Any]:
     """Return the configuration of a head in DeepSpec's form.
 
@@ -38,7 +43,7 @@ def deepspec_config(
     lacking = next((what for what, there in _beyond(drafter, tables).items() if there), None)
     if lacking is not None:
         raise InvalidParameter(f"DeepSpec has no form for heads with {lacking}; leave out deepspec=True.")
-    shape = drafter.head.shape
+    shape = drafter.network.shape
     return {
         "architectures": ["Qwen3DSparkModel"],
         **sizes,
@@ -57,13 +62,13 @@ def deepspec_config(
     }
 
 
-def _reads(drafter: BlockDrafter) -> list[int]:
-    return [one for one in drafter.head.shape.reads if one != "final"]
+def _reads(drafter: HeadDrafter[BlockHead]) -> list[int]:
+    return [one for one in drafter.network.shape.reads if one != "final"]
 
 
-def _beyond(drafter: BlockDrafter, tables: Mapping[str, Tensor]) -> dict[str, bool]:
+def _beyond(drafter: HeadDrafter[BlockHead], tables: Mapping[str, Tensor]) -> dict[str, bool]:
     """Tell what of a head DeepSpec's class cannot say."""
-    head, ends, shape = drafter.head, drafter.ends, drafter.head.shape
+    head, ends, shape = drafter.network, drafter.ends, drafter.network.shape
     own, path = shape.anatomy, head.path
     plain = isinstance(path, Markov) or type(path) is PathTerm
     beside = 0 if head.confidence is None else head.confidence.in_features - own.width

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polydraft.drafters.heads.autoregressive import EagleDrafter
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.drafter import HeadDrafter
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.fields import DEFAULTS, Fields, Shapes, Tensors, classes_of
 from polydraft.drafters.heads.formats.vocabulary import draft_tokens, target_tokens
@@ -77,7 +77,7 @@ def _holds_third(names: Iterable[str]) -> bool:
     return any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in names)
 
 
-def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> EagleDrafter:
+def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[EagleHead]:
     """Build the drafter of a head of EAGLE-1 or EAGLE-3.
 
     Args:
@@ -105,7 +105,7 @@ def _is_third(config: Mapping[str, Any]) -> bool:
     return third or config.get("draft_vocab_size") is not None or config.get("eagle_config") is not None
 
 
-def _first(folder: PlainFolder) -> EagleDrafter:
+def _first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     """Read EAGLE-1's own form, in which a missing `bias` means that there is one."""
     fields = Fields.of(folder, folder.config)
     return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
@@ -126,7 +126,7 @@ def _check_norms(fields: Fields, *, third: bool) -> None:
             )
 
 
-def _wrapped(folder: PlainFolder) -> EagleDrafter:
+def _wrapped(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     """Read vLLM's first form: the head's configuration inside another, and `model.` before its tensors."""
     fields = Fields.of(folder, folder.config["model"], folder.config)
     tensors = Tensors.of(folder, ("model.model.", "model."))
@@ -134,7 +134,7 @@ def _wrapped(folder: PlainFolder) -> EagleDrafter:
     return _of_first(fields, tensors, bias=tensors.has("fc.bias") if told is None else bool(told), normed=False)
 
 
-def _old_first(folder: PlainFolder) -> EagleDrafter:
+def _old_first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     """Read speculators' form for EAGLE-1."""
     if folder.config.get("speculators_model_type") != "eagle":
         raise CheckpointError(
@@ -152,7 +152,7 @@ def _renamed(name: str) -> str:
     return OLD_NAMES[old] + name.removeprefix(old) if old else name
 
 
-def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> EagleDrafter:
+def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> HeadDrafter[EagleHead]:
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     _check_norms(fields, third=False)
     anatomy = _anatomy(fields, tensors, "layers.0.")
@@ -161,10 +161,10 @@ def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> 
     made_for = fields.made_for(target_tokens(tensors))
     ends = HeadEnds(_embedding(tensors, anatomy), _rows(tensors, anatomy) if tensors.has("lm_head.weight") else None)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
-def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
+def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleHead]:
     """Read EAGLE-3's own form, SpecForge's, or speculators'."""
     fields, tensors = _fields(folder), Tensors.of(folder)
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
@@ -191,7 +191,7 @@ def _third(folder: PlainFolder, target_layers: int | None) -> EagleDrafter:
     made_for = fields.made_for(target_tokens(tensors))
     ends = _own_ends(fields, tensors, anatomy)
     tensors.done()
-    return EagleDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def _of_layer(name: str, first: str) -> str:

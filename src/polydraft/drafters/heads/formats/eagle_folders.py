@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.drafters.heads.autoregressive import EagleDrafter
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.drafter import HeadDrafter
+from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.formats.eagle import IDS, OLD_NAMES
 from polydraft.drafters.heads.formats.vocabulary import offsets_of
 from polydraft.errors import InvalidParameter
@@ -15,7 +15,7 @@ from polydraft.models import LanguageModel, write_plain
 
 
 def write_eagle(
-    drafter: EagleDrafter,
+    drafter: HeadDrafter[EagleHead],
     folder: Path,
     target: LanguageModel,
     *,
@@ -37,7 +37,7 @@ def write_eagle(
         InvalidParameter: the form has no such head; one of EAGLE-1 drafts all tokens of its target.
         CheckpointError: it cannot be written.
     """
-    head = drafter.head
+    head = drafter.network
     if isinstance(head, Eagle3Head):
         config, tensors = _third(drafter, head, target, speculators)
     elif isinstance(head, Eagle1Head):
@@ -54,7 +54,7 @@ def write_eagle(
 
 
 def _third(
-    drafter: EagleDrafter, head: Eagle3Head, target: LanguageModel, speculators: bool
+    drafter: HeadDrafter[EagleHead], head: Eagle3Head, target: LanguageModel, speculators: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = dict(head.state_dict())
     if speculators or head.depth > 1:
@@ -87,7 +87,7 @@ def _numbered(name: str) -> str:
 
 
 def _first(
-    drafter: EagleDrafter, head: Eagle1Head, target: LanguageModel, speculators: bool
+    drafter: HeadDrafter[EagleHead], head: Eagle1Head, target: LanguageModel, speculators: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, ends = dict(head.state_dict()), drafter.ends
     sizes = {**_sizes(drafter), "vocab_size": target.vocab_size}
@@ -117,12 +117,12 @@ def _embeddings_of(target: LanguageModel) -> Tensor:
     return target.embedded(torch.arange(target.vocab_size, device=target.device).unsqueeze(0))[0]
 
 
-def _embeddings(drafter: EagleDrafter, target: LanguageModel) -> Tensor:
+def _embeddings(drafter: HeadDrafter[EagleHead], target: LanguageModel) -> Tensor:
     own = drafter.ends.embed_tokens
     return _embeddings_of(target) if own is None else own.weight
 
 
-def _output_rows(drafter: EagleDrafter, target: LanguageModel) -> Tensor:
+def _output_rows(drafter: HeadDrafter[EagleHead], target: LanguageModel) -> Tensor:
     """Return the head's output rows: its own, or those that it has of the target."""
     ends = drafter.ends
     if ends.lm_head is not None:
@@ -153,9 +153,9 @@ def _speculator(kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def _sizes(drafter: EagleDrafter) -> dict[str, Any]:
+def _sizes(drafter: HeadDrafter[EagleHead]) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
-    own = drafter.head.anatomy
+    own = drafter.network.anatomy
     turn = own.rotation
     scaling = {
         "": None,
@@ -172,7 +172,7 @@ def _sizes(drafter: EagleDrafter) -> dict[str, Any]:
         "model_type": "qwen3" if own.normed else "llama",
         "hidden_size": own.width,
         "intermediate_size": own.inner,
-        "num_hidden_layers": drafter.head.depth,
+        "num_hidden_layers": drafter.network.depth,
         "num_attention_heads": own.heads,
         "num_key_value_heads": own.groups,
         "head_dim": own.channels,

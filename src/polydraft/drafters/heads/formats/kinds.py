@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters.heads.autoregressive import EagleDrafter
 from polydraft.drafters.heads.formats.blocks import holds_block, is_block, read_block
 from polydraft.drafters.heads.formats.eagle import holds_eagle, is_eagle, read_eagle
 from polydraft.drafters.heads.formats.fields import Shapes
 from polydraft.drafters.heads.formats.medusa import holds_medusa, is_medusa, read_medusa
-from polydraft.drafters.heads.lattice import BlockDrafter
-from polydraft.drafters.heads.medusa import MedusaDrafter
 from polydraft.drafters.protocol import Drafter, owned_networks
 from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
@@ -24,23 +21,21 @@ class HeadKind:
 
     Args:
         name: what it is called.
-        drafter: the class of its drafter.
         told: tells by a configuration whether a folder holds one.
         holds: tells it by the shapes of the tensors, where no configuration tells.
         read: builds the drafter of what was read; its second argument is the target's number of layers, if known.
     """
 
     name: str
-    drafter: type
     told: Callable[[Mapping[str, Any]], bool]
     holds: Callable[[Shapes], bool]
     read: Callable[[PlainFolder, int | None], Drafter]
 
 
 KINDS: tuple[HeadKind, ...] = (
-    HeadKind("block", BlockDrafter, is_block, holds_block, read_block),
-    HeadKind("EAGLE", EagleDrafter, is_eagle, holds_eagle, read_eagle),
-    HeadKind("Medusa", MedusaDrafter, is_medusa, holds_medusa, read_medusa),
+    HeadKind("block", is_block, holds_block, read_block),
+    HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
+    HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
 )
 
 

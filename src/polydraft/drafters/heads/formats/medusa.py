@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.formats.fields import Fields, Shapes, Tensors
-from polydraft.drafters.heads.medusa import MedusaDrafter, MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
@@ -48,7 +49,7 @@ def holds_medusa(shapes: Shapes) -> bool:
     return any(f"{prefix}{name}" in shapes for prefix in (INSIDE, OUTSIDE, "") for name in first)
 
 
-def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> MedusaDrafter:
+def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[MedusaHeads]:
     """Build the drafter of Medusa's heads.
 
     Args:
@@ -64,7 +65,7 @@ def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> Medusa
     in_vllm = any(OF_VLLM.fullmatch(name) for name in tensors.left)
     heads = _of_vllm(fields, tensors) if in_vllm else _of_authors(fields, tensors)
     tensors.done()
-    return MedusaDrafter(heads.eval().requires_grad_(False))
+    return HeadDrafter(heads.eval().requires_grad_(False), heads.ends())
 
 
 def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
@@ -196,7 +197,7 @@ def _linear(rows: int, width: int) -> nn.Linear:
 
 
 def write_medusa(
-    drafter: MedusaDrafter,
+    drafter: HeadDrafter[MedusaHeads],
     folder: Path,
     target: LanguageModel,
     *,
@@ -221,7 +222,7 @@ def write_medusa(
             not all equally many blocks.
         CheckpointError: it cannot be written.
     """
-    heads = drafter.heads
+    heads = drafter.network
     if heads.known is not None and not vllm:
         raise InvalidParameter("Medusa's own layout has no heads of fewer tokens; write vLLM's.")
     if len({len(head.blocks) for head in heads}) > 1:
