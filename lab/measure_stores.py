@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore
 from stores import Ask, by_rest, by_suffix
 
 LENGTH, VOCABULARY, PHRASES, PHRASE = 400, 32_000, 20_000, 16
@@ -189,7 +189,7 @@ def filled(
 def built(folder: Path, count: int, texts: Texts) -> Filled:
     """Build a store that is only read."""
     with memory() as own:
-        writer = StoreWriter(folder, Vocabulary(VOCABULARY))
+        writer = StoreWriter(folder, StoreVocabulary(VOCABULARY))
         waits = filled(writer.add, writer.flush, texts.some(count))
     return Filled.of(folder, writer.tokens, waits, own)
 
@@ -197,7 +197,7 @@ def built(folder: Path, count: int, texts: Texts) -> Filled:
 def grown(folder: Path, count: int, most_bytes: int, texts: Texts) -> Filled:
     """Let a store take texts and grow to its bound."""
     with memory() as own:
-        store = SuffixStore(folder, most_bytes=most_bytes, vocabulary=Vocabulary(VOCABULARY))
+        store = SuffixStore(folder, most_bytes=most_bytes, vocabulary=StoreVocabulary(VOCABULARY))
         waits = filled(store.add, store.flush, texts.some(count))
     return Filled.of(folder, count * LENGTH, waits, own)
 

@@ -22,7 +22,7 @@ import polydraft
 from polydraft.bench.style import COLOURS, panels, save
 from polydraft.drafters.text import Bounds, Guess
 from polydraft.drafters.text.index import LONGEST, Occurrences, Scanned, as_tokens
-from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore
 from polydraft.drafters.text.suffix import Continuing, longest_of, tree_of
 from polydraft.training.corpus import SourceFile, gather
 
@@ -118,7 +118,7 @@ def measured(texts: Sequence[NDArray[np.uint32]], size: int, held: Sequence[NDAr
     """Build a store of the first `size` tokens and ask it."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        with StoreWriter(folder, Vocabulary(8192)) as writer:
+        with StoreWriter(folder, StoreVocabulary(8192)) as writer:
             for text in texts:
                 writer.add(text[: size - writer.tokens])
                 if writer.tokens >= size - 1:

@@ -14,7 +14,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Observer, Prompts, TargetLaw
 from polydraft.engine.loop.prefill import begin
 from polydraft.engine.loop.step import step
-from polydraft.engine.stopping import Together
+from polydraft.engine.stopping import JointCriteria
 from polydraft.engine.target_law import Processors
 from polydraft.models import Cache, Forward, LanguageModel
 from polydraft.planning import Opening, Spent
@@ -199,7 +199,7 @@ def law_of(
     place: Callable[[Tensor], Tensor] = torch.clone,
     processors: Processors = (),
     rest: Callable[[list[int], int], Law] | None = None,
-    together: Together | None = None,
+    together: JointCriteria | None = None,
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed, in any of all steps.
 

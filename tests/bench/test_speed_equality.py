@@ -8,7 +8,7 @@ from doubles import tiny_tokenizer
 from transformers import PreTrainedModel
 
 from polydraft.bench import Prompt
-from polydraft.bench.speed import Arm, Batch, Generated, SpeedSettings, hugging_face_arm, measure_speed, plain_arm
+from polydraft.bench.speed import Arm, Generated, PromptBatch, SpeedSettings, hugging_face_arm, measure_speed, plain_arm
 from polydraft.bench.speed.equality import compare_texts, first_difference, logit_margin
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.models.tiny import tiny_target
@@ -85,4 +85,4 @@ def test_a_broken_arm_is_caught_with_position_and_margin(target: PreTrainedModel
     assert difference.margin == pytest.approx(float(logits[plain[4]] - logits[(plain[4] + 1) % 101]))
     assert difference.margin > 0 and not difference.rounding
     assert all(one.same_text is None and not one.differences for one in sampled)
-    assert Batch.of([ids]).row(0).tolist() == ids[0].tolist()
+    assert PromptBatch.of([ids]).row(0).tolist() == ids[0].tolist()

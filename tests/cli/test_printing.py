@@ -15,7 +15,7 @@ from rich.text import Text
 
 from polydraft.bench.speed import difference_table
 from polydraft.bench.speed.equality import Difference
-from polydraft.bench.speed.summary import Found
+from polydraft.bench.speed.summary import TextDifference
 from polydraft.cli import generate as generating
 from polydraft.cli.benchmark.bench import as_rich
 from polydraft.cli.generate import given_prompt
@@ -65,7 +65,7 @@ def table_of(text: str) -> Table:
 
 
 def found(text: str) -> Any:
-    return Found(text, text, text, 1, 0, Difference(0, 1, 2, 3, None, False))
+    return TextDifference(text, text, text, 1, 0, Difference(0, 1, 2, 3, None, False))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ import polydraft
 from polydraft.bench.encoding import encode
 from polydraft.cli.app import app
 from polydraft.cli.stores import build
-from polydraft.drafters import StoreWriter, TextStore, Vocabulary
+from polydraft.drafters import StoreVocabulary, StoreWriter, TextStore
 from polydraft.errors import InvalidParameter, PromptFileError, StoreError, VocabularyMismatch
 
 CODE = "def add(a, b):\n    return a + b\n"
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_said_in_a_sentence(files: Path, tmp_path: Path) -> No
     (tmp_path / "short.txt").write_text(" \n")
     with pytest.raises(StoreError, match="Nothing was stored"):
         call("build", tmp_path / "short.txt", "--out", out)
-    with StoreWriter(tmp_path / "theirs", Vocabulary(8192, b"t" * 32, "theirs")) as writer:
+    with StoreWriter(tmp_path / "theirs", StoreVocabulary(8192, b"t" * 32, "theirs")) as writer:
         writer.add([1, 2, 3])
     with pytest.raises(VocabularyMismatch, match=r"holds tokens of theirs \(8192 tokens\), and the target's are those"):
         call("build", files, "--out", tmp_path / "theirs")

@@ -19,9 +19,9 @@ from polydraft.drafters import (
     LookupFirst,
     ModelDrafter,
     Session,
+    StoreVocabulary,
     StoreWriter,
     TextStore,
-    Vocabulary,
 )
 from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import UnpairedScheme
@@ -58,7 +58,7 @@ def store() -> TextStore:
     """Return a store with what follows some of the rows."""
     folder = TemporaryDirectory()
     weakref.finalize(store, folder.cleanup)
-    with StoreWriter(folder.name, Vocabulary(VOCAB)) as writer:
+    with StoreWriter(folder.name, StoreVocabulary(VOCAB)) as writer:
         for text in ([3, 1, 5, 6, 7], [3, 1, 5, 8], [5, 8, 2], [7, 1, 4, 4, 9], list(range(VOCAB))):
             writer.add(text)
     return TextStore(folder.name)

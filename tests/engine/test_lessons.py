@@ -12,7 +12,7 @@ from polydraft.planning import Opening
 from polydraft.planning.lessons import ASIDE, TELLING, keeps_overlaps, lessons_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.schemes import IID, TopK, TopThenIID
-from polydraft.trees import Chain, Draft, Found, LearningPolicy, Piece, TreePolicy, Verdict, Widths
+from polydraft.trees import Chain, Draft, LearningPolicy, Lookup, Piece, TreePolicy, Verdict, Widths
 from polydraft.verifiers import (
     BlockVerification,
     ByShape,
@@ -57,7 +57,7 @@ class Told(LearningPolicy):
     def uses_lookups(self) -> bool:
         return True
 
-    def rows_with_lookup(self, found: list[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: list[Lookup]) -> tuple[int, ...]:
         return tuple(row for row, one in enumerate(found) if one.parents and self.looks_up)
 
     def texts_opened(self, opening: Opening) -> None:

@@ -28,7 +28,7 @@ from polydraft.errors import ContextOverflow
 from polydraft.planning import Opening, Spent
 from polydraft.planning.lessons import Lesson
 from polydraft.probs import Noise
-from polydraft.trees import Found, LearningPolicy, TreePolicy
+from polydraft.trees import LearningPolicy, Lookup, TreePolicy
 
 VOCAB, NEW, ROOM = 30, 12, 100
 POLICY = Fixed(TreeShape(((3,), (2, 1, 0), (1,))))
@@ -223,7 +223,7 @@ class Told(LearningPolicy):
     def uses_lookups(self) -> bool:
         return True
 
-    def rows_with_lookup(self, found: list[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: list[Lookup]) -> tuple[int, ...]:
         return ()
 
     def texts_opened(self, opening: Opening) -> None:

@@ -16,7 +16,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.planning import Opening, Spent, relative_cost
 from polydraft.planning.lessons import Lesson
 from polydraft.probs import SamplingParams
-from polydraft.trees import Chain, Fixed, Found, TreePolicy, TreeShape, Widths
+from polydraft.trees import Chain, Fixed, Lookup, TreePolicy, TreeShape, Widths
 
 TREES = (Chain(2), Chain(3), Chain(1))
 Arm = Callable[[random.Random], tuple[float, float]]
@@ -244,14 +244,14 @@ def test_what_is_looked_up_counts_by_its_nodes_and_by_the_chances_along_its_path
         right = stream.randrange(4)
         tried = tuple((0, rank, float(rank == right), 1.0) for rank in range(right + 1))
         planner.learn([Lesson("n-gram", (), tried, 2, 1)], Spent(0.0, 1.7, 0.0), 5)
-    wide, deep = Found((-1,) * 4, "n-gram"), chain(4, "n-gram")
+    wide, deep = Lookup((-1,) * 4, "n-gram"), chain(4, "n-gram")
     assert planner._gain(wide) == pytest.approx(2, abs=0.1) and planner._gain(deep) < 1.6
     assert planner.rows_with_lookup([wide]) == (0,) and not planner.rows_with_lookup([deep])
 
 
-def chain(length: int, source: str) -> Found:
+def chain(length: int, source: str) -> Lookup:
     """A continuation without branches."""
-    return Found(tuple(range(-1, length - 1)), source)
+    return Lookup(tuple(range(-1, length - 1)), source)
 
 
 def looked(planner: Planner, took: float, right: bool, steps: int) -> int:

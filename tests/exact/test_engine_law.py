@@ -17,13 +17,13 @@ from polydraft import AdaptiveThreshold, Chain, ModelDrafter, NaiveMatch, TopDow
 from polydraft.drafters import Drafter, DraftRequest, LookupFirst, Session
 from polydraft.drafters.rows import draft_rows
 from polydraft.engine.loop.faults import LOST, NO_LAW
-from polydraft.engine.stopping import Together
+from polydraft.engine.stopping import JointCriteria
 from polydraft.models import Forward
 from polydraft.planning import Opening
 from polydraft.probs import Noise
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Draft, Found, Frontier, LearningPolicy, Riders, TreePolicy, TreeShape, grow
+from polydraft.trees import Draft, Frontier, LearningPolicy, Lookup, Riders, TreePolicy, TreeShape, grow
 from polydraft.trees.growing import BestFirst, Confident
 from polydraft.verifiers import (
     BlockVerification,
@@ -103,7 +103,7 @@ class Scheming(LearningPolicy):
         self.chosen.add(f"looks: {answer}")
         return answer
 
-    def rows_with_lookup(self, found: Sequence[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: Sequence[Lookup]) -> tuple[int, ...]:
         taken = tuple(row for row, one in enumerate(found) if one.parents and self._one_of(2, found))
         self.chosen.add(bool(taken))
         return taken
@@ -290,7 +290,7 @@ def test_one_step_of_rows_that_go_on_in_step(rule: PathVerifier, policy: TreePol
         seen.add(tuple(input_ids.shape))
         return False
 
-    together = Together([never], torch.tensor(prompts), [2, 2], pad=1)
+    together = JointCriteria([never], torch.tensor(prompts), [2, 2], pad=1)
     checked(SMALL, ModelDrafter(SMALL_DRAFT), rule, policy, prompts, 3, steps=1, eos=eos, together=together)
     assert seen >= {(2, 3), (2, 4)}
 

@@ -15,7 +15,7 @@ from polydraft.drafters import (
     RecyclingDrafter,
     RoutedDrafter,
 )
-from polydraft.drafters.routing.split import Kept
+from polydraft.drafters.routing.split import RowHistory
 from polydraft.schemes import IID, Given, Product, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, TreePolicy, Widths
 from polydraft.verifiers import (
@@ -118,7 +118,7 @@ def test_a_merge_whose_split_is_learnt_between_steps(rule: PathVerifier, policy:
     law, failures = law_of(SMALL, drafter, rule, policy, [prompt], 3)
     assert not failures and distance(law, SMALL.texts(prompt, 3)) < NEAR
     seen = drafter.__dict__["seen"]
-    assert seen[Kept()] == {2}, "two of its drafts are hoped to be likelier than a match"
+    assert seen[RowHistory()] == {2}, "two of its drafts are hoped to be likelier than a match"
     later = [drafts for kept, drafts in seen.items() if kept.kept < kept.tried]
     assert later and all(1 in drafts for drafts in later), "one that was not kept makes a match likelier"
 
@@ -131,7 +131,7 @@ def test_a_merge_whose_rows_split_differently(policy: TreePolicy) -> None:
     rule = TopDown(RecursiveRejection(Product()))
     law, failures = law_of(SMALL, drafter, rule, policy, prompts, 2, steps=1)
     assert not failures and distance(law, SMALL.texts(prompts[0], 2)) < NEAR
-    assert drafter.__dict__["seen"][Kept()] == {1, 2}
+    assert drafter.__dict__["seen"][RowHistory()] == {1, 2}
 
 
 @pytest.mark.parametrize("scheme", [IID(), WithoutReplacement()])

@@ -13,7 +13,7 @@ import polydraft
 from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
-from polydraft.models.checks.layout import Window, cache_name, windows_of
+from polydraft.models.checks.layout import KeyWindow, cache_name, windows_of
 from polydraft.models.families import tiny_of_type
 from polydraft.models.memory import cache_bytes
 from polydraft.trees import EAGLE_25
@@ -149,22 +149,22 @@ def test_a_trial_leaves_the_configuration_as_it_was() -> None:
     before = model.config.to_dict()
     HuggingFaceModel(model)
     assert model.config.to_dict() == before and windows_of(model.config) == (
-        Window("sliding_attention", WINDOW),
-        Window("full_attention"),
+        KeyWindow("sliding_attention", WINDOW),
+        KeyWindow("full_attention"),
     )
 
 
 def test_another_window_is_another_trial() -> None:
     model = tiny_model("mistral")
-    assert HuggingFaceModel(model).windows == (Window("sliding_attention", 12),)
+    assert HuggingFaceModel(model).windows == (KeyWindow("sliding_attention", 12),)
     model.config.sliding_window = 7
-    assert HuggingFaceModel(model).windows == (Window("sliding_attention", 7),)
+    assert HuggingFaceModel(model).windows == (KeyWindow("sliding_attention", 7),)
 
 
 def test_a_model_that_slides_whatever_it_says_of_its_layers_is_found_out() -> None:
     model = tiny_model("mistral")
     model.config.layer_types = ["full_attention", "full_attention"]
-    assert HuggingFaceModel(model).windows == (Window("sliding_attention", 12),)
+    assert HuggingFaceModel(model).windows == (KeyWindow("sliding_attention", 12),)
 
 
 def test_a_model_that_follows_no_masks_of_windows_ends_at_its_window() -> None:

@@ -17,7 +17,7 @@ import polydraft
 from polydraft.models import Pair, conversation_ids
 from polydraft.server import Settings
 from polydraft.server.wire.requests import ChatBody
-from polydraft.server.worker import Grammar
+from polydraft.server.worker import GrammarRequest
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "system", "content": "Count."}, {"role": "user", "content": "How many are there?"}]
@@ -174,7 +174,7 @@ def test_nulls_of_schemas_and_arguments_are_no_fields() -> None:
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     body = ChatBody.model_validate({"messages": messages, "guided_json": schema, "tools": [{"a": None}]})
     ask = body.as_ask("name")
-    assert ask.grammar == Grammar("json_schema", schema, "guided_json") and ask.tools == ({"a": None},)
+    assert ask.grammar == GrammarRequest("json_schema", schema, "guided_json") and ask.tools == ({"a": None},)
     told = ask.prompts[0][0]
     assert isinstance(told, dict) and told["content"] == ""
     assert told["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": None}}

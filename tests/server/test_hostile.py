@@ -26,7 +26,7 @@ from serving import served as served_at
 
 from polydraft.engine import Method, RunningBatch, as_drafter
 from polydraft.engine.calls.choices import Choices, chosen_method
-from polydraft.engine.many.asked import Asked, request_for
+from polydraft.engine.many.asked import PromptRequest, request_for
 from polydraft.errors import ContextOverflow
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import SamplingParams
@@ -40,7 +40,7 @@ from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeB
 from polydraft.server.worker import Ask, Cancel, Event, Spell
 from polydraft.server.worker.preparing import Preparing
 from polydraft.server.worker.served import Served, load_served
-from polydraft.server.worker.telling import Telling
+from polydraft.server.worker.telling import AnswerText
 from polydraft.server.worker.working import _heard
 from polydraft.server.worker.writing import Writing
 
@@ -254,14 +254,14 @@ def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
 def test_a_text_that_cannot_be_told_is_lost_alone(
     app: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    gained = Telling.gained
+    gained = AnswerText.gained
 
-    def failing(self: Telling, *given: Any) -> dict[str, Any]:
+    def failing(self: AnswerText, *given: Any) -> dict[str, Any]:
         if self.ask.stop == ("never",):
             raise OverflowError("no such token")
         return gained(self, *given)
 
-    monkeypatch.setattr(Telling, "gained", failing)
+    monkeypatch.setattr(AnswerText, "gained", failing)
     body = {"prompt": PROMPT, "stop": "never", "n": 2, "stream": stream}
     with caplog.at_level(logging.INFO, "polydraft.server"):
         answer = app.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
@@ -437,7 +437,7 @@ def test_a_kept_prompt_is_not_written_over_where_rows_stay(pair: Pair, monkeypat
     def join(batch: RunningBatch, name: str, prompt: str, new: int, method: Method) -> int:
         ids = pair.tokenizer(prompt, return_tensors="pt").input_ids[0]
         options = {"temperature": 1.0, "top_k": 0, "max_new_tokens": new}
-        request = request_for(target, Asked(name, ids, 1, options), {})
+        request = request_for(target, PromptRequest(name, ids, 1, options), {})
         ending = replace(request.ending, eos=frozenset())
         return batch.join(replace(request, method=method, ending=ending))
 

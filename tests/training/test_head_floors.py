@@ -12,7 +12,7 @@ from torch import Tensor
 import polydraft
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.encoding import encode
-from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, Writing, make_head
+from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, WritingPlan, make_head
 
 pytestmark = pytest.mark.slow
 STEPS, TOKENS = 60, 120_000
@@ -51,7 +51,7 @@ def made(kind: str, loss: str, work: Path) -> MadeHead:
     if (kind, loss) not in MADE:
         drafts, rows = SMALLER.get(kind, (HeadSize.drafts, None))
         size = HeadSize(drafts=drafts, loss=loss)
-        plan = HeadPlan(kind, size, Writing(tokens=TOKENS), HeadRecipe(steps=STEPS), rows)
+        plan = HeadPlan(kind, size, WritingPlan(tokens=TOKENS), HeadRecipe(steps=STEPS), rows)
         MADE[kind, loss] = make_head(pair().target, prompts(), work, work / f"{kind}-{loss}-head", plan)
     return MADE[kind, loss]
 

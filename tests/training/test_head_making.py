@@ -23,14 +23,14 @@ from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.options.commands.train_options import TrainHeadOptions
 from polydraft.probs import Noise
-from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, Writing, make_head
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
 from polydraft.training.heads.kinds import usual_reads
 from polydraft.training.heads.making import most_written, run_name
 from polydraft.training.heads.targets import TargetEnds
 from polydraft.training.heads.writing import continued, write_shards
 
 VOCAB, LENGTH = 24, 32
-WRITING = Writing(tokens=200, length=LENGTH, rows=4)
+WRITING = WritingPlan(tokens=200, length=LENGTH, rows=4)
 PROMPTS = [torch.tensor(one) for one in ([3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [9, 3, 2], [3, 8])]
 
 
@@ -39,7 +39,7 @@ def target() -> PreTrainedModel:
     return tiny_model("llama", VOCAB, dtype=torch.float32)
 
 
-def write(folder: Path, writing: Writing = WRITING, **changes: Any) -> list[Path]:
+def write(folder: Path, writing: WritingPlan = WRITING, **changes: Any) -> list[Path]:
     given = {"prompts": PROMPTS, "reads": (1, 2), "end_ids": (), **changes}
     found = write_shards(HuggingFaceModel(target()), folder=folder, writing=writing, **given)
     return [*found.held_out, *found.learnt]
@@ -122,9 +122,9 @@ def test_too_few_prompts_and_too_much_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match=why):
         write(tmp_path, prompts=[torch.arange(20), torch.zeros(30, dtype=torch.int64)])
     with pytest.raises(InvalidParameter, match=r"take .* GB, and at most"):
-        write(tmp_path, Writing(tokens=10**9, length=LENGTH, most_bytes=10**6))
+        write(tmp_path, WritingPlan(tokens=10**9, length=LENGTH, most_bytes=10**6))
     with pytest.raises(InvalidParameter, match="at least 16 tokens"):
-        Writing(length=8)
+        WritingPlan(length=8)
 
 
 def test_the_command_says_which_prompts_are_too_long_before_the_target_writes(

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
 from polydraft.models import HuggingFaceModel
-from polydraft.training import OwnText, PairRecipe, Shape, write_own_text
+from polydraft.training import OwnText, PairRecipe, PairShape, write_own_text
 from polydraft.training.own_text import Alternating, continued
 from polydraft.training.pair import build_model
 from polydraft.training.windows import TOKEN, Windows
@@ -23,7 +23,7 @@ SIZE = AMOUNT.rows * (AMOUNT.given + AMOUNT.written)
 def target() -> LlamaForCausalLM:
     torch.manual_seed(0)
     recipe = PairRecipe(vocab_size=24, context=32)
-    model = build_model(Shape(layers=2, width=32, inner=32, heads=2), recipe, 0).eval()
+    model = build_model(PairShape(layers=2, width=32, inner=32, heads=2), recipe, 0).eval()
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.3)
     return model
 

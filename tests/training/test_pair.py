@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import polydraft
-from polydraft.training import OwnText, PairRecipe, Shape, Stage, export_pair, measure_quality, train_pair
+from polydraft.training import OwnText, PairRecipe, PairShape, Stage, export_pair, measure_quality, train_pair
 from polydraft.training.corpus import SourceFile
 from polydraft.training.pair import build_model
 from polydraft.training.windows import train_tokenizer
@@ -21,8 +21,8 @@ RECIPE = PairRecipe(
     context=64,
     compiled=False,
     save_every=2,
-    target_shape=Shape(layers=2, width=32, inner=32, heads=1),
-    draft_shape=Shape(layers=1, width=16, inner=16, heads=1),
+    target_shape=PairShape(layers=2, width=32, inner=32, heads=1),
+    draft_shape=PairShape(layers=1, width=16, inner=16, heads=1),
     target=STAGE,
     extend=STAGE,
     draft=STAGE,

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.bench.speed import Batch
+from polydraft.bench.speed import PromptBatch
 from polydraft.drafters import Drafter, NoDraft
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter
@@ -229,7 +229,7 @@ class _Bench:
 
     pair: Pair
     head: Drafter
-    texts: Sequence[Batch]
+    texts: Sequence[PromptBatch]
     options: LatticeOptions
     on_progress: Progress
 

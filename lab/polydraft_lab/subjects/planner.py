@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.bench.speed import Batch
+from polydraft.bench.speed import PromptBatch
 from polydraft.drafters import LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Planner, Run, as_drafter, stream
 from polydraft.engine.defaults import default_policy
@@ -201,14 +201,14 @@ def in_words(tree: TreePolicy) -> str:
     return f"tree {'+'.join(str(sum(level)) for level in tree.shape.counts)}"
 
 
-def batches(prompts: Sequence[Int[Tensor, "1 _"]], size: int) -> list[Batch]:
+def batches(prompts: Sequence[Int[Tensor, "1 _"]], size: int) -> list[PromptBatch]:
     """Return each prompt by itself, or one batch of so many, in which prompts come again if they are fewer."""
     if size == 1:
-        return [Batch.of([ids]) for ids in prompts]
-    return [Batch.of([prompts[number % len(prompts)] for number in range(size)])]
+        return [PromptBatch.of([ids]) for ids in prompts]
+    return [PromptBatch.of([prompts[number % len(prompts)] for number in range(size)])]
 
 
-def _warm_up(pair: Pair, text: Batch, common: dict[str, Any], setting: PlannerSetting) -> None:
+def _warm_up(pair: Pair, text: PromptBatch, common: dict[str, Any], setting: PlannerSetting) -> None:
     for special in ({"drafter": NoDraft()}, *({"policy": tree} for tree in known_trees(setting, common["drafter"]))):
         side_by_side([Lane.begin(pair, text, {**common, **special, "seed": 0, "max_new_tokens": WARM_UP})])
 
@@ -222,7 +222,7 @@ class Lane:
     over: bool = False
 
     @classmethod
-    def begin(cls, pair: Pair, text: Batch, options: dict[str, Any]) -> "Lane":
+    def begin(cls, pair: Pair, text: PromptBatch, options: dict[str, Any]) -> "Lane":
         """Read the prompts against the clock."""
         begin = clock()
         run = stream(pair.target, text.input_ids, attention_mask=text.attention_mask, **options)

@@ -3,7 +3,7 @@
 The tables are in `polydraft.catalogue.tables`. They are read when they are asked, so nobody keeps a copy of them.
 """
 
-from polydraft.catalogue.lines import DrafterLine, Measured, PolicyLine, RuleLine, SchemeLine, schemes_of
+from polydraft.catalogue.lines import DrafterLine, LimitsEntry, PolicyLine, RuleLine, SchemeLine, schemes_of
 from polydraft.catalogue.members import every_scheme, node_rules, rules_of, tree_rules
 from polydraft.catalogue.own import blamed, digests, names_file, own_drafter, own_rule
 from polydraft.catalogue.words import (
@@ -32,7 +32,7 @@ __all__ = [
     "AUTO",
     "MANY",
     "DrafterLine",
-    "Measured",
+    "LimitsEntry",
     "PolicyLine",
     "RuleLine",
     "SchemeLine",

@@ -67,7 +67,7 @@ class SchemeLine:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LimitsEntry:
     """How `polydraft limits` measures a lossless rule on real text.
 
     Args:
@@ -111,7 +111,7 @@ class RuleLine:
     schemes: "Drawn" = ()
     on_trees: "Drawn" = ()
     others: tuple[Mapping[str, Any], ...] = ()
-    measured: Measured = Measured()
+    measured: LimitsEntry = LimitsEntry()
     digest: str = ""
     own_name: str = ""
     lossless: bool = True

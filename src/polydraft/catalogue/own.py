@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import polydraft.catalogue.tables as tables
-from polydraft.catalogue.lines import DrafterLine, Measured, RuleLine
+from polydraft.catalogue.lines import DrafterLine, LimitsEntry, RuleLine
 from polydraft.errors import InvalidParameter, PolydraftError, UnpairedScheme, lowered, near
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def own_rule(text: str) -> RuleLine:
     others = [line for line in tables.RULES if line.word != text]
     known = {name for line in others for name in (line.name, line.measured.label, line.measured.short)}
     lifted = isinstance(rule, ScalableVerifier) and rule.scheme.independent
-    measured = Measured(text if rule.name in known else "", bottom_up=(rule.scheme,) if lifted else ())
+    measured = LimitsEntry(text if rule.name in known else "", bottom_up=(rule.scheme,) if lifted else ())
     told = {"own_name": rule.name, "lossless": rule.lossless}
     line = RuleLine(text, kind, measured=measured, digest=digest, **told)
     tables.RULES = (*others, line)

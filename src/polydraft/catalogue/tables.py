@@ -6,7 +6,7 @@ Read a table as `tables.RULES` when you need it, and keep no copy. Nothing is im
 when it is asked for.
 """
 
-from polydraft.catalogue.lines import DrafterLine, Measured, PolicyLine, RuleLine, SchemeLine
+from polydraft.catalogue.lines import DrafterLine, LimitsEntry, PolicyLine, RuleLine, SchemeLine
 
 _IID = SchemeLine("iid", "polydraft.schemes.iid:IID")
 _WITHOUT = SchemeLine("without-replacement", "polydraft.schemes.without_replacement:WithoutReplacement")
@@ -45,33 +45,33 @@ RULES: tuple[RuleLine, ...] = (
         "naive",
         f"{_NODES}.naive:NaiveMatch",
         SCHEMES,
-        measured=Measured(nodes=(_IID, _WITHOUT, _TOP_K), short="naive", chains="top-down naive"),
+        measured=LimitsEntry(nodes=(_IID, _WITHOUT, _TOP_K), short="naive", chains="top-down naive"),
         own_name="naive match",
     ),
     RuleLine(
         "speculative",
         f"{_NODES}.speculative:SpeculativeSampling",
-        measured=Measured(nodes=(), trees=(), chains="token by token"),
+        measured=LimitsEntry(nodes=(), trees=(), chains="token by token"),
         own_name="speculative sampling",
     ),
     RuleLine(
         "block",
         f"{_TREES}.block:BlockVerification",
         _DRAWN,
-        measured=Measured(trees=(), chains="block verification"),
+        measured=LimitsEntry(trees=(), chains="block verification"),
         own_name="block verification",
     ),
     RuleLine(
         "recursive",
         f"{_NODES}.recursive_iid:RecursiveRejection",
         (_IID, _PRODUCT),
-        measured=Measured(short="recursive"),
+        measured=LimitsEntry(short="recursive"),
         own_name="recursive rejection",
     ),
     RuleLine(
         "recursive-wo",
         f"{_NODES}.recursive_without_replacement:RecursiveRejectionWithoutReplacement",
-        measured=Measured("recursive rejection", short="recursive"),
+        measured=LimitsEntry("recursive rejection", short="recursive"),
         own_name="recursive rejection without replacement",
     ),
     RuleLine(
@@ -79,36 +79,36 @@ RULES: tuple[RuleLine, ...] = (
         f"{_TREES}.traversal:TraversalVerification",
         (_IID, _WITHOUT),
         on_trees=(_IID,),
-        measured=Measured("traversal", trees=(_IID, _WITHOUT)),
+        measured=LimitsEntry("traversal", trees=(_IID, _WITHOUT)),
         own_name="traversal verification",
     ),
     RuleLine(
         "top-then-sample",
         f"{_NODES}.top_then_sample:TopThenSampleRule",
-        measured=Measured(short="own rule", bottom_up=(_TOP_THEN_SAMPLE,)),
+        measured=LimitsEntry(short="own rule", bottom_up=(_TOP_THEN_SAMPLE,)),
     ),
-    RuleLine("k-seq", f"{_NODES}.k_seq:KSeq", measured=Measured(trees=()), own_name="k-seq"),
-    RuleLine("spec-hub", f"{_NODES}.spec_hub:SpecHubRule", measured=Measured(trees=()), own_name="spechub"),
+    RuleLine("k-seq", f"{_NODES}.k_seq:KSeq", measured=LimitsEntry(trees=()), own_name="k-seq"),
+    RuleLine("spec-hub", f"{_NODES}.spec_hub:SpecHubRule", measured=LimitsEntry(trees=()), own_name="spechub"),
     RuleLine(
         "importance-weighted",
         f"{_NODES}.importance_weighted:ImportanceWeighted",
         (_IID, _PRODUCT),
         others=({"free": None, "alphabet": None},),
-        measured=Measured(trees=()),
+        measured=LimitsEntry(trees=()),
     ),
     RuleLine(
         "race",
         f"{_NODES}.race:Race",
         _INDEPENDENT,
         on_trees=(_TOP_THEN_SAMPLE,),
-        measured=Measured(nodes=(_IID, _TOP_THEN_IID), trees=()),
+        measured=LimitsEntry(nodes=(_IID, _TOP_THEN_IID), trees=()),
     ),
     RuleLine(
         "optimal",
         f"{_NODES}.optimal:Optimal",
         _LISTED,
         on_trees=(_IID,),
-        measured=Measured(
+        measured=LimitsEntry(
             "optimal rule",
             nodes=(_IID, _WITHOUT, _POISSON, _TOP_THEN_SAMPLE, _TOP_THEN_IID),
             short="optimal",
@@ -119,7 +119,7 @@ RULES: tuple[RuleLine, ...] = (
     RuleLine(
         "by-shape",
         f"{_TREES}.by_shape:ByShape",
-        measured=Measured(trees=()),
+        measured=LimitsEntry(trees=()),
         own_name="block verification on chains, top then sample on trees",
     ),
     RuleLine("shared-noise", f"{_TREES}.shared_noise:SharedNoise", SCHEMES, on_trees=(_GIVEN,)),

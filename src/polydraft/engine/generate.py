@@ -18,7 +18,7 @@ from polydraft.engine.calls.past import Past
 from polydraft.engine.calls.predictions import check_predictions, predicting
 from polydraft.engine.defaults import target_model
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Ending, Together
+from polydraft.engine.stopping import Ending, JointCriteria
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
@@ -252,7 +252,7 @@ def _endings(prepared: Prepared, context: int) -> tuple[Ending, ...]:
     if not prepared.together:
         return endings
     lengths, scored = prepared.lengths.tolist(), prepared.wants_scores
-    together = Together(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
+    together = JointCriteria(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
     return tuple(replace(one, together=together) for one in endings)
 
 

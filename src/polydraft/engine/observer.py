@@ -19,7 +19,7 @@ from polydraft.trees import LearningPolicy
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned:
+class _PlannedMethod:
     """A planner, and the method of its texts."""
 
     planner: LearningPolicy
@@ -54,14 +54,14 @@ class Observer:
     ) -> None:
         self.clock, self.logprobs, self.failure = Stopwatch(target.device, timed=time), logprobs, ""
         self._target, self._keeps_scores, self._torn = target, keeps_scores, False
-        self._planned = list[_Planned]()
+        self._planned = list[_PlannedMethod]()
         self._warned = set[int]()
 
     def watched(self, method: Method) -> Method:
         """Return a method whose planner, if its policy is one, is told of each step."""
         if isinstance(method.policy, LearningPolicy) and not any(one.method is method for one in self._planned):
             self.clock.timed = True
-            self._planned.append(_Planned(method.policy, method, self._target))
+            self._planned.append(_PlannedMethod(method.policy, method, self._target))
         return method
 
     def forget(self, method: Method) -> None:
@@ -129,7 +129,7 @@ class Observer:
                 drafted = charged * len(block.rows) / len(lessons)
                 one.planner.learn(lessons, Spent(drafted, spent["target"], rest), block.tree.tokens.numel())
 
-    def _lessons(self, one: _Planned, block: Block, taken: Taken) -> tuple[object, ...]:
+    def _lessons(self, one: _PlannedMethod, block: Block, taken: Taken) -> tuple[object, ...]:
         """Return what a step shows of the drafts whose trees a planner chose."""
         own = [(piece, method.verifier) for method, piece in taken.drafts if method is one.method]
         told = {row: len(gained.tokens) for row, gained in block.rows.items() if row not in taken.last}

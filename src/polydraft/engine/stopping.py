@@ -27,7 +27,7 @@ class StoppingCriterion(Protocol):
         ...
 
 
-class Together:
+class JointCriteria:
     """Criteria that see all rows of a batch, called as Hugging Face's `generate` calls them.
 
     That is once for every place of the text, in order, with all rows up to there: prompts as the user gave them, and
@@ -125,7 +125,7 @@ class Ending:
     eos: frozenset[int] = frozenset()
     criteria: Sequence[StoppingCriterion] = ()
     padding: Int[Tensor, " _"] | None = None
-    together: Together | None = None
+    together: JointCriteria | None = None
 
     def cut(self, past: Int[Tensor, " t"], emitted: list[int], kept: int, drafted: int, deeper: bool) -> Emission:
         """Return what the row gains of the emitted tokens: everything up to the first end.

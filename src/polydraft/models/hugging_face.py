@@ -31,7 +31,7 @@ from polydraft.models.checks import (
     is_offloaded,
     kept_by,
 )
-from polydraft.models.checks.layout import FULL, Window, settings_of, sizes_of, windows_of
+from polydraft.models.checks.layout import FULL, KeyWindow, settings_of, sizes_of, windows_of
 from polydraft.models.derived.keeping import kept
 from polydraft.models.derived.layers import without_layers
 from polydraft.models.layers import observed_layers
@@ -123,7 +123,7 @@ class HuggingFaceModel:
     def cut_to_windows(self) -> None:
         """End texts where the smallest window does, and give one mask to layers of all kinds."""
         sizes = settings_of(self.model.config.get_text_config(decoder=True)).values()
-        self.context, self.windows = min(self.context, *sizes), (Window(FULL),)
+        self.context, self.windows = min(self.context, *sizes), (KeyWindow(FULL),)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
         """Return an empty cache with `capacity` slots per row.
@@ -332,7 +332,7 @@ class HuggingFaceModel:
         return {one.kind: self._mask(one, mask, positions, cache) for one in self.windows}
 
     def _mask(
-        self, window: Window, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+        self, window: KeyWindow, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
     ) -> Float[Tensor, "b 1 n m"] | None:
         return self.four_dimensional(_seen(window, mask, positions, cache)) if window.has_keys else None
 
@@ -356,7 +356,7 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
 
 
 def _seen(
-    window: Window, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    window: KeyWindow, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
 ) -> Bool[Tensor, "b n m"]:
     if window.size is None or mask.shape[-1] <= window.size or cache.positions is None:
         return mask

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.errors import InvalidParameter, near
-from polydraft.options.option import Given, options_of
+from polydraft.options.option import OptionField, options_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _values(options: type, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]
             yield one.name, tuple(value)
 
 
-def _parameter(one: Given, kinds: Mapping[str, Words]) -> inspect.Parameter:
+def _parameter(one: OptionField, kinds: Mapping[str, Words]) -> inspect.Parameter:
     option = one.option
     hint = list[one.kind] if one.several else one.kind
     default = inspect.Parameter.empty if one.is_needed else None if one.several else one.default
@@ -109,7 +109,7 @@ def _words(words: tuple[str, ...] | str, kinds: Mapping[str, Words]) -> Words | 
     return Words(lambda: f"{', '.join(words[:-1])} or {words[-1]}", lambda word: one_of(word, words)) if words else None
 
 
-def _check(one: Given, words: Words | None) -> Callable[[Any], Any] | None:
+def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None:
     """Return what typer calls with a value: bounds, then words, then the option's own check."""
     option = one.option
     flag = (option.flag or f"--{one.name.replace('_', '-')}").split()[0]

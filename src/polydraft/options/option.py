@@ -110,7 +110,7 @@ def count(default: Any, help: str, panel: str | None = None, least: int = 1, **o
 
 
 @dataclass(frozen=True)
-class Given:
+class OptionField:
     """A field of a dataclass on which an option stands.
 
     Args:
@@ -136,15 +136,15 @@ class Given:
 
 
 @cache
-def options_of(kind: type) -> tuple[Given, ...]:
+def options_of(kind: type) -> tuple[OptionField, ...]:
     """Return the options of a dataclass in the order of its fields."""
-    hints, found = get_type_hints(kind), list[Given]()
+    hints, found = get_type_hints(kind), list[OptionField]()
     for one in fields(kind):
         if _KEY in one.metadata:
             hint, may_be_none = _without_none(hints[one.name])
             several = get_origin(hint) is tuple
             of_one = get_args(hint)[0] if several else hint
-            found.append(Given(one.name, of_one, one.metadata[_KEY], one.default, several, may_be_none))
+            found.append(OptionField(one.name, of_one, one.metadata[_KEY], one.default, several, may_be_none))
     return tuple(found)
 
 
@@ -179,7 +179,7 @@ def check_keywords(options: type, given: Mapping[str, Any]) -> None:
                 _check(one, each)
 
 
-def _check(one: Given, value: Any) -> None:
+def _check(one: OptionField, value: Any) -> None:
     least, most, words, bounds = one.option.least, one.option.most, one.option.words, one.option.range
     if bounds is not None:
         whole = one.kind is int

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from polydraft.options.option import Given, options_of
+from polydraft.options.option import OptionField, options_of
 
 
 def fields(options: type) -> dict[str, Any]:
@@ -12,7 +12,7 @@ def fields(options: type) -> dict[str, Any]:
     return {one.name: _field(one) for one in options_of(options) if one.option.field is not None}
 
 
-def _field(one: Given) -> tuple[Any, Any]:
+def _field(one: OptionField) -> tuple[Any, Any]:
     """Return a field's type, within its bounds, and its default: a whole number is a number too, a text is none."""
     field, bounds = one.option.field, one.option.range
     assert field is not None

@@ -21,7 +21,7 @@ from polydraft.planning.chances import Chances, Law, tokens_found, tokens_of
 from polydraft.planning.costs import Costs, Finder, Spent, StepCosts, costs_for
 from polydraft.planning.lessons import Lesson
 from polydraft.planning.sureness import Going, Sureness, by_depth
-from polydraft.trees import Acceptance, Chain, Found, GrowingPolicy, LearningPolicy, TreePolicy, TreeShape, Widths
+from polydraft.trees import Acceptance, Chain, GrowingPolicy, LearningPolicy, Lookup, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
 STAKE = 0.01
@@ -61,7 +61,7 @@ def arms_beside(usual: TreePolicy) -> tuple[TreePolicy, ...]:
 
 
 @runtime_checkable
-class Measured(Protocol):
+class MeasuredPair(Protocol):
     """What was measured of a pair of models: a `TunedTree` of a plan."""
 
     @property
@@ -136,7 +136,7 @@ class Planner(LearningPolicy):
 
     weighs_lookups = True
 
-    def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: Measured | None = None) -> None:
+    def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: MeasuredPair | None = None) -> None:
         if trees is not None and (not trees or any(not tree.shape.counts for tree in trees)):
             raise InvalidParameter("A planner needs at least one tree, and every tree a draft.")
         self._suited, self._plan = trees is None, plan
@@ -145,7 +145,7 @@ class Planner(LearningPolicy):
         self.costs = self.timed = Costs(1, 0.25, plan.costs if plan else None)  # by which it chooses, and learns
         self.sureness = Sureness()
         self._of_rows: dict[int, Costs] = {}
-        self._gains: dict[Found, float] = {}  # until the next comparison
+        self._gains: dict[Lookup, float] = {}  # until the next comparison
         self._looked, self._looks = False, True
         self.current = self._best = 1
         self.steps = 0
@@ -194,7 +194,7 @@ class Planner(LearningPolicy):
         """Whether continuations are looked up for the next tree."""
         return self._looks
 
-    def rows_with_lookup(self, found: Sequence[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: Sequence[Lookup]) -> tuple[int, ...]:
         """Return which rows take the continuation that was looked up for them, given its shape and who found it.
 
         The other rows take the tree that was chosen; if there are none, nobody drafts. The answer follows from finished
@@ -374,7 +374,7 @@ class Planner(LearningPolicy):
         self._best = max(range(len(seconds)), key=self._rates.__getitem__)
         return self._best
 
-    def _gain(self, found: Found) -> float:
+    def _gain(self, found: Lookup) -> float:
         """Return the tokens that a continuation is expected to bring: by its finder's chances along its paths."""
         if found not in self._gains:
             rows = sum(self._laws.values())

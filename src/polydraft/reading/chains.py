@@ -22,7 +22,7 @@ A guess: more costs time on a CPU, where tokens count, and less on a GPU, where 
 
 
 @dataclass(frozen=True, eq=False)
-class Mark:
+class PassMark:
     """What a pass left.
 
     Args:
@@ -55,9 +55,9 @@ class ChainReader(Reader):
     """
 
     states: Any = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[PassMark, ...] = ()
     heard: tuple[int, ...] = ()
-    trail: list[Mark] = field(default_factory=list[Mark])
+    trail: list[PassMark] = field(default_factory=list[PassMark])
 
     def catch_up(self, text: Text, at_most: int | None = None) -> tuple["ChainReader", Features | None]:
         """Read the committed tokens but for the last; rows that end earlier wait for the others, without padding."""
@@ -74,7 +74,7 @@ class ChainReader(Reader):
         _check_chain(self.model, tree, beside)
         reader, moved = self._moved(text)
         again, nodes = reader._again(text), tree.tokens.shape[1]
-        window = _Window.of(text, reader._starts_of(text), max(again) + nodes - 1, tree.tokens)
+        window = _SlotWindow.of(text, reader._starts_of(text), max(again) + nodes - 1, tree.tokens)
         logits, hidden = reader._pass(window, max(text.counts) + nodes - 1)
         first = sent(torch.tensor(again), logits.device) - 1
         new = reader._features_of(window, hidden, _before_last(text), max(again) - 1)
@@ -103,14 +103,14 @@ class ChainReader(Reader):
             alike = len({*self._again(text)}) == 1
             reader, _ = self._moved(text) if alike else self._read_to(text, _before_last(text))
             if reader is not self:
-                self.trail.append(Mark(reader.read, reader.states))
+                self.trail.append(PassMark(reader.read, reader.states))
             again = reader._again(text)
-            window = _Window.of(text, reader._starts_of(text), max(again))
+            window = _SlotWindow.of(text, reader._starts_of(text), max(again))
             logits, _ = reader._pass(window, max(text.counts), 1)
             self.trail.append(reader._mark(text.counts))
             return logits[:, -1:]
         places = (text.lengths - 1 + frontier.depth).unsqueeze(-1)
-        window = _Window(frontier.tokens, places, text.roots + frontier.depth)
+        window = _SlotWindow(frontier.tokens, places, text.roots + frontier.depth)
         logits, _ = self._pass(window, max(text.counts) + frontier.depth, begin=False)
         self.trail.append(self._mark([count + frontier.depth for count in text.counts]))
         return logits
@@ -193,7 +193,7 @@ class ChainReader(Reader):
                 break
             width = min(waiting) if does_remember(self.model) else max(waiting)
             stops = [read + min(width, own) for read, own in zip(reader.read, left, strict=True)]
-            window = _Window.of(text, reader._starts_of(text), width)
+            window = _SlotWindow.of(text, reader._starts_of(text), width)
             _, hidden = reader._pass(window, max(stops), keep)
             features = reader._features_of(window, hidden, stops, width)
             told += [] if features is None else [features]
@@ -203,7 +203,7 @@ class ChainReader(Reader):
         return reader, _joined(told)
 
     def _pass(
-        self, window: "_Window", slots: int, keep: int = 0, *, begin: bool = True
+        self, window: "_SlotWindow", slots: int, keep: int = 0, *, begin: bool = True
     ) -> tuple[Float[Tensor, "b _ V"], Mapping[Layer, Float[Tensor, "b w d"]]]:
         """Score a window, from the reader's states or from where the last pass ended."""
         if begin:
@@ -212,10 +212,10 @@ class ChainReader(Reader):
         found = self.model.forward(*given, **named)
         return found.logits, found.hidden
 
-    def _mark(self, ends: Sequence[int]) -> Mark:
-        return Mark(tuple(ends), self.cache.states())
+    def _mark(self, ends: Sequence[int]) -> PassMark:
+        return PassMark(tuple(ends), self.cache.states())
 
-    def _taken(self, mark: Mark, committed: Sequence[int]) -> "ChainReader":
+    def _taken(self, mark: PassMark, committed: Sequence[int]) -> "ChainReader":
         """Return the reader with the states of a mark in the rows whose committed text it lies on."""
         read, rows = list(self.read), list[int]()
         for row, (end, most) in enumerate(zip(mark.ends, committed, strict=True)):
@@ -241,7 +241,7 @@ class ChainReader(Reader):
         return found if len(found) == 1 else sent(found, self.model.device)
 
     def _features_of(
-        self, window: "_Window", hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int], width: int
+        self, window: "_SlotWindow", hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int], width: int
     ) -> Features | None:
         """Return the hidden states of the first `width` columns, each token's once, if somebody reads them."""
         if not self.layers or not width:
@@ -267,7 +267,7 @@ def reader_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _Window:
+class _SlotWindow:
     """Tokens of each row behind a slot of its own.
 
     Args:
@@ -281,7 +281,9 @@ class _Window:
     starts: Int[Tensor, "b"]
 
     @classmethod
-    def of(cls, text: Text, starts: Int[Tensor, "b"], width: int, chain: Int[Tensor, "b n"] | None = None) -> "_Window":
+    def of(
+        cls, text: Text, starts: Int[Tensor, "b"], width: int, chain: Int[Tensor, "b n"] | None = None
+    ) -> "_SlotWindow":
         """Cut a window out of a text with a chain behind it, whose first node is the text's last token."""
         device = text.tokens.device
         places = sent(starts, device).unsqueeze(-1) + torch.arange(width, device=device)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.bodies import BodyRoute
 from polydraft.server.front.desk import Desk
-from polydraft.server.front.door import ID, Door
+from polydraft.server.front.door import ID, RequestGate
 from polydraft.server.front.logs import log, traced
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
@@ -54,7 +54,7 @@ def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _wrong_fields)
     app.add_exception_handler(HTTPException, _plain_error)
     app.add_exception_handler(Exception, _ours)
-    app.add_middleware(Door, desk=desk)
+    app.add_middleware(RequestGate, desk=desk)
     if settings.origins:  # outside of the door: browsers ask without a key whether they may send one
         exposed = ["x-request-id", "retry-after"]
         app.add_middleware(

@@ -21,7 +21,7 @@ from polydraft.server.wire.answer_types import (
     Tokenized,
     Version,
 )
-from polydraft.server.wire.answers import Shape
+from polydraft.server.wire.answers import AnswerShape
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.openapi import ASKED, ERRORS, answers
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -58,7 +58,7 @@ def _add_texts(app: FastAPI) -> None:
         """Continue prompts."""
         _check_model(request, body.model)
         name = _id(request, "cmpl")
-        shape = Shape(name, request.app.state.settings.name, False, body.logprobs is not None)
+        shape = AnswerShape(name, request.app.state.settings.name, False, body.logprobs is not None)
         return await answer(_desk(request), request, body.as_ask(name), body, shape)
 
     @app.post("/v1/chat/completions", responses=answers(ChatCompletion, ChatCompletionChunk))
@@ -66,7 +66,7 @@ def _add_texts(app: FastAPI) -> None:
         """Answer a conversation."""
         _check_model(request, body.model)
         name = _id(request, "chatcmpl")
-        shape = Shape(name, request.app.state.settings.name, True, body.logprobs)
+        shape = AnswerShape(name, request.app.state.settings.name, True, body.logprobs)
         return await answer(_desk(request), request, body.as_ask(name), body, shape)
 
 

@@ -4,11 +4,11 @@ from polydraft.training.export import export_pair
 from polydraft.training.heads.kinds import LOSSES, MAKERS, HeadSize
 from polydraft.training.heads.loop import Drafting, HeadRecipe
 from polydraft.training.heads.making import HeadPlan, MadeHead, make_head
-from polydraft.training.heads.writing import Writing
+from polydraft.training.heads.writing import WritingPlan
 from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
 from polydraft.training.measure import Quality, measure_quality
 from polydraft.training.own_text import OwnText, write_own_text
-from polydraft.training.pair import PairRecipe, Shape, Stage, train_pair
+from polydraft.training.pair import PairRecipe, PairShape, Stage, train_pair
 
 __all__ = [
     "LOSSES",
@@ -20,10 +20,10 @@ __all__ = [
     "MadeHead",
     "OwnText",
     "PairRecipe",
+    "PairShape",
     "Quality",
-    "Shape",
     "Stage",
-    "Writing",
+    "WritingPlan",
     "distillation_loss",
     "export_pair",
     "make_head",

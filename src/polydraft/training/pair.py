@@ -35,7 +35,7 @@ Collect = Callable[[], tuple[list[SourceFile], list[SourceFile]]]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PairShape:
     """The size of one Llama model: layers, widths, heads of 64 channels sharing one key/value head."""
 
     layers: int
@@ -84,8 +84,8 @@ class PairRecipe:
     compiled: bool = True
     save_every: int = 50
     seed: int = 20_261_121
-    target_shape: Shape = Shape(layers=14, width=256, inner=384, heads=4)
-    draft_shape: Shape = Shape(layers=2, width=128, inner=384, heads=2)
+    target_shape: PairShape = PairShape(layers=14, width=256, inner=384, heads=4)
+    draft_shape: PairShape = PairShape(layers=2, width=128, inner=384, heads=2)
     target: Stage = Stage(1100, 16, 256, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30)
     extend: Stage = Stage(150, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, decay_steps=150)
     draft: Stage = Stage(500, 4, 1024, matrix_rate=5e-3, other_rate=5e-3, warmup_steps=30, decay_steps=100)
@@ -98,7 +98,7 @@ class PairRecipe:
     )
 
 
-def build_model(shape: Shape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
+def build_model(shape: PairShape, recipe: PairRecipe, end_id: int) -> LlamaForCausalLM:
     """Return an untrained Llama model of the given shape with tied embeddings."""
     config = LlamaConfig(
         vocab_size=recipe.vocab_size,

@@ -92,7 +92,7 @@ class TreePolicy:
 
 
 @dataclass(frozen=True)
-class Found:
+class Lookup:
     """A continuation of a row's text that was looked up, as a tree without its tokens.
 
     Args:
@@ -139,7 +139,7 @@ class LearningPolicy(TreePolicy, ABC):
         """Whether continuations are looked up for the next tree; finished steps decide."""
         return True
 
-    def rows_with_lookup(self, found: Sequence[Found]) -> tuple[int, ...]:
+    def rows_with_lookup(self, found: Sequence[Lookup]) -> tuple[int, ...]:
         """Return the rows that take what was found for them, given its shape and who found it; others take the tree.
 
         It is known from the committed text, so that nothing drawn decides.
@@ -147,7 +147,7 @@ class LearningPolicy(TreePolicy, ABC):
         return rows_found(self, found)
 
 
-def rows_found(policy: TreePolicy, found: Sequence[Found]) -> tuple[int, ...]:
+def rows_found(policy: TreePolicy, found: Sequence[Lookup]) -> tuple[int, ...]:
     """Return the rows for which something was looked up, if anything is to be drafted at all."""
     return tuple(row for row, one in enumerate(found) if one.parents) if policy.shape.counts else ()
 

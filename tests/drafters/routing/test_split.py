@@ -20,7 +20,7 @@ from polydraft.drafters import (
     Session,
     merge_beside,
 )
-from polydraft.drafters.routing.split import HOPED, Kept, best_split, worth_of_budgets, worth_of_levels
+from polydraft.drafters.routing.split import HOPED, RowHistory, best_split, worth_of_budgets, worth_of_levels
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -82,7 +82,7 @@ def test_places_go_to_the_likelier(chance: float, guesses: list[float], nodes: i
     assert best_split(worth_of_levels(Chain(5).shape, chance), guesses, 5) == nodes
 
 
-def splits(drafter: MergedDrafter, policy: TreePolicy, lasts: list[int], kept: list[Kept]) -> tuple[int, ...]:
+def splits(drafter: MergedDrafter, policy: TreePolicy, lasts: list[int], kept: list[RowHistory]) -> tuple[int, ...]:
     """Return how many nodes the other drafter gets in rows that end with some tokens."""
     text = Text(torch.tensor(lasts).unsqueeze(-1), torch.ones(len(lasts), dtype=torch.long))
     found, _ = drafter.members[0].guesses(None, text, Bounds.of(policy))
@@ -92,7 +92,7 @@ def splits(drafter: MergedDrafter, policy: TreePolicy, lasts: list[int], kept: l
 @pytest.mark.parametrize("policy", [Chain(5), BestFirst(5, depth=5, children=1)], ids=["fixed", "growing"])
 def test_a_split_follows_guesses_and_what_was_kept_row_by_row(policy: TreePolicy) -> None:
     drafter = MergedDrafter((Sure(),), ModelDrafter(DRAFT), hope=0.7)
-    new, good, bad = Kept(), Kept(36, 36), Kept(16, 0)
+    new, good, bad = RowHistory(), RowHistory(36, 36), RowHistory(16, 0)
     assert splits(drafter, policy, [0, 1, 2], [new] * 3) == (5, 1, 4), "no, sure and doubtful guesses"
     assert splits(drafter, policy, [1, 1, 1], [new, good, bad]) == (1, 4, 1)
     assert splits(drafter, policy, [2, 2, 2], [new, good, bad]) == (4, 5, 1)
@@ -100,34 +100,38 @@ def test_a_split_follows_guesses_and_what_was_kept_row_by_row(policy: TreePolicy
 
 
 def test_a_chance_begins_with_the_hope_and_is_learnt() -> None:
-    assert Kept().chance(0.7) == 0.7 and Kept(16, 0).chance(0.5) == pytest.approx(HOPED * 0.5 / (HOPED + 16))
-    assert Kept(1000, 0).chance(0.5) == 0.01 and Kept(10**6, 10**6).chance(0.5) == 0.99
+    assert RowHistory().chance(0.7) == 0.7 and RowHistory(16, 0).chance(0.5) == pytest.approx(
+        HOPED * 0.5 / (HOPED + 16)
+    )
+    assert RowHistory(1000, 0).chance(0.5) == 0.01 and RowHistory(10**6, 10**6).chance(0.5) == 0.99
 
 
 @pytest.mark.parametrize(
     ("written", "kept"),
     [
-        ([1, 2, 3], Kept(3, 2)),  # 1, then 2 behind 7, and nothing below it
-        ([1, 7, 4], Kept(2, 2)),
-        ([1, 9], Kept(3, 1)),  # 1, but neither 7 nor 2
-        ([5], Kept(1, 0)),  # a guess's token alone
-        ([8, 8], Kept(1, 0)),
+        ([1, 2, 3], RowHistory(3, 2)),  # 1, then 2 behind 7, and nothing below it
+        ([1, 7, 4], RowHistory(2, 2)),
+        ([1, 9], RowHistory(3, 1)),  # 1, but neither 7 nor 2
+        ([5], RowHistory(1, 0)),  # a guess's token alone
+        ([8, 8], RowHistory(1, 0)),
     ],
 )
-def test_what_was_kept_is_counted_where_the_text_came_by(written: list[int], kept: Kept) -> None:
+def test_what_was_kept_is_counted_where_the_text_came_by(written: list[int], kept: RowHistory) -> None:
     """The other drafter has 1, and 7 and 2 below it; a guess has 5 and 8 behind it, and 1 and 2."""
     text = Text(torch.tensor([[0]]), torch.tensor([1]))
     own = given(text, [Guess(np.array([1, 7, 2]), np.array([-1, 0, 0]), np.ones(3))], TopK())
     beside = given(text, [Guess.paths([np.array([5, 8]), np.array([1, 2])])], TopK())
-    assert Kept().after(branched(own, beside, TopK()), 0, written) == kept
-    assert Kept(4, 3).after(branched(own, beside, TopK()), 0, written) == Kept(4 + kept.tried, 3 + kept.kept)
+    assert RowHistory().after(branched(own, beside, TopK()), 0, written) == kept
+    assert RowHistory(4, 3).after(branched(own, beside, TopK()), 0, written) == RowHistory(
+        4 + kept.tried, 3 + kept.kept
+    )
 
 
 def test_finished_steps_move_the_split_of_their_row() -> None:
     drafter = MergedDrafter((Sure(),), ModelDrafter(DRAFT), hope=0.8)
     text = Text(torch.tensor([[3, 4, 8], [5, 6, 8]]), torch.tensor([3, 3]))
     state = drafter.start(text, Session(SamplingParams(), 64, VOCAB))
-    assert state.kept == (Kept(), Kept())
+    assert state.kept == (RowHistory(), RowHistory())
     draft, state = drafter.draft(state, DraftRequest(text, TopK(), Chain(4), Noise.from_seed(0, 2)))
     (rows, both) = state.joint[0]
     assert rows == (0, 1)
@@ -135,9 +139,9 @@ def test_finished_steps_move_the_split_of_their_row() -> None:
     verdict = Verdict(torch.tensor([[1], [-1]]), torch.tensor([1, 0]), torch.stack([first[0], first[1] + 1]) % VOCAB)
     (piece,) = in_pieces(draft)
     after = drafter.commit(state, step_of(text, piece.draft, verdict, VOCAB))
-    assert after.kept[0].kept >= 1 and after.kept[1] == Kept(1, 0)
+    assert after.kept[0].kept >= 1 and after.kept[1] == RowHistory(1, 0)
     assert select(after, [1]).kept == after.kept[1:]
-    assert put(after, 0, select(after, [1])).kept == (Kept(1, 0), Kept(1, 0))
+    assert put(after, 0, select(after, [1])).kept == (RowHistory(1, 0), RowHistory(1, 0))
 
 
 POLICIES = (Chain(6), Widths((2, 2, 1)), BestFirst(8, depth=6, children=2))
@@ -188,5 +192,5 @@ def test_what_was_learnt_of_a_text_is_no_part_of_what_is_kept_of_it() -> None:
     drafter = merge_beside(ModelDrafter(DRAFT))
     text = Text(torch.tensor([[3, 1, 4, 1, 5]] * 2), torch.tensor([5, 5]))
     state = drafter.start(text, Session((SamplingParams(),) * 2, 40, VOCAB))
-    learnt = replace(state, kept=(Kept(9, 8), Kept(5, 1)))
-    assert reuse(learnt, state, 5).kept == state.kept == (Kept(), Kept())
+    learnt = replace(state, kept=(RowHistory(9, 8), RowHistory(5, 1)))
+    assert reuse(learnt, state, 5).kept == state.kept == (RowHistory(), RowHistory())

@@ -10,11 +10,15 @@ import torch
 from doubles import tiny_model
 
 import polydraft
-from polydraft.drafters import RetrievalDrafter, StoreWriter, SuffixDrafter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters import RetrievalDrafter, StoreVocabulary, StoreWriter, SuffixDrafter, SuffixStore, TextStore
 from polydraft.errors import InvalidParameter, StoreError, shown
 
 NO_PATHS = (None, 3, b"x", [], True, 1.5)
-OPENERS: tuple[Callable[[Any], Any], ...] = (TextStore, SuffixStore, lambda path: StoreWriter(path, Vocabulary(20)))
+OPENERS: tuple[Callable[[Any], Any], ...] = (
+    TextStore,
+    SuffixStore,
+    lambda path: StoreWriter(path, StoreVocabulary(20)),
+)
 
 
 @pytest.mark.parametrize("made", OPENERS)
@@ -53,19 +57,19 @@ def test_a_folder_of_something_else_is_no_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["most_bytes", "chunk"])
 def test_settings_of_a_writer(name: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match=f"{name} must be a whole number of at least 1, but is {shown(value)}"):
-        StoreWriter(tmp_path / "new", Vocabulary(20), **{name: value})  # type: ignore[arg-type]
+        StoreWriter(tmp_path / "new", StoreVocabulary(20), **{name: value})  # type: ignore[arg-type]
     assert not (tmp_path / "new").exists()
 
 
 def test_other_settings_of_a_writer(tmp_path: Path) -> None:
     wrong: Any = 1
     with pytest.raises(InvalidParameter, match="merges must be True or False, but is 1"):
-        StoreWriter(tmp_path / "new", Vocabulary(20), merges=wrong)
+        StoreWriter(tmp_path / "new", StoreVocabulary(20), merges=wrong)
     with pytest.raises(InvalidParameter, match="vocabulary must be a Vocabulary, but is 1"):
         StoreWriter(tmp_path / "new", wrong)
     for size in (-1, None, True, 1.5, "3"):
         with pytest.raises(InvalidParameter, match="The size of a vocabulary must be a whole number"):
-            Vocabulary(size)  # type: ignore[arg-type]
+            StoreVocabulary(size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokenizer", [3, "name", [], True], ids=repr)

@@ -15,10 +15,17 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NaiveMatch, NgramDrafter, NgramPool, OuroborosDrafter, TopDown
-from polydraft.drafters import DraftRequest, LookaheadDrafter, Session, Vocabulary, owned_models
+from polydraft.drafters import DraftRequest, LookaheadDrafter, Session, StoreVocabulary, owned_models
 from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.guess import Guess
-from polydraft.drafters.text.ouroboros import Asked, FollowLikeliest, OuroborosState, _children, confirmed, taught
+from polydraft.drafters.text.ouroboros import (
+    FollowLikeliest,
+    OuroborosState,
+    WrittenChain,
+    _children,
+    confirmed,
+    taught,
+)
 from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, VocabularyMismatch
 from polydraft.probs import Noise, SamplingParams
@@ -95,7 +102,7 @@ def test_what_the_target_said_goes_into_the_pool_by_entry() -> None:
     """A chain 5 6 7 of which 5 is kept, and two phrases behind 7; a new phrase of the same key comes between."""
     pool = NgramPool(3, 3).added([(7, (1, 2)), (7, (3, 4)), (7, (9, 9))])
     one, two = pool.of(7)[2], pool.of(7)[1]
-    asked = Asked((5, 6, 7), (two, one))
+    asked = WrittenChain((5, 6, 7), (two, one))
     guess = Guess.paths([torch.tensor([5, 6, 7, *entry.tokens]).numpy() for entry in asked.phrases])
     tree = drafted(Text(torch.tensor([[0]]), torch.tensor([1])), [guess], Given()).tree
     assert tree.tokens.tolist() == [[0, 5, 6, 7, 3, 4, 1, 2]]
@@ -117,7 +124,7 @@ def test_what_the_target_said_goes_into_the_pool_by_entry() -> None:
 
 def test_phrases_that_were_not_scored_are_not_refined() -> None:
     pool = NgramPool(4, 3).added([(7, (1, 2, 3))])
-    asked = Asked((7,), pool.of(7))
+    asked = WrittenChain((7,), pool.of(7))
     root = Text(torch.tensor([[0]]), torch.tensor([1]))
     short = drafted(root, [Guess.chain(torch.tensor([7, 1]).numpy())], Given()).tree
     assert taught(pool, asked, [1], _children(short)[0], [7, 9, 9], kept=1).entries == pool.entries
@@ -271,9 +278,9 @@ def test_a_pool_of_another_tokenizer_is_named(tmp_path: Path) -> None:
         assert isinstance(found, polydraft.GenerationOutput) and found.past is not None
         found.past.drafts.pools()[0].save(path)
         pool = NgramPool.load(path)
-        assert pool.vocabulary == Vocabulary.of(pair.tokenizer, pool.vocabulary.name) and pool.vocabulary.mark
+        assert pool.vocabulary == StoreVocabulary.of(pair.tokenizer, pool.vocabulary.name) and pool.vocabulary.mark
         polydraft.generate(pair.target, **ids, drafter=make(pool=pool), **options)
-        other = replace(pool, vocabulary=Vocabulary(pool.vocabulary.size, b"m" * 32, "gpt-7"))
+        other = replace(pool, vocabulary=StoreVocabulary(pool.vocabulary.size, b"m" * 32, "gpt-7"))
         other.save(path)
         with pytest.raises(VocabularyMismatch, match=r"pool holds tokens of gpt-7 .*, and the model's are those of"):
             polydraft.generate(pair.target, **ids, drafter=make(pool=NgramPool.load(path)), **options)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydraft.drafters import NgramPool, Vocabulary
+from polydraft.drafters import NgramPool, StoreVocabulary
 from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch
 
 phrases = st.tuples(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 1)))
@@ -87,13 +87,15 @@ def test_a_file_holds_the_whole_pool(added: list, tmp_path_factory: pytest.TempP
     assert [one.name for one in path.parent.iterdir()] == ["pool.npz"]
 
 
-@pytest.mark.parametrize("known", [None, Vocabulary(7), Vocabulary(9, bytes(range(32)), "a näme"), Vocabulary(0, b"m")])
-def test_a_file_says_whose_tokens_it_holds(known: Vocabulary | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "known", [None, StoreVocabulary(7), StoreVocabulary(9, bytes(range(32)), "a näme"), StoreVocabulary(0, b"m")]
+)
+def test_a_file_says_whose_tokens_it_holds(known: StoreVocabulary | None, tmp_path: Path) -> None:
     pool = NgramPool(3, 3, vocabulary=known).added([(1, (2, 3))])
     pool.save(tmp_path / "pool")
     again = NgramPool.load(tmp_path / "pool")
     assert again.vocabulary == known and again.digest == pool.digest
-    again.check(known or Vocabulary(5000))
+    again.check(known or StoreVocabulary(5000))
     if known and known.mark:
         with pytest.raises(VocabularyMismatch, match="leave it out, or save one of this model"):
             again.check(replace(known, mark=b"other", name="other"))
@@ -165,7 +167,7 @@ def test_what_is_no_pool_at_all(tmp_path: Path) -> None:
 def test_every_changed_byte_is_one_error_or_none(flip: int, tmp_path: Path) -> None:
     """Zip files and arrays raise many kinds of errors, of which some name a password or a kind of compression."""
     path = tmp_path / "pool.npz"
-    pool = NgramPool(2, 2, vocabulary=Vocabulary(3, b"m", "n")).added([(1, (2,)), (3, (4,))])
+    pool = NgramPool(2, 2, vocabulary=StoreVocabulary(3, b"m", "n")).added([(1, (2,)), (3, (4,))])
     pool.save(path)
     whole, refused = path.read_bytes(), 0
     for place in range(len(whole)):

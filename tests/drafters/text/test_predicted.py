@@ -20,16 +20,16 @@ from polydraft.drafters import (
     SuffixDrafter,
     SuffixStore,
 )
-from polydraft.drafters.text.following import Place, moved
+from polydraft.drafters.text.following import PredictionPlace, moved
 from polydraft.errors import InvalidParameter
 
 PREDICTION = np.array([10, 11, 12, 13, 14, 15, 16, 17])
 
 
-def place_after(answer: list[int], prediction: np.ndarray = PREDICTION, trusted: int = 2) -> Place:
+def place_after(answer: list[int], prediction: np.ndarray = PREDICTION, trusted: int = 2) -> PredictionPlace:
     text = np.array([1, 2, 3, *answer])
-    whole = moved(Place(3, 3), prediction, text, trusted)
-    in_steps = Place(3, 3)
+    whole = moved(PredictionPlace(3, 3), prediction, text, trusted)
+    in_steps = PredictionPlace(3, 3)
     for end in range(3, len(text) + 1):
         in_steps = moved(in_steps, prediction, text[:end], trusted)
     assert whole == in_steps, "a place follows from the text, however many tokens a step gave"
@@ -98,7 +98,7 @@ def test_the_nearest_place_ahead_comes_first() -> None:
 
 
 def test_prompts_do_not_count_as_answer() -> None:
-    assert moved(Place(2, 2), PREDICTION, np.array([10, 11, 12]), 2) == Place(2, 3, 1, 1)
+    assert moved(PredictionPlace(2, 2), PREDICTION, np.array([10, 11, 12]), 2) == PredictionPlace(2, 3, 1, 1)
 
 
 def test_a_text_that_is_as_predicted_takes_few_steps_and_is_the_same() -> None:

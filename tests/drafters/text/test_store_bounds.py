@@ -9,13 +9,13 @@ import pytest
 from doubles import tiny_model
 
 import polydraft
-from polydraft.drafters import RetrievalDrafter, StoreWriter, SuffixDrafter, SuffixStore, TextStore, Vocabulary
+from polydraft.drafters import RetrievalDrafter, StoreVocabulary, StoreWriter, SuffixDrafter, SuffixStore, TextStore
 from polydraft.drafters.text.index import as_tokens
 from polydraft.drafters.text.stores import bound as bounds
 from polydraft.drafters.text.stores.bound import BOUND, Bound, keep_bound, read_bound
 from polydraft.errors import StoreError
 
-OURS = Vocabulary(1000, b"m" * 32, "ours")
+OURS = StoreVocabulary(1000, b"m" * 32, "ours")
 NOISE = np.random.default_rng(0)
 
 
@@ -63,7 +63,7 @@ def test_a_folder_keeps_the_bound_that_somebody_named(tmp_path: Path, usual: int
             assert store.most_bytes == holds
             store.add([1, 2, 3])
         assert read_bound(folder) == Bound(holds) and TextStore(folder).most_bytes == holds
-    with StoreWriter(folder, Vocabulary(0), merges=True) as writer:
+    with StoreWriter(folder, StoreVocabulary(0), merges=True) as writer:
         writer.add([1, 2, 3])
     assert read_bound(folder) == Bound(3_000_000)
 
@@ -118,7 +118,7 @@ def test_drafters_read_a_store_that_is_only_read(tmp_path: Path) -> None:
 
     model, ids = tiny_model(), torch.tensor([[1, 2, 3]])
     plain = polydraft.generate(model, ids, drafter="none", max_new_tokens=8).sequences
-    with StoreWriter(tmp_path / "corpus", Vocabulary(24)) as writer:
+    with StoreWriter(tmp_path / "corpus", StoreVocabulary(24)) as writer:
         writer.add(plain[0].numpy())
     found = polydraft.generate(model, ids, drafter=RetrievalDrafter(tmp_path / "corpus"), max_new_tokens=8)
     assert torch.equal(found.sequences, plain) and found.statistics.accepted > 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polydraft.drafters import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
+from polydraft.drafters import StoreVocabulary, StoreWriter, SuffixStore, TextStore, flush_stores
 from polydraft.drafters.text.index import SENTINEL, as_tokens
 from polydraft.drafters.text.stores import folder as folders
 from polydraft.drafters.text.stores import segment as segments
@@ -22,7 +22,7 @@ from polydraft.drafters.text.stores import suffix_store
 from polydraft.drafters.text.stores.segment import HEADER, Segment, joined, write_segment
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
 
-OURS = Vocabulary(1000, b"m" * 32, "ours")
+OURS = StoreVocabulary(1000, b"m" * 32, "ours")
 NOISE = np.random.default_rng(0)
 
 
@@ -39,7 +39,7 @@ def texts_of(store: Any) -> list[list[int]]:
     return found
 
 
-def written(folder: Path, texts: list[list[int]], vocabulary: Vocabulary = OURS) -> Path:
+def written(folder: Path, texts: list[list[int]], vocabulary: StoreVocabulary = OURS) -> Path:
     with StoreWriter(folder, vocabulary) as writer:
         for text in texts:
             writer.add(text)
@@ -139,11 +139,13 @@ def test_another_tokenizer_is_refused_by_both_names(tmp_path: Path) -> None:
     ):
         with pytest.raises(VocabularyMismatch, match=r"holds tokens of ours \(1000 tokens\), and .* theirs \(1000"):
             attempt()
-    assert OURS.agrees(Vocabulary(1128)) and not OURS.agrees(Vocabulary(5000)), "by size where nothing else is known"
-    assert Vocabulary(0).agrees(OURS) and Vocabulary(0).with_known(OURS) == OURS
+    assert OURS.agrees(StoreVocabulary(1128)) and not OURS.agrees(StoreVocabulary(5000)), (
+        "by size where nothing else is known"
+    )
+    assert StoreVocabulary(0).agrees(OURS) and StoreVocabulary(0).with_known(OURS) == OURS
 
 
-THEIRS = Vocabulary(1000, b"t" * 32, "theirs")
+THEIRS = StoreVocabulary(1000, b"t" * 32, "theirs")
 
 
 def test_two_writers_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_store_that_was_empty_sees_another_ones_tokens_when_it_begins(tmp_path
 
 def test_segments_of_different_tokenizers_are_not_merged(tmp_path: Path) -> None:
     """As a folder has them that was filled before writers compared."""
-    whose = [OURS, OURS, Vocabulary(1000), THEIRS, THEIRS, THEIRS, OURS, OURS]
+    whose = [OURS, OURS, StoreVocabulary(1000), THEIRS, THEIRS, THEIRS, OURS, OURS]
     for number, vocabulary in enumerate(whose, start=1):
         own = joined([np.array([number, 2, 3])])
         write_segment(tmp_path / f"{number:010d}-{number:010d}.segment", own, 1, vocabulary)
@@ -508,4 +510,4 @@ def test_texts_that_are_no_token_ids_are_refused(tmp_path: Path, wrong: Any) -> 
     with SuffixStore(tmp_path) as store, pytest.raises(InvalidParameter, match="takes the token ids of one text"):
         store.add(wrong)
     with pytest.raises(InvalidParameter, match="takes the token ids of one text"):
-        StoreWriter(tmp_path, Vocabulary(9)).add(wrong)
+        StoreWriter(tmp_path, StoreVocabulary(9)).add(wrong)

@@ -27,8 +27,8 @@ from polydraft.drafters import (
     ModelDrafter,
     RoutedDrafter,
     Session,
+    StoreVocabulary,
     StoreWriter,
-    Vocabulary,
     flush_stores,
     resumed,
 )
@@ -71,7 +71,7 @@ def drafted(drafter: Drafter, *rows: list[int], policy: TreePolicy = WIDE, vocab
 
 
 def written(folder: Path, *texts: list[int], vocab: int = VOCAB) -> Path:
-    with StoreWriter(folder, Vocabulary(vocab)) as writer:
+    with StoreWriter(folder, StoreVocabulary(vocab)) as writer:
         for text in texts:
             writer.add(text)
     return folder
@@ -334,7 +334,7 @@ def test_the_embedded_pair_knows_its_tokenizer(tmp_path: Path) -> None:
     store = SuffixStore(tmp_path)
     ids = pair.tokenizer("def f(x):", return_tensors="pt")["input_ids"]
     polydraft.generate(pair.target, ids, drafter=SuffixDrafter(store=store), max_new_tokens=8)
-    assert store.vocabulary == Vocabulary.of(pair.tokenizer, pair.target.name_or_path)
+    assert store.vocabulary == StoreVocabulary.of(pair.tokenizer, pair.target.name_or_path)
     other = replace(store.vocabulary, mark=b"o" * 32, name="other")
     with pytest.raises(VocabularyMismatch, match=r"and the target's are those of other"):
         store.check(other)

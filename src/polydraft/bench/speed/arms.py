@@ -21,7 +21,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class PromptBatch:
     """Prompts as every arm gets them: left-padded rows, a mask that is 0 on the padding, and how texts go on and end.
 
     Args:
@@ -39,7 +39,7 @@ class Batch:
     files: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
-    def of(cls, prompts: Sequence[Int[Tensor, "1 _"]], until_end: bool = False) -> "Batch":
+    def of(cls, prompts: Sequence[Int[Tensor, "1 _"]], until_end: bool = False) -> "PromptBatch":
         """Return the batch of single prompts."""
         longest = max(one.shape[1] for one in prompts)
         short = [longest - one.shape[1] for one in prompts]
@@ -72,7 +72,7 @@ class Generated:
     setup: dict[str, str] = field(default_factory=dict)
 
 
-Continue = Callable[[Batch, float, int, int], Generated]
+Continue = Callable[[PromptBatch, float, int, int], Generated]
 """Continues every prompt at a temperature by so many tokens, by fewer where texts end; the last number is the seed."""
 
 
@@ -115,7 +115,7 @@ def drafting_arm(
         predicts: whether it drafts first from the file of a prompt that has one, by `prediction`.
     """
 
-    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
         if batch.replay is not None:
             options["logits_processor"] = [batch.replay]
@@ -142,7 +142,7 @@ def rounded_arm(model: nn.Module) -> Arm:
     return replace(plain_arm(rounded), name="bfloat16", lossless=False)
 
 
-def generation_options(model: Any, batch: Batch, temperature: float, max_new_tokens: int) -> dict[str, Any]:
+def generation_options(model: Any, batch: PromptBatch, temperature: float, max_new_tokens: int) -> dict[str, Any]:
     """Return Hugging Face's generation arguments, the same for every arm.
 
     The id of padding is set to one that no token has, so that Hugging Face's assistant does not take a token of the

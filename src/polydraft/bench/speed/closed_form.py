@@ -11,7 +11,7 @@ MOSTLY = 0.95
 
 
 @dataclass(frozen=True)
-class Bound:
+class SpeedUpBound:
     """What an arm's speed-up is made of. Costs are per step, in target passes of plain decoding.
 
     Args:
@@ -35,7 +35,7 @@ class Bound:
     steps: float
 
 
-def bound_of(arm: Statistics, plain: Statistics) -> Bound | None:
+def bound_of(arm: Statistics, plain: Statistics) -> SpeedUpBound | None:
     """Return what bounds an arm's speed-up over plain decoding; None where times or counts are missing.
 
     With acceptance a_d at depth d a target call gives 1 + a_1 + a_1 a_2 + ... tokens, here counted as accepted drafts
@@ -51,7 +51,7 @@ def bound_of(arm: Statistics, plain: Statistics) -> Bound | None:
     draft, target, verify, rest = (arm.seconds.get(part, 0.0) / arm.steps / unit for part in PARTS)
     plain_step = sum(plain.seconds.get(part, 0.0) for part in PARTS) / plain.steps / unit
     tokens = 1 + sum(arm.accepted_at) / arm.target_calls
-    return Bound(
+    return SpeedUpBound(
         tokens=tokens,
         draft=draft,
         target=target,

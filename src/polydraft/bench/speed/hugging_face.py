@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polydraft.bench.speed.arms import Arm, Batch, Generated, generation_options
+from polydraft.bench.speed.arms import Arm, Generated, PromptBatch, generation_options
 from polydraft.bench.speed.replay import Replay
 from polydraft.engine import Statistics
 from polydraft.models import cache_in
@@ -42,7 +42,7 @@ class Passes:
 def hugging_face_arm(model: nn.Module, name: str = "hf") -> Arm:
     """Return Hugging Face's plain `generate`."""
 
-    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
         return _generated(model, None, options, seed, batch.replay)
 
@@ -58,7 +58,7 @@ def lookup_arm(model: nn.Module, name: str = "hf-lookup", tokens: int = LOOKUP_T
         tokens: `prompt_lookup_num_tokens`.
     """
 
-    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
         return _generated(model, None, {**options, "prompt_lookup_num_tokens": tokens}, seed, batch.replay)
 
@@ -78,7 +78,7 @@ def assisted_arm(model: nn.Module, draft: nn.Module, name: str = "hf-assisted", 
         **settings: num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold.
     """
 
-    def run(batch: Batch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
         with _own_settings(draft, settings):
             return _generated(model, draft, {**options, "assistant_model": draft}, seed, batch.replay)

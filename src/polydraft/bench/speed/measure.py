@@ -9,7 +9,7 @@ from torch import nn
 from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.environment import load, peak_memory, reset_peak_memory
 from polydraft.bench.prompts import Prompt, in_turn
-from polydraft.bench.speed.arms import PLAIN, Arm, Batch
+from polydraft.bench.speed.arms import PLAIN, Arm, PromptBatch
 from polydraft.bench.speed.equality import compare_texts
 from polydraft.bench.speed.records import SpeedRecord, taking_part
 from polydraft.bench.speed.replay import Replay, check_known, end_of, known_ids
@@ -58,14 +58,14 @@ def prompts_that_fit(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSetti
     return in_turn(good)
 
 
-def batch_of(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSettings) -> Batch:
+def batch_of(pair: Pair, prompts: Sequence[Prompt], settings: SpeedSettings) -> PromptBatch:
     """Return prompts as all arms get them, with their known texts and files.
 
     Raises:
         InvalidParameter: texts are replayed, and the target names no token that ends them, or two of them stand behind
             one prompt.
     """
-    batch = Batch.of([encode(pair, one, settings.excerpt_tokens) for one in prompts], settings.ends)
+    batch = PromptBatch.of([encode(pair, one, settings.excerpt_tokens) for one in prompts], settings.ends)
     if all(one.file for one in prompts):
         batch = replace(batch, files=tuple(known_ids(pair, one.file) for one in prompts))
     if not settings.replay:
@@ -110,7 +110,7 @@ def measure_speed(
 
 
 def measure_round(
-    pair: Pair, arms: Sequence[Arm], one: Round, batch: Batch, settings: SpeedSettings
+    pair: Pair, arms: Sequence[Arm], one: Round, batch: PromptBatch, settings: SpeedSettings
 ) -> list[SpeedRecord]:
     """Run every arm once on a batch, in the round's own order, and compare the texts if they must be equal."""
     turns = one.order(len(arms), settings.seed)
@@ -126,7 +126,7 @@ def measure_round(
     ]
 
 
-def measure_run(arm: Arm, one: Round, turn: int, batch: Batch, settings: SpeedSettings) -> SpeedRecord:
+def measure_run(arm: Arm, one: Round, turn: int, batch: PromptBatch, settings: SpeedSettings) -> SpeedRecord:
     """Run one arm on a batch against the clock."""
     device, busy = batch.input_ids.device, load()
     seed = seed_of(one.prompts[0], settings.seed) + one.repeat

@@ -10,7 +10,7 @@ import numpy as np
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.closed_form import Bound, bound_of
+from polydraft.bench.speed.closed_form import SpeedUpBound, bound_of
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.records import SpeedRecord
@@ -51,7 +51,7 @@ class ArmResult:
     setup: dict[str, str]
     memory: float | None
     equal: int | None
-    bound: Bound | None
+    bound: SpeedUpBound | None
 
     @property
     def setting(self) -> tuple[float, int]:
@@ -65,7 +65,7 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class Found:
+class TextDifference:
     """A difference between an arm's greedy text and the plain one, and where it was found."""
 
     arm: str
@@ -99,10 +99,10 @@ def summarise_speed(records: Sequence[SpeedRecord], arms: Sequence[str], seed: i
     ]
 
 
-def differences_in(records: Sequence[SpeedRecord]) -> list[Found]:
+def differences_in(records: Sequence[SpeedRecord]) -> list[TextDifference]:
     """Return all differences between greedy texts."""
     return [
-        Found(one.arm, one.task, one.prompts[difference.row], one.batch_size, one.repeat, difference)
+        TextDifference(one.arm, one.task, one.prompts[difference.row], one.batch_size, one.repeat, difference)
         for one in records
         for difference in one.differences
     ]

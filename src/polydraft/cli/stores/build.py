@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polydraft.cli.printing import console, on_one_line
 from polydraft.cli.process import FAILED, INTERRUPTED, stopped
-from polydraft.cli.stores.reading import Found, files_in, texts_in
+from polydraft.cli.stores.reading import FileText, files_in, texts_in
 from polydraft.cli.stores.show import facts_of, in_words
-from polydraft.drafters import StoreWriter, TextStore, Vocabulary
+from polydraft.drafters import StoreVocabulary, StoreWriter, TextStore
 from polydraft.errors import InvalidParameter, StoreError
 from polydraft.models import load_tokenizer
 from polydraft.options.commands.store_options import StoreBuildOptions
@@ -48,7 +48,7 @@ def run_build(options: StoreBuildOptions) -> int:
             f"--out {options.out} holds a store already; name a new folder, or add to a growing one by --kind suffix."
         )
     tokenizer = load_tokenizer(options.target)
-    vocabulary = Vocabulary.of(tokenizer, options.target or "the embedded pair")
+    vocabulary = StoreVocabulary.of(tokenizer, options.target or "the embedded pair")
     begin, bad, interrupted = time.perf_counter(), list[str](), False
     with _writer(options, vocabulary) as writer:
         try:
@@ -65,7 +65,7 @@ def run_build(options: StoreBuildOptions) -> int:
     return INTERRUPTED if interrupted else FAILED if bad else 0
 
 
-def _writer(options: StoreBuildOptions, vocabulary: Vocabulary) -> StoreWriter:
+def _writer(options: StoreBuildOptions, vocabulary: StoreVocabulary) -> StoreWriter:
     if options.kind == "rest":
         return StoreWriter(options.out, vocabulary)
     return StoreWriter(options.out, vocabulary, most_bytes=options.most_bytes, chunk=SMALL_CHUNK, merges=True)
@@ -95,8 +95,8 @@ def _fill(
         bar.stop()
 
 
-def _batches(files: Sequence[Path]) -> Iterator[list[Found]]:
-    batch, size = list[Found](), 0
+def _batches(files: Sequence[Path]) -> Iterator[list[FileText]]:
+    batch, size = list[FileText](), 0
     for file in files:
         for found in texts_in(file):
             batch.append(found)
@@ -108,7 +108,7 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Found]]:
         yield batch
 
 
-def _encoded(tokenizer: Any, batch: Sequence[Found], bad: list[str]) -> list[Sequence[int]]:
+def _encoded(tokenizer: Any, batch: Sequence[FileText], bad: list[str]) -> list[Sequence[int]]:
     """Return the tokens of texts and conversations, as prompts have them but for what goes around a whole prompt."""
     texts = [one.text for one in batch if one.text]
     found: list[Sequence[int]] = []

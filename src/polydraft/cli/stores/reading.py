@@ -19,7 +19,7 @@ ASKED, ANSWERED = ("prompt", "question"), ("output", "completion", "answer", "re
 
 
 @dataclass(frozen=True)
-class Found:
+class FileText:
     """What a file holds: a text, a conversation, or a reason why a part of it cannot be used.
 
     Args:
@@ -61,16 +61,16 @@ def files_in(given: Sequence[Path]) -> list[Path]:
     return found
 
 
-def texts_in(path: Path) -> Iterator[Found]:
+def texts_in(path: Path) -> Iterator[FileText]:
     """Yield the texts of a file, and what of it is bad, as far as it can be read."""
     try:
         with _opened(path) as file:
             yield from _rows(path, file) if has_json_lines(path) else _pieces(path, file)
     except UnicodeDecodeError as error:
-        yield Found(path, bad=f"{path}: it is not UTF-8: {error.reason}")
+        yield FileText(path, bad=f"{path}: it is not UTF-8: {error.reason}")
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        yield Found(path, bad=f"{path}: it cannot be read: {reason}")
+        yield FileText(path, bad=f"{path}: it cannot be read: {reason}")
 
 
 def _opened(path: Path) -> TextIO:
@@ -79,27 +79,27 @@ def _opened(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _pieces(path: Path, file: TextIO) -> Iterator[Found]:
+def _pieces(path: Path, file: TextIO) -> Iterator[FileText]:
     while piece := file.read(PIECE):
         if "\0" in piece:
-            yield Found(path, bad=f"{path}: it is no text: it holds a zero byte")
+            yield FileText(path, bad=f"{path}: it is no text: it holds a zero byte")
             return
         piece += file.readline(PIECE) if len(piece) == PIECE else ""
         if piece.strip():
-            yield Found(path, text=piece, read=len(piece))
+            yield FileText(path, text=piece, read=len(piece))
 
 
-def _rows(path: Path, file: TextIO) -> Iterator[Found]:
+def _rows(path: Path, file: TextIO) -> Iterator[FileText]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             try:
                 yield _row(path, json.loads(line), len(line))
             except (ValueError, RecursionError) as error:
                 reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else error
-                yield Found(path, bad=f"{path}, line {number}: {reason}", read=len(line))
+                yield FileText(path, bad=f"{path}, line {number}: {reason}", read=len(line))
 
 
-def _row(path: Path, row: Any, read: int) -> Found:
+def _row(path: Path, row: Any, read: int) -> FileText:
     """Return a row's conversation with its answer, or its prompt with its answer, or its text.
 
     Raises:
@@ -115,11 +115,11 @@ def _row(path: Path, row: Any, read: int) -> Found:
             raise ValueError("messages is not a list with at least one message")
         if answer and told[-1].role != "assistant":
             told = (*told, Message("assistant", answer))
-        return Found(path, messages=told, read=read)
+        return FileText(path, messages=told, read=read)
     text = _first(row, ASKED) + answer
     if not text:
         raise ValueError("the row has no text: no messages, prompt, question, text or output")
-    return Found(path, text=text, read=read)
+    return FileText(path, text=text, read=read)
 
 
 def _message(one: Any) -> Message:

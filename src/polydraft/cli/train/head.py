@@ -18,7 +18,7 @@ from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load, load_pair
 from polydraft.options.commands.train_options import TrainHeadOptions
-from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, Writing, make_head
+from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, WritingPlan, make_head
 
 EXCERPT_TOKENS = 64
 
@@ -72,7 +72,7 @@ def plan_of(request: TrainHeadOptions) -> HeadPlan:
             loss=one.loss,
             frozen_rows=one.frozen_rows,
         ),
-        Writing(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),
+        WritingPlan(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),
         HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
         one.rows,
         one.form,
@@ -108,7 +108,7 @@ def in_words(made: MadeHead) -> str:
     )
 
 
-def _fitting(prompts: Sequence[Tensor], writing: Writing, notes: Console) -> list[Tensor]:
+def _fitting(prompts: Sequence[Tensor], writing: WritingPlan, notes: Console) -> list[Tensor]:
     """Return the prompts behind which the target writes, and say how many are too long for it."""
     fitting = writing.fitting(prompts)
     if len(fitting) < len(prompts):

@@ -11,7 +11,7 @@ from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, scratch
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Found, LearningPolicy, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_found
+from polydraft.trees import Draft, LearningPolicy, Lookup, Piece, Pieces, TreePolicy, in_pieces, restricted, rows_found
 
 LEAST = 2
 """A continuation of one token is not worth a step."""
@@ -139,7 +139,7 @@ class LookupFirst(Drafter):
 def _rows_looked_up(policy: TreePolicy, found: Sequence[Guess]) -> tuple[int, ...]:
     """Return the rows that take their continuations."""
     chains = [one.found_by(LOOKUP) for one in found]
-    enough = [one if len(one.parents) >= LEAST else Found() for one in chains]
+    enough = [one if len(one.parents) >= LEAST else Lookup() for one in chains]
     return policy.rows_with_lookup(enough) if isinstance(policy, LearningPolicy) else rows_found(policy, enough)
 
 

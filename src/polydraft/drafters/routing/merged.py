@@ -6,8 +6,8 @@ from typing import Any
 
 from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session, is_sound
 from polydraft.drafters.routing.routed import check_members, check_other, names_of
-from polydraft.drafters.routing.split import Kept, best_split, worth_of_budgets, worth_of_levels, written_by
-from polydraft.drafters.routing.together import Together
+from polydraft.drafters.routing.split import RowHistory, best_split, worth_of_budgets, worth_of_levels, written_by
+from polydraft.drafters.routing.together import SeveralDrafters
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
 from polydraft.probs import SamplingParams
@@ -50,7 +50,7 @@ class MergedState:
     members: tuple[Any, ...] = parts()
     other: Any = parts()
     vocab_size: int = shared()
-    kept: tuple[Kept, ...] = per_row(learnt=True)
+    kept: tuple[RowHistory, ...] = per_row(learnt=True)
     joint: tuple[tuple[tuple[int, ...], Branches], ...] = scratch(())
 
 
@@ -72,15 +72,15 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
-class MergedDrafter(Together):
+class MergedDrafter(SeveralDrafters):
     """Puts the guesses of several text drafters, and the tree of another drafter, below the same roots.
 
     What several guess is scored once. The policy's nodes are split row by row, before anything is drawn, so that as
     many as possible are expected to be accepted. A guess has the chance that its member gives it. A draft of the other
     drafter is accepted with a chance q where the one above it was and its earlier siblings were not; q begins as `hope`
-    and is learnt from the row's finished steps (`Kept`). Of trees of a fixed shape the other drafter gets the first
-    levels, of trees that grow a budget, and at least the first level or draft, so that there is something to learn
-    from; the likeliest guesses get the rest.
+    and is learnt from the row's finished steps (`RowHistory`). Of trees of a fixed shape the other drafter gets the
+    first levels, of trees that grow a budget, and at least the first level or draft, so that there is something to
+    learn from; the likeliest guesses get the rest.
 
     Exactness: guesses are fixed tokens. Beside drawn ones they are siblings under `Product`, each with a one-hot row of
     its own; under a deterministic scheme the union of both is what the scheme takes from one list. The split follows
@@ -148,7 +148,7 @@ class MergedDrafter(Together):
         """Start everybody."""
         members = tuple(one.start(text, session) for one in self.members)
         other = None if self.other is None else self.other.start(text, session)
-        return MergedState(members, other, session.vocab_size, (Kept(),) * len(text.counts))
+        return MergedState(members, other, session.vocab_size, (RowHistory(),) * len(text.counts))
 
     def draft(self, state: MergedState, request: DraftRequest) -> tuple[Draft | Pieces, MergedState]:
         """Let everybody draft, and put it into one tree for each row."""
@@ -203,7 +203,7 @@ class MergedDrafter(Together):
         rows = [merged(row).within(bounds, state.vocab_size) for row in zip(*found, strict=True)]
         return rows, tuple(states)
 
-    def _split(self, policy: TreePolicy, whole: Bounds, kept: Sequence[Kept], guesses: Sequence[Guess]) -> Split:
+    def _split(self, policy: TreePolicy, whole: Bounds, kept: Sequence[RowHistory], guesses: Sequence[Guess]) -> Split:
         """Return how the nodes of every row are split.
 
         Raises:

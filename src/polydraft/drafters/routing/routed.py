@@ -17,7 +17,7 @@ from polydraft.drafters.protocol import (
     owned_networks,
 )
 from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
-from polydraft.drafters.routing.together import Together
+from polydraft.drafters.routing.together import SeveralDrafters
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.errors import InvalidParameter, is_number, shown
 from polydraft.models import weight_bytes
@@ -76,7 +76,7 @@ class Standing:
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class Offer:
     """What is offered to a row in the step at hand.
 
     Args:
@@ -115,12 +115,12 @@ class RoutedState:
     standings: tuple[Standing, ...] = per_row(learnt=True)
     cost: float = shared()
     trust: float = shared()
-    rounds: tuple[Round, ...] = scratch(())
+    rounds: tuple[Offer, ...] = scratch(())
     asked: tuple[int, ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedDrafter(Together):
+class RoutedDrafter(SeveralDrafters):
     """Lets every member guess and takes the guesses of one of them, row by row: of those that would have brought most.
 
     Once a step is over, the text itself says what each member's guesses would have brought. So all are judged in every
@@ -274,7 +274,7 @@ class RoutedDrafter(Together):
 
     def _round(
         self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float, trust: float
-    ) -> Round:
+    ) -> Offer:
         """Choose for a row."""
         hopes = {
             expert: self._value(trust * BELIEVED[expert[1]] * guess.promise, len(guess))
@@ -288,7 +288,7 @@ class RoutedDrafter(Together):
         first = {expert: self.rate * self.sure * _gain(value) for expert, value in hopes.items()}
         weights = {**first, **standing.weights}
         law = choice_law(weights, every)
-        return Round(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
+        return Offer(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
 
     def _unlooked(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
         """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
@@ -318,7 +318,7 @@ class RoutedDrafter(Together):
         after = replace(state, other=inner, asked=asked)
         return (pieces[0].draft if len(pieces) == 1 else Pieces(tuple(pieces))), after
 
-    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Round], request: DraftRequest) -> Piece:
+    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Offer], request: DraftRequest) -> Piece:
         """Return the guesses of one member for the rows that take them; of none, roots alone."""
         text, scheme = request.text, request.scheme
         own = text if len(rows) == len(rounds) else text.of(rows)
@@ -327,7 +327,7 @@ class RoutedDrafter(Together):
         draft = given(own, [rounds[row].offers[rounds[row].choice] for row in rows], scheme)
         return Piece(tuple(rows), replace(draft, source=self.members[number].name))
 
-    def _judged(self, one: Round, path: Sequence[int], asked: bool) -> Standing:
+    def _judged(self, one: Offer, path: Sequence[int], asked: bool) -> Standing:
         """Return a row's standing after a step."""
         standing, gains = one.standing, dict[Expert, float]()
         for expert, guess in one.offers.items():

@@ -14,7 +14,7 @@ HOPED = 4
 
 
 @dataclass(frozen=True)
-class Kept:
+class RowHistory:
     """What finished steps of a row have shown of the other drafter.
 
     Args:
@@ -30,7 +30,7 @@ class Kept:
         chance = (HOPED * hope + self.kept) / (HOPED + self.tried)
         return min(99, max(1, round(100 * chance))) / 100
 
-    def after(self, both: Branches, row: int, written: Sequence[int]) -> "Kept":
+    def after(self, both: Branches, row: int, written: Sequence[int]) -> "RowHistory":
         """Return the same after a step.
 
         Args:
@@ -48,7 +48,7 @@ class Kept:
             if place < 0:
                 break
             at, kept = below[place], kept + 1
-        return Kept(tried, kept)
+        return RowHistory(tried, kept)
 
 
 def written_by(step: Step) -> list[list[int]]:

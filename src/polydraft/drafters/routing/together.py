@@ -11,7 +11,7 @@ from polydraft.reading import Features, Text
 Tell = Callable[[Drafter, Any], Any]
 
 
-class Together(Drafter):
+class SeveralDrafters(Drafter):
     """Several text drafters, and another drafter or none; derive from it.
 
     Its state is a dataclass with `members`, the members' states, and `other`, the other drafter's.

@@ -20,7 +20,7 @@ from polydraft.drafters.text.pool import NgramPool
 from polydraft.drafters.text.predicted import PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
 from polydraft.drafters.text.retrieval import RetrievalDrafter
-from polydraft.drafters.text.stores import StoreWriter, SuffixStore, TextStore, Vocabulary, flush_stores
+from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore, flush_stores
 from polydraft.drafters.text.suffix import SuffixDrafter
 
 __all__ = [
@@ -37,12 +37,12 @@ __all__ = [
     "PredictedDrafter",
     "RecyclingDrafter",
     "RetrievalDrafter",
+    "StoreVocabulary",
     "StoreWriter",
     "SuffixDrafter",
     "SuffixStore",
     "TextDrafter",
     "TextStore",
-    "Vocabulary",
     "flush_stores",
     "given",
     "given_chain",

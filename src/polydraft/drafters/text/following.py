@@ -12,7 +12,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Place:
+class PredictionPlace:
     """Where a row stands in its prediction.
 
     Args:
@@ -27,9 +27,9 @@ class Place:
     at: int = 0
     lost: int = 0
 
-    def cut(self, length: int) -> "Place":
+    def cut(self, length: int) -> "PredictionPlace":
         """Return the place, or the beginning if the text became shorter than what was looked at."""
-        return self if self.known <= length else Place(length, length)
+        return self if self.known <= length else PredictionPlace(length, length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Followed:
     prediction: Sequence[int]
     tokens: tuple[int, ...] = ()
     spots: tuple[int, ...] = ()
-    place: Place = field(default_factory=lambda: Place(0, 0))
+    place: PredictionPlace = field(default_factory=lambda: PredictionPlace(0, 0))
 
     @property
     def accepted(self) -> int:
@@ -65,7 +65,9 @@ class Followed:
         return replace(self, tokens=tokens, spots=tuple(spots), place=now)
 
 
-def moved(place: Place, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int) -> Place:
+def moved(
+    place: PredictionPlace, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int
+) -> PredictionPlace:
     """Return a row's place when its text has become longer."""
     now = place
     for now, _ in _steps(place, prediction, text, trusted):  # noqa: B007  the last one is wanted
@@ -74,8 +76,8 @@ def moved(place: Place, prediction: NDArray[np.int64], text: NDArray[np.int64], 
 
 
 def _steps(
-    place: Place, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int
-) -> Iterator[tuple[Place, range]]:
+    place: PredictionPlace, prediction: NDArray[np.int64], text: NDArray[np.int64], trusted: int
+) -> Iterator[tuple[PredictionPlace, range]]:
     """Yield the place behind each further token, and which tokens of the prediction the last ones are, if any.
 
     Behind a difference only tokens from there on can turn out to be others of the prediction than was thought.
@@ -90,7 +92,7 @@ def _steps(
             if there is not None:
                 at, spots, lost = there - 1, range(there - min(lost, trusted), there), 0
         at = min(at + 1, len(prediction))
-        yield Place(place.begin, end, at, lost), spots
+        yield PredictionPlace(place.begin, end, at, lost), spots
 
 
 def _again(prediction: NDArray[np.int64], last: NDArray[np.int64], near: int) -> int | None:

@@ -13,7 +13,7 @@ from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session
 from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Scheme, require_scheme
-from polydraft.trees import Chain, Draft, Found, TokenTree, Topology, TreePolicy, topology
+from polydraft.trees import Chain, Draft, Lookup, TokenTree, Topology, TreePolicy, topology
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Guess:
         """The length of the longest path."""
         return int(self.depths.max(initial=0))
 
-    def found_by(self, source: str) -> Found:
+    def found_by(self, source: str) -> Lookup:
         """Return what a policy is told of it."""
-        return Found(tuple(self.parents.tolist()), source)
+        return Lookup(tuple(self.parents.tolist()), source)
 
     def within(self, bounds: Bounds, vocab_size: int | None = None) -> "Guess":
         """Return the likeliest guesses within bounds, without tokens that the target does not have, and what is below.

@@ -11,7 +11,7 @@ from torch import nn
 from polydraft.drafters.protocol import Defaults, DraftRequest, Needs, Session
 from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given, rows_of
 from polydraft.drafters.text.pool import NgramPool, Phrase
-from polydraft.drafters.text.stores.vocabulary import Vocabulary, network_of
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary, network_of
 from polydraft.drafters.text.window import Window, layout, most_scored
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
@@ -73,7 +73,7 @@ class LookaheadState:
 
     def pools(self) -> tuple[NgramPool, ...]:
         """Return the pool of every row, which says whose tokens it holds."""
-        vocabulary = Vocabulary.of_model(self.model, self.vocab_size)
+        vocabulary = StoreVocabulary.of_model(self.model, self.vocab_size)
         return tuple(replace(row.pool, vocabulary=vocabulary) for row in self.rows)
 
 
@@ -153,7 +153,7 @@ class LookaheadDrafter(GivenDrafter):
         """
         model = network_of(session.target)
         if self.pool is not None and self.pool.vocabulary is not None:
-            self.pool.check(Vocabulary.of_model(model, session.vocab_size))
+            self.pool.check(StoreVocabulary.of_model(model, session.vocab_size))
         return LookaheadState((self._new(),) * len(text.counts), session.vocab_size, model=model)
 
     def draft(self, state: LookaheadState, request: DraftRequest) -> tuple[Draft, LookaheadState]:

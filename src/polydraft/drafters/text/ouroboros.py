@@ -59,7 +59,7 @@ class FollowLikeliest:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WrittenChain:
     """What a row was drafted in the step that is under way.
 
     Args:
@@ -88,7 +88,7 @@ class OuroborosState:
     loop: Any = parts()
     lookahead: LookaheadDrafter = shared()
     vocab_size: int = shared()
-    asked: tuple[Asked, ...] = per_row()
+    asked: tuple[WrittenChain, ...] = per_row()
     before: tuple[LookaheadRow, ...] = scratch(())
 
     @property
@@ -185,7 +185,7 @@ class OuroborosDrafter(GivenDrafter):
             )
         own = replace(session, params=LIKELIEST, target=None, sources=None)
         loop = session.decoder.begin(self.model, self.lookahead, self.rule, self.trees, text, own)
-        asked = (Asked(),) * len(text.counts)
+        asked = (WrittenChain(),) * len(text.counts)
         return OuroborosState(session.decoder, loop, self.lookahead, session.vocab_size, asked)
 
     def read(self, state: OuroborosState, text: Text, features: Features | None) -> OuroborosState:
@@ -198,10 +198,10 @@ class OuroborosDrafter(GivenDrafter):
         bounds = Bounds.of(policy)
         length = min(self.drafts, bounds.depth, bounds.nodes)
         if not length:
-            return Draft.nothing(text.last()), replace(state, asked=(Asked(),) * len(state.asked))
+            return Draft.nothing(text.last()), replace(state, asked=(WrittenChain(),) * len(state.asked))
         chains, after = self._written(state, text, length, noise)
         asked = tuple(
-            Asked(chain, own.pool.of(chain[-1], min(self.phrases, bounds.children)))
+            WrittenChain(chain, own.pool.of(chain[-1], min(self.phrases, bounds.children)))
             for chain, own in zip(chains, after.inner.rows, strict=True)
         )
         found = [_guess(one).within(bounds, state.vocab_size) for one in asked]
@@ -222,7 +222,7 @@ class OuroborosDrafter(GivenDrafter):
                 continue
             nodes = _walk(tree, 0, asked.chain)
             rows.append(replace(own, pool=taught(own.pool, asked, nodes, tree, said, min(kept, len(nodes)))))
-        after = replace(state, loop=loop, asked=(Asked(),) * len(state.asked), before=())
+        after = replace(state, loop=loop, asked=(WrittenChain(),) * len(state.asked), before=())
         return after.with_inner(replace(after.inner, rows=tuple(rows)))
 
     def _written(
@@ -248,7 +248,7 @@ class OuroborosDrafter(GivenDrafter):
 
 
 def taught(
-    pool: NgramPool, asked: Asked, nodes: Sequence[int], tree: "Children", said: Sequence[int], kept: int
+    pool: NgramPool, asked: WrittenChain, nodes: Sequence[int], tree: "Children", said: Sequence[int], kept: int
 ) -> NgramPool:
     """Return a pool with what the target said of a row's drafts.
 
@@ -295,7 +295,7 @@ Children = dict[tuple[int, int], int]
 """The children of a row's nodes: by node and token."""
 
 
-def _guess(asked: Asked) -> Guess:
+def _guess(asked: WrittenChain) -> Guess:
     """Return a chain with phrases behind it."""
     if not asked.phrases:
         return Guess.chain(np.array(asked.chain, np.int64))

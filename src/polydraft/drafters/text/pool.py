@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.outside import digest_of
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch, is_whole
 
 FORMAT = 1
@@ -58,7 +58,7 @@ class NgramPool:
     most: int
     entries: Mapping[int, tuple[Entry, ...]] = field(default_factory=dict[int, tuple[Entry, ...]], repr=False)
     following: int = 0
-    vocabulary: Vocabulary | None = None
+    vocabulary: StoreVocabulary | None = None
 
     def __post_init__(self) -> None:
         if not (is_whole(self.level) and is_whole(self.most)) or self.level < 2 or self.most < 1:
@@ -115,7 +115,7 @@ class NgramPool:
         kept = tuple(one for one in changed if last[one.tokens] == one.number)
         return replace(self, entries={**self.entries, key: kept}) if kept else self
 
-    def check(self, vocabulary: Vocabulary) -> None:
+    def check(self, vocabulary: StoreVocabulary) -> None:
         """Check that the n-grams are of a model's tokens, as far as that is known.
 
         Raises:
@@ -205,13 +205,13 @@ def _read(kind: type[NgramPool], path: str, arrays: Mapping[str, NDArray]) -> Ng
     )
 
 
-def _packed(vocabulary: Vocabulary) -> NDArray[np.int64]:
+def _packed(vocabulary: StoreVocabulary) -> NDArray[np.int64]:
     """Return a vocabulary as numbers: its size, the length of its mark, then the bytes of mark and name."""
     mark = vocabulary.mark
     return np.array([vocabulary.size, len(mark), *mark, *vocabulary.name.encode(errors="replace")], np.int64)
 
 
-def _unpacked(path: str, told: NDArray) -> Vocabulary:
+def _unpacked(path: str, told: NDArray) -> StoreVocabulary:
     """Return the vocabulary in a file's numbers.
 
     Raises:
@@ -220,4 +220,4 @@ def _unpacked(path: str, told: NDArray) -> Vocabulary:
     size, length, *every = told.tolist() if told.ndim == 1 and len(told) > 1 else (0, 1)
     if length > len(every) or max(every, default=0) > 255:
         raise CheckpointError(f"{path} is damaged: it does not say whose tokens these are.")
-    return Vocabulary(size, bytes(every[:length]), bytes(every[length:]).decode(errors="replace"))
+    return StoreVocabulary(size, bytes(every[:length]), bytes(every[length:]).decode(errors="replace"))

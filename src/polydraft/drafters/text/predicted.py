@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.outside import digest_of
 from polydraft.drafters.protocol import Defaults, Session
-from polydraft.drafters.text.following import TRUSTED, Place, moved
+from polydraft.drafters.text.following import TRUSTED, PredictionPlace, moved
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
@@ -30,7 +30,7 @@ class PredictedState:
     """The rows' predictions, their places in these, and the target's number of tokens."""
 
     predictions: tuple[NDArray[np.int64], ...] = per_row(learnt=True)
-    places: tuple[Place, ...] = per_row(Place.cut, learnt=True)
+    places: tuple[PredictionPlace, ...] = per_row(PredictionPlace.cut, learnt=True)
     vocab_size: int = shared()
 
 
@@ -83,7 +83,7 @@ class PredictedDrafter(TextDrafter):
         """
         counts = text.counts
         rows = self._rows(len(counts))
-        return PredictedState(rows, tuple(Place(count, count) for count in counts), session.vocab_size)
+        return PredictedState(rows, tuple(PredictionPlace(count, count) for count in counts), session.vocab_size)
 
     def read(self, state: PredictedState, text: Text, features: Features | None) -> PredictedState:
         """Keep the places: the whole prompts are known from the start."""
@@ -91,7 +91,7 @@ class PredictedDrafter(TextDrafter):
 
     def guesses(self, state: PredictedState, text: Text, bounds: Bounds) -> tuple[list[Guess], PredictedState]:
         """Return the rest of every row's prediction."""
-        found, places = list[Guess](), list[Place]()
+        found, places = list[Guess](), list[PredictionPlace]()
         for row, own, place in zip(rows_of(text), state.predictions, state.places, strict=True):
             now = moved(place, own, row, self.trusted)
             places.append(now)

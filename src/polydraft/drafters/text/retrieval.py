@@ -6,7 +6,7 @@ from pathlib import Path
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import as_tokens
-from polydraft.drafters.text.stores import TextStore, Vocabulary
+from polydraft.drafters.text.stores import StoreVocabulary, TextStore
 from polydraft.drafters.text.suffix import check_count, check_longest, longest_of, room_for_paths, tree_of
 from polydraft.errors import InvalidParameter, shown
 from polydraft.probs import SamplingParams
@@ -86,7 +86,7 @@ class RetrievalDrafter(TextDrafter):
         Raises:
             VocabularyMismatch: the store's are others.
         """
-        self._texts.check(Vocabulary.of_target(session))
+        self._texts.check(StoreVocabulary.of_target(session))
         return session.vocab_size
 
     def guesses(self, state: int, text: Text, bounds: Bounds) -> tuple[list[Guess], int]:

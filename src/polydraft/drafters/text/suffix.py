@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polydraft.drafters.protocol import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import LONGEST, IndexedRows, IndexedText, Occurrences, Tokens
-from polydraft.drafters.text.stores import SuffixStore, Vocabulary, shared_store
+from polydraft.drafters.text.stores import StoreVocabulary, SuffixStore, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 from polydraft.machine_code import compiled
 from polydraft.probs import SamplingParams
@@ -203,7 +203,7 @@ class Once:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class StoredText:
     """What a store was given of a row's text.
 
     Args:
@@ -217,13 +217,13 @@ class Told:
     once: Once
 
     @classmethod
-    def begun(cls, known: int = 0) -> "Told":
+    def begun(cls, known: int = 0) -> "StoredText":
         """Return what holds of a text in progress."""
         return cls(known, False, Once())
 
-    def cut(self, length: int) -> "Told":
+    def cut(self, length: int) -> "StoredText":
         """Return what holds behind a part of the text, of which the store may know something."""
-        return Told.begun(min(length, self.known))
+        return StoredText.begun(min(length, self.known))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +231,7 @@ class SuffixState:
     """The target's number of tokens, what the store was given of each row, and the rows' indices."""
 
     vocab_size: int = shared()
-    rows: tuple[Told, ...] = per_row(Told.cut)
+    rows: tuple[StoredText, ...] = per_row(StoredText.cut)
     texts: IndexedRows = parts()
 
     def resumes(self, fresh: "SuffixState") -> bool:
@@ -310,8 +310,8 @@ class SuffixDrafter(TextDrafter):
             VocabularyMismatch: the store's are others.
         """
         if self._kept is not None:
-            self._kept.check(Vocabulary.of_target(session))
-        told = tuple(Told.begun() for _ in text.counts)
+            self._kept.check(StoreVocabulary.of_target(session))
+        told = tuple(StoredText.begun() for _ in text.counts)
         return SuffixState(session.vocab_size, told, IndexedRows.begun(session.vocab_size, len(told)))
 
     def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
@@ -327,7 +327,7 @@ class SuffixDrafter(TextDrafter):
         if self._kept is not None and self.keeps and not told.once.done:
             told.once.done = True
             self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
-        return _with(state, row, Told(length, True, told.once))
+        return _with(state, row, StoredText(length, True, told.once))
 
     def _of(self, own: IndexedText, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)
@@ -337,7 +337,7 @@ class SuffixDrafter(TextDrafter):
         return Continuing(self.factor, self.offset, self.least, self.occurrences).best(sources, bounds)[0]
 
 
-def _with(state: SuffixState, row: int, told: Told) -> SuffixState:
+def _with(state: SuffixState, row: int, told: StoredText) -> SuffixState:
     return replace(state, rows=(*state.rows[:row], told, *state.rows[row + 1 :]))
 
 

@@ -84,7 +84,7 @@ class Completed:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PromptRequest:
     """A prompt that waits: its name, its tokens, its own seed, options that it has instead of the common ones, and its
     own method, if it has one.
     """
@@ -101,7 +101,7 @@ def asked_prompts(
     prompts: object,
     seed: int,
     per_prompt: Mapping[Any, Mapping[str, Any]],
-) -> Iterator[Asked]:
+) -> Iterator[PromptRequest]:
     """Give every prompt its own options and its seed."""
     named = prompts_by_name(prompts)
     if not isinstance(per_prompt, Mapping) or not all(isinstance(own, Mapping) for own in per_prompt.values()):
@@ -114,7 +114,7 @@ def asked_prompts(
         its_seed = own.pop("seed", None)
         if its_seed is None:
             its_seed = Noise.of_row(_checked_seed(seed), _number(name, place)).generators[0].initial_seed()
-        yield Asked(name, _ids(name, tokens, target), _checked_seed(its_seed, 2**63), own)
+        yield PromptRequest(name, _ids(name, tokens, target), _checked_seed(its_seed, 2**63), own)
 
 
 def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _"]:
@@ -149,7 +149,7 @@ def _checked_seed(seed: object, below: int = LARGEST_SEED) -> int:
     return seed
 
 
-def checked_prompt(target: HuggingFaceModel, asked: Asked) -> Asked | Completed:
+def checked_prompt(target: HuggingFaceModel, asked: PromptRequest) -> PromptRequest | Completed:
     """Return the prompt, or why it cannot be continued."""
     count, reason = len(asked.tokens), ""
     if not count:
@@ -170,9 +170,9 @@ def _strange(tokens: Int[Tensor, " _"], vocab_size: int) -> str:
     return ""
 
 
-def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapping[str, Any]) -> int:
+def longest_text(target: HuggingFaceModel, asked: Sequence[PromptRequest], options: Mapping[str, Any]) -> int:
     """Return the length of the longest text: among prompts with the same options, that of the longest prompt."""
-    groups: dict[str, Asked] = {}
+    groups: dict[str, PromptRequest] = {}
     for one in asked:
         key = repr(sorted(_of_text(target, one).own.items()))
         if key not in groups or len(groups[key].tokens) < len(one.tokens):
@@ -180,7 +180,7 @@ def longest_text(target: HuggingFaceModel, asked: Sequence[Asked], options: Mapp
     return max((_limit(target, one, options) for one in groups.values()), default=1)
 
 
-def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> int:
+def _limit(target: HuggingFaceModel, asked: PromptRequest, options: Mapping[str, Any]) -> int:
     try:
         return request_for(target, _of_text(target, asked), options).ending.max_length
     except ContextOverflow:  # a prompt that will be refused; the others end at max_length
@@ -188,19 +188,19 @@ def _limit(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -
 
 
 def with_methods(
-    asked: Sequence[Asked],
+    asked: Sequence[PromptRequest],
     common: Choices,
     target: HuggingFaceModel,
     law: TargetLaw,
     usual: Method,
     options: Mapping[str, Any],
-) -> tuple[Asked, ...]:
+) -> tuple[PromptRequest, ...]:
     """Give every prompt that has a drafter, verifier or policy of its own the method that these mean.
 
     Prompts that name the same have the same method, and share their passes.
     """
     known: list[tuple[tuple[object, ...], Method]] = []
-    found: list[Asked] = []
+    found: list[PromptRequest] = []
     for one in asked:
         own = {name: one.own[name] for name in CHOICES if name in one.own}
         if not own:
@@ -221,12 +221,12 @@ def with_methods(
     return tuple(found)
 
 
-def _params(target: HuggingFaceModel, asked: Asked, options: Mapping[str, Any]) -> SamplingParams:
+def _params(target: HuggingFaceModel, asked: PromptRequest, options: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling settings of a prompt, whose length does not matter for them: it may be refused later."""
     return request_for(target, replace(_of_text(target, asked), tokens=asked.tokens[:1]), options).law.params
 
 
-def _of_text(target: HuggingFaceModel, asked: Asked) -> Asked:
+def _of_text(target: HuggingFaceModel, asked: PromptRequest) -> PromptRequest:
     """Return a prompt without what is read beside its text, which costs time and does not matter for its length."""
     inputs = own_inputs(target.model) - OF_DECODERS
     own = {name: value for name, value in asked.own.items() if name not in inputs}
@@ -242,7 +242,7 @@ def _same(one: Sequence[object], other: Sequence[object]) -> bool:
     )
 
 
-def _refused_planner(asked: Asked, method: Method) -> Method:
+def _refused_planner(asked: PromptRequest, method: Method) -> Method:
     """Refuse a planner of one prompt: it plans for a whole batch, and for what drafts and verifies there.
 
     Raises:
@@ -259,7 +259,7 @@ def _refused_planner(asked: Asked, method: Method) -> Method:
     )
 
 
-def request_for(target: HuggingFaceModel, asked: Asked, common: Mapping[str, Any]) -> Request:
+def request_for(target: HuggingFaceModel, asked: PromptRequest, common: Mapping[str, Any]) -> Request:
     """Prepare a prompt as Hugging Face's `generate` does.
 
     Raises:

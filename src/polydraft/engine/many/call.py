@@ -21,9 +21,9 @@ from polydraft.engine.defaults import target_model
 from polydraft.engine.loop.prefill import room_for
 from polydraft.engine.many.asked import (
     LARGEST_SEED,
-    Asked,
     Completed,
     Prompt,
+    PromptRequest,
     asked_prompts,
     checked_prompt,
     longest_text,
@@ -101,10 +101,10 @@ def generate_many(
     start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
     own_options = {} if per_prompt is None else per_prompt
     tried = [checked_prompt(target, one) for one in asked_prompts(target, prompts, start, own_options)]
-    asked = tuple(one for one in tried if isinstance(one, Asked))
+    asked = tuple(one for one in tried if isinstance(one, PromptRequest))
     refused = tuple(one for one in tried if isinstance(one, Completed))
     token = torch.zeros(1, dtype=torch.int64, device=target.device)
-    law = request_for(target, Asked("", token, 0, {}), options).law if asked else TargetLaw()
+    law = request_for(target, PromptRequest("", token, 0, {}), options).law if asked else TargetLaw()
     method = chosen_method(choices, target, law.params)
     asked = with_methods(asked, choices, target, law, method, options)
     every = [method, *(one.method for one in asked if one.method)]

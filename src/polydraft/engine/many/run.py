@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.engine.block import Emission, Statistics, names_of
 from polydraft.engine.loop.batch import Method
-from polydraft.engine.many.asked import Asked, Completed, request_for
+from polydraft.engine.many.asked import Completed, PromptRequest, request_for
 from polydraft.engine.many.running import RunningBatch, RunningStep
 from polydraft.engine.observer import Observer
 from polydraft.engine.stopping import warn_of_context
@@ -41,7 +41,7 @@ class ManySetup:
     options: Mapping[str, Any]
     size: int
     capacity: int
-    asked: tuple[Asked, ...]
+    asked: tuple[PromptRequest, ...]
     refused: tuple[Completed, ...]
     logprobs: int | None = None
     time: bool = False
@@ -134,7 +134,7 @@ class ManyRun:
         if batch.last is not None and batch.last.number > self._ended.steps:
             self._note(batch.last)
 
-    def _join(self, batch: RunningBatch, asked: Asked) -> None:
+    def _join(self, batch: RunningBatch, asked: PromptRequest) -> None:
         """Give a prompt a row, or note why that cannot be."""
         try:
             request = request_for(self.setup.target, asked, self.setup.options)
@@ -145,7 +145,7 @@ class ManyRun:
             refused = Completed(asked.name, finish="refused", error=str(error), seed=asked.seed)
             self._ended = self._ended.with_refused(refused)
 
-    def _reads_more(self, asked: Asked) -> bool:
+    def _reads_more(self, asked: PromptRequest) -> bool:
         """Tell whether a prompt has images or an encoder's input, which only the model's own code can check."""
         target = self.setup.target
         return target.encodes or bool(asked.own.keys() & own_inputs(target.model))

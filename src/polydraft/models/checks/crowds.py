@@ -27,7 +27,7 @@ EXPERTS = ("expert", "moe")
 """Numbers with such words in their names tell of experts."""
 
 
-class Door(LanguageModel, Protocol):
+class CrowdedModel(LanguageModel, Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
@@ -43,7 +43,7 @@ def known_crowd(model: PreTrainedModel) -> str | None:
     return next((one for one in said if one is not None), None)
 
 
-def tried_crowd(door: Door) -> str | None:
+def tried_crowd(door: CrowdedModel) -> str | None:
     """Return in words what passes over eight tokens show of a dependence on others; None if there is none."""
     alone, equal, mixed = _beside(door) if door.branches else _before(door)
     half, spread = torch.finfo(door.model.dtype).bits < 32, _rms(alone - alone.mean())
@@ -76,7 +76,7 @@ def _quantised(part: nn.Module) -> str | None:
     return None
 
 
-def _beside(door: Door) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float[Tensor, " V"]]:
+def _beside(door: CrowdedModel) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float[Tensor, " V"]]:
     """Return a token's logits alone behind a text, beside seven that are the same, and beside seven others."""
     token, others = _tokens(door)
     cache = door.new_cache(1, BESIDE + 2)
@@ -93,7 +93,7 @@ def _beside(door: Door) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float
     return alone, equal, scored([*others, token], 1)
 
 
-def _before(door: Door) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float[Tensor, " V"]]:
+def _before(door: CrowdedModel) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float[Tensor, " V"]]:
     """Return the same of a model of chains, whose token begins a text, without the pass over it alone.
 
     Experts that take tokens in the order of the text spare the first; chains that are read in pieces show these.
@@ -111,7 +111,7 @@ def _before(door: Door) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"], Float
     return equal, equal, scored([token, *others][:size])
 
 
-def _tokens(door: Door) -> tuple[int, list[int]]:
+def _tokens(door: CrowdedModel) -> tuple[int, list[int]]:
     """Return a token, and seven others as far apart as the vocabulary allows; the first ones are often special."""
     token, step = door.vocab_size // 3, max(1, door.vocab_size // (2 * BESIDE))
     return token, [(token + 2 + step * place) % door.vocab_size for place in range(BESIDE)]

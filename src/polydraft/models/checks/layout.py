@@ -160,7 +160,7 @@ SIZES = {SLIDING: "sliding_window", SLIDING_HYBRID: "sliding_window", CHUNKED: "
 
 
 @dataclass(frozen=True)
-class Window:
+class KeyWindow:
     """The keys that layers of one kind read.
 
     Rule: a query at position q reads the visible keys at positions k; of a sliding window of W those with q - k < W, of
@@ -191,7 +191,7 @@ class Window:
         return mask & (queries - keys < self.size)
 
 
-Windows = tuple[Window, ...]
+Windows = tuple[KeyWindow, ...]
 """The kinds of a model's attention layers, each once; one for most models."""
 
 
@@ -206,7 +206,7 @@ def windows_of(config: Any) -> Windows:
     """Return the kinds of attention layers of a model by its configuration."""
     kinds = getattr(config, "layer_types", None)
     if not kinds:
-        return (_window(SLIDING, config) if SIZES[SLIDING] in settings_of(config) else Window(FULL),)
+        return (_window(SLIDING, config) if SIZES[SLIDING] in settings_of(config) else KeyWindow(FULL),)
     parts = [part for kind in kinds for part in PARTS.get(kind, (kind,))]
     return tuple(_window(kind, config) for kind in dict.fromkeys(parts))
 
@@ -226,7 +226,7 @@ def sizes_of(windows: Windows) -> tuple[int, ...]:
 
 def narrowed(windows: Windows, size: int) -> Windows:
     """Return the same kinds with windows of another size."""
-    return tuple(Window(one.kind, one.size and size) for one in windows)
+    return tuple(KeyWindow(one.kind, one.size and size) for one in windows)
 
 
 def settings_of(config: Any) -> Mapping[str, int]:
@@ -235,6 +235,6 @@ def settings_of(config: Any) -> Mapping[str, int]:
     return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
 
 
-def _window(kind: str, config: Any) -> Window:
+def _window(kind: str, config: Any) -> KeyWindow:
     size = getattr(config, SIZES[kind], None) if kind in SIZES else None
-    return Window(kind, size or None)
+    return KeyWindow(kind, size or None)

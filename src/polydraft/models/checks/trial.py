@@ -44,7 +44,7 @@ CHOSEN = ((0, 1, 2, 4), (0, 1, 3, 5))
 """The tree: two tokens, two children of the second, a child of each; and its two paths."""
 
 
-class Door(LanguageModel, Protocol):
+class TriedModel(LanguageModel, Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
@@ -52,7 +52,7 @@ class Door(LanguageModel, Protocol):
     windows: Windows
     counts: bool
 
-    def plain(self) -> "Door":
+    def plain(self) -> "TriedModel":
         """Return the model run by its own passes."""
         ...
 
@@ -79,7 +79,7 @@ class Tried:
     crowded: str | None = None
 
 
-def check_trial(model: PreTrainedModel, door: Door) -> Tried:
+def check_trial(model: PreTrainedModel, door: TriedModel) -> Tried:
     """Score a few tokens plainly and as a tree, once per model: nothing of the model changes but a note that it passed.
 
     Where trees cannot be, chains are tried. Costs six passes over at most eight tokens, more where chains
@@ -114,7 +114,7 @@ def check_trial(model: PreTrainedModel, door: Door) -> Tried:
     return tried
 
 
-def _tried(model: PreTrainedModel, door: Door) -> Tried:
+def _tried(model: PreTrainedModel, door: TriedModel) -> Tried:
     """Try trees, or chains if the door scores those."""
     try:
         followed = _followed(model, door)
@@ -133,7 +133,7 @@ def _tried(model: PreTrainedModel, door: Door) -> Tried:
     return Tried(followed, door.counts, uncounted, crowd)
 
 
-def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
+def _uncounted(model: PreTrainedModel, door: TriedModel) -> int | None:
     """Return the padding token of a model that counts positions itself, and does not count it among several tokens."""
     pad = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     if not door.counts or not isinstance(pad, int) or not 0 <= pad < door.vocab_size:
@@ -144,7 +144,7 @@ def _uncounted(model: PreTrainedModel, door: Door) -> int | None:
     return pad if _difference(once, singly) > _agreeing(model) * _spread(singly) else None
 
 
-def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
+def _followed(model: PreTrainedModel, door: TriedModel) -> Windows | None:
     """Return the windows with which our pass over the tree is the model's own, all narrowed to two tokens.
 
     They are narrowed on a copy of the model, whose configuration nobody else reads. Layers may have noted the size of
@@ -180,7 +180,7 @@ def _followed(model: PreTrainedModel, door: Door) -> Windows | None:
     return min(apart, key=apart.__getitem__, default=None)
 
 
-def _try(model: PreTrainedModel, door: Door) -> str | None:
+def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
     """Compare the plain passes over both paths with each other and with the pass over the tree.
 
     Chains in pieces may differ from the whole because a token's logits depend on others of its pass.

@@ -65,7 +65,7 @@ def check_not_again(cache: TreeCache, starts: Int[Tensor, "b"]) -> None:
 
 
 @runtime_checkable
-class Door(Protocol):
+class PromptReader(Protocol):
     """A model as the engine runs it."""
 
     model: PreTrainedModel
@@ -91,7 +91,9 @@ class Door(Protocol):
 
 
 @torch.no_grad()
-def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> list[ReadPrompt | None]:
+def read_prompts(
+    door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]
+) -> list[ReadPrompt | None]:
     """Read prompts by the model's own code, and check on their last tokens that a text can go on from there.
 
     Args:
@@ -123,7 +125,7 @@ def read_prompts(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[st
     return found
 
 
-def _with_states(door: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
+def _with_states(door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
     """Read all of a prompt but the last token, behind which the states of layers without keys are wanted."""
     model, (rows, length) = door.model, input_ids.shape
     if rows > 1 or prepared.get("attention_mask") is not None:
@@ -184,7 +186,7 @@ def _position(model: PreTrainedModel, positions: Tensor | None, row: int, last: 
     return int(own[-1])
 
 
-def _check(door: Door, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
+def _check(door: PromptReader, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
     """Score a prompt's last token again, as text.
 
     Raises:
@@ -206,7 +208,7 @@ KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 """What `model.generate` made that its first pass takes."""
 
 
-def _check_padding(target: Door, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
+def _check_padding(target: PromptReader, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
     """Check that a text does not begin with padding inside, which some decoders do not count.
 
     Raises:
@@ -223,7 +225,7 @@ def _check_padding(target: Door, begun: Int[Tensor, "b t"], mask: Tensor | None)
 
 
 def sources_of(
-    target: Door, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
+    target: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
 ) -> Sequence[Any] | None:
     """Return the source of each row: what an encoder made, or a prompt with images that was read; None for text alone.
 

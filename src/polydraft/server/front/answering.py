@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
-from polydraft.server.wire.answers import Shape, as_json
+from polydraft.server.wire.answers import AnswerShape, as_json
 from polydraft.server.wire.errors import Refused
 from polydraft.server.wire.fields import Common
 from polydraft.server.wire.openapi import DONE
-from polydraft.server.wire.tallies import Tally
+from polydraft.server.wire.tallies import OpenRequest
 from polydraft.server.worker import Ask, Event, Spell
 
 STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -46,14 +46,14 @@ class _Stream(StreamingResponse):
             self._desk.leave(self._ticket)
 
 
-async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: Shape) -> Response:
+async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: AnswerShape) -> Response:
     """Answer a request for texts.
 
     Raises:
         Refused: it cannot be answered.
     """
     ticket, event = await attended(desk, request, ask)
-    tally = Tally.of(event.said, ask.n, body.level(desk.settings.draft_metrics))
+    tally = OpenRequest.of(event.said, ask.n, body.level(desk.settings.draft_metrics))
     if body.stream:
         return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:
@@ -70,12 +70,12 @@ async def attended(desk: Desk, request: Request, ask: Ask | Spell) -> tuple[Tick
     return await _unless_gone(request, desk.submit(ask, request.scope["state"]["request_id"]))
 
 
-async def _made(tally: Tally, make: Callable[[], bytes]) -> bytes:
+async def _made(tally: OpenRequest, make: Callable[[], bytes]) -> bytes:
     """Make what is told; beside the event loop if that takes long, since all streams would stand still meanwhile."""
     return make() if tally.size <= LARGE else await asyncio.to_thread(make)
 
 
-async def _all(ticket: Ticket, tally: Tally) -> None:
+async def _all(ticket: Ticket, tally: OpenRequest) -> None:
     while not tally.over:
         event = await ticket.next()
         tally.add(event.kind, event.said)
@@ -105,7 +105,7 @@ async def _gone(request: Request) -> None:
 
 
 async def _events(
-    desk: Desk, request: Request, ticket: Ticket, tally: Tally, body: Common, shape: Shape
+    desk: Desk, request: Request, ticket: Ticket, tally: OpenRequest, body: Common, shape: AnswerShape
 ) -> AsyncIterator[bytes]:
     options = body.stream_options
     usage, always = bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
@@ -141,7 +141,7 @@ def _line(body: Mapping[str, object]) -> bytes:
     return b"data: " + as_json(body) + b"\n\n"
 
 
-def _tell_log(request: Request, tally: Tally, desk: Desk, ask: Ask | Spell) -> None:
+def _tell_log(request: Request, tally: OpenRequest, desk: Desk, ask: Ask | Spell) -> None:
     """Say what a request came to, for the log; of its text only what the operator wants to see."""
     counts = tally.counts()
     told: dict[str, Any] = {

@@ -29,7 +29,7 @@ BODY_SECONDS = 30.0
 ID = "x-request-id"
 
 
-class Door:
+class RequestGate:
     """Give every request an id, read its body up to a limit, look at its key, and write a line about it.
 
     HEAD is GET whose body is left out. While the model is loaded for the first time, what needs it is refused.

@@ -10,11 +10,11 @@ Finish = Literal["stop", "length"]
 
 
 @with_config(ConfigDict(extra="forbid"))
-class Told(TypedDict):
+class AnswerPart(TypedDict):
     """A part of an answer: nothing else is in it."""
 
 
-class ErrorFields(Told):
+class ErrorFields(AnswerPart):
     """What went wrong."""
 
     message: str
@@ -23,26 +23,26 @@ class ErrorFields(Told):
     code: str | None
 
 
-class ErrorBody(Told):
+class ErrorBody(AnswerPart):
     """An error in OpenAI's shape."""
 
     error: ErrorFields
 
 
-class CachedTokens(Told):
+class CachedTokens(AnswerPart):
     """Tokens of prompts that were known from before."""
 
     cached_tokens: int
 
 
-class PredictionTokens(Told):
+class PredictionTokens(AnswerPart):
     """Tokens of the prediction that the texts have, and those that they have not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class Usage(Told):
+class Usage(AnswerPart):
     """Counts of tokens."""
 
     prompt_tokens: int
@@ -52,14 +52,14 @@ class Usage(Told):
     completion_tokens_details: PredictionTokens
 
 
-class SourceCounts(Told):
+class SourceCounts(AnswerPart):
     """Drafts of one source, and those of them that were accepted."""
 
     drafted: int
     accepted: int
 
 
-class StepCounts(Told):
+class StepCounts(AnswerPart):
     """Drafts in each step with drafts."""
 
     per_step_accepted: NotRequired[list[int]]
@@ -82,7 +82,7 @@ class DraftCounts(StepCounts):
     sources: dict[str, SourceCounts]
 
 
-class Rule(Told):
+class Rule(AnswerPart):
     """The rule that verified drafts, and whether the texts follow the target's law."""
 
     verifier: str | None
@@ -95,7 +95,7 @@ class AllDraftCounts(Rule, DraftCounts):
     choices: NotRequired[list[DraftCounts]]
 
 
-class Measures(Told):
+class Measures(AnswerPart):
     """Numbers about the texts."""
 
     speculative_decoding: AllDraftCounts
@@ -107,7 +107,7 @@ class Seeds(Rule):
     seeds: list[int]
 
 
-class TraceToken(Told):
+class TraceToken(AnswerPart):
     """A token, and who drafted it."""
 
     id: int
@@ -115,7 +115,7 @@ class TraceToken(Told):
     origin: str
 
 
-class Tree(Told):
+class Tree(AnswerPart):
     """The token tree of a step: 0 is the root."""
 
     ids: list[int]
@@ -127,7 +127,7 @@ class Tree(Told):
     next: str
 
 
-class Trace(Told):
+class Trace(AnswerPart):
     """A step, where a request asked for it; in the last chunk what `Seeds` has, also where none was asked for."""
 
     index: NotRequired[int]
@@ -146,7 +146,7 @@ class Trace(Told):
     lossless: NotRequired[bool]
 
 
-class TextLogprobs(Told):
+class TextLogprobs(AnswerPart):
     """Log-probabilities of a completion; of a prompt's first token there is none."""
 
     tokens: list[str]
@@ -155,7 +155,7 @@ class TextLogprobs(Told):
     text_offset: list[int]
 
 
-class TextChoice(Told):
+class TextChoice(AnswerPart):
     """A text, or a piece of one."""
 
     index: int
@@ -165,7 +165,7 @@ class TextChoice(Told):
     stop_reason: int | str | None
 
 
-class Top(Told):
+class Top(AnswerPart):
     """A token with its log-probability."""
 
     token: str
@@ -179,13 +179,13 @@ class ChatToken(Top):
     top_logprobs: list[Top]
 
 
-class ChatLogprobs(Told):
+class ChatLogprobs(AnswerPart):
     """Log-probabilities of a chat."""
 
     content: list[ChatToken]
 
 
-class Message(Told):
+class AnswerMessage(AnswerPart):
     """An answer to a conversation."""
 
     role: Literal["assistant"]
@@ -193,24 +193,24 @@ class Message(Told):
     refusal: None
 
 
-class ChatChoice(Told):
+class ChatChoice(AnswerPart):
     """An answer of a chat, whole."""
 
     index: int
-    message: Message
+    message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
     stop_reason: int | str | None
 
 
-class Delta(Told):
+class Delta(AnswerPart):
     """A piece of an answer; who speaks, in the first one."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
 
 
-class ChatPiece(Told):
+class ChatPiece(AnswerPart):
     """A piece of an answer of a chat."""
 
     index: int
@@ -219,7 +219,7 @@ class ChatPiece(Told):
     finish_reason: Finish | None
 
 
-class Head(Told):
+class Head(AnswerPart):
     """What all answers begin with."""
 
     id: str
@@ -239,7 +239,7 @@ class ChatHead(Head):
     object: Literal["chat.completion"]
 
 
-class Ending(Told):
+class AnswerEnding(AnswerPart):
     """What whole answers end with."""
 
     usage: Usage
@@ -255,13 +255,13 @@ class Chunk(Head):
     polydraft: NotRequired[Trace | None]
 
 
-class Completion(TextHead, Ending):
+class Completion(TextHead, AnswerEnding):
     """The answer to a request for completions."""
 
     choices: list[TextChoice]
 
 
-class ChatCompletion(ChatHead, Ending):
+class ChatCompletion(ChatHead, AnswerEnding):
     """The answer to a conversation."""
 
     choices: list[ChatChoice]
@@ -280,7 +280,7 @@ class ChatCompletionChunk(Chunk):
     choices: list[ChatPiece]
 
 
-class ModelCard(Told):
+class ModelCard(AnswerPart):
     """The model, the rule of requests that name none, and whether texts then follow the model's law."""
 
     id: str
@@ -293,14 +293,14 @@ class ModelCard(Told):
     lossless: bool
 
 
-class ModelList(Told):
+class ModelList(AnswerPart):
     """All models: one."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokenized(Told):
+class Tokenized(AnswerPart):
     """The tokens of a text or a conversation."""
 
     count: int
@@ -309,19 +309,19 @@ class Tokenized(Told):
     token_strs: list[str] | None
 
 
-class Detokenized(Told):
+class Detokenized(AnswerPart):
     """The text of tokens."""
 
     prompt: str
 
 
-class Health(Told):
+class Health(AnswerPart):
     """Requests are taken."""
 
     status: Literal["ok"]
 
 
-class Version(Told):
+class Version(AnswerPart):
     """The version."""
 
     version: str

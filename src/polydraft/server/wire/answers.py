@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polydraft.server.wire.answer_types import (
+    AnswerEnding,
     ChatChoice,
     ChatCompletionChunk,
     ChatHead,
@@ -15,7 +16,6 @@ from polydraft.server.wire.answer_types import (
     ChatToken,
     CompletionChunk,
     Delta,
-    Ending,
     Finish,
     Seeds,
     TextChoice,
@@ -24,13 +24,13 @@ from polydraft.server.wire.answer_types import (
     Top,
     Trace,
 )
-from polydraft.server.wire.tallies import Choice, Tally
+from polydraft.server.wire.tallies import Choice, OpenRequest
 
 AnyChunk = CompletionChunk | ChatCompletionChunk
 
 
 @dataclass(frozen=True)
-class Shape:
+class AnswerShape:
     """What an answer to one request looks like.
 
     Args:
@@ -47,18 +47,18 @@ class Shape:
     logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, tally: Tally) -> bytes:
+    def whole(self, tally: OpenRequest) -> bytes:
         """Return the answer when all texts have ended, as JSON.
 
         The choices are encoded one by one: nothing else runs in this process while one is.
         """
         choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
         head = as_json(self._head())
-        ending: Ending = {"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": _seeds(tally)}
+        ending: AnswerEnding = {"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": _seeds(tally)}
         rest = as_json(ending)
         return b"".join((head[:-1], b',"choices":[', choices, b"],", rest[1:]))
 
-    def opening(self, tally: Tally) -> Iterator[AnyChunk]:
+    def opening(self, tally: OpenRequest) -> Iterator[AnyChunk]:
         """Yield the chunks before the first token: of a chat who speaks, of an echo the prompts."""
         for choice in tally.choices if self.chat else ():
             yield self._chat([_chat_chunk(choice.number, {"role": "assistant", "content": ""}, None, None)])
@@ -89,13 +89,13 @@ class Shape:
             body["polydraft"] = trace
         return body
 
-    def closing(self, tally: Tally) -> AnyChunk:
+    def closing(self, tally: OpenRequest) -> AnyChunk:
         """Return the last chunk, which has the usage and no choice."""
         body = self._chat([]) if self.chat else self._text([])
         body["usage"], body["metrics"] = tally.usage(), tally.metrics()
         return body
 
-    def add_measures(self, body: AnyChunk, tally: Tally, usage: bool) -> None:
+    def add_measures(self, body: AnyChunk, tally: OpenRequest, usage: bool) -> None:
         """Add what the last chunk of a text has beside, and what it tells of its step already.
 
         The counts of drafts stand in one chunk alone, since who reads them takes two for two texts: in the one with the
@@ -107,7 +107,7 @@ class Shape:
             body["metrics"] = tally.metrics()
         body["polydraft"] = trace
 
-    def begins(self, tally: Tally, number: int) -> int:
+    def begins(self, tally: OpenRequest, number: int) -> int:
         """Return how many characters of a choice come before the model's own: those of an echo."""
         return len(tally.begun["echo"][number // tally.n]["text"]) if "echo" in tally.begun else 0
 
@@ -134,7 +134,7 @@ class Shape:
             "choices": choices,
         }
 
-    def _choice(self, tally: Tally, choice: Choice) -> TextChoice | ChatChoice:
+    def _choice(self, tally: OpenRequest, choice: Choice) -> TextChoice | ChatChoice:
         if self.chat:
             told = _chat_logprobs(choice.logprobs) if self.logprobs else None
             return {
@@ -153,7 +153,7 @@ class Shape:
         return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
 
 
-def _seeds(tally: Tally) -> Seeds:
+def _seeds(tally: OpenRequest) -> Seeds:
     """Return what every answer tells of its texts, however little else is told."""
     return {"seeds": list(tally.begun["seeds"]), **tally.rule}
 

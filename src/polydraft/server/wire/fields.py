@@ -11,7 +11,7 @@ from polydraft.options.sampling_options import FILTERS, Sampling
 from polydraft.options.server_fields import fields
 from polydraft.server.wire.errors import Refused, readable, told
 from polydraft.server.wire.sizes import is_half_text
-from polydraft.server.worker import Grammar, Speculation
+from polydraft.server.worker import GrammarRequest, Speculation
 
 _SAMPLED = tuple(fields(Sampling))
 IGNORED = (
@@ -44,7 +44,7 @@ TOKEN = "A token of the model"
 Token = Annotated[int, Field(strict=True, ge=0, le=LARGE, title=TOKEN)]
 
 
-class Fields(BaseModel):
+class RequestPart(BaseModel):
     """A part of a request: what it does not know is refused by name, what is harmless or null is dropped.
 
     Attributes:
@@ -70,7 +70,7 @@ class Fields(BaseModel):
         return {name: value for name, value in own.items() if name in known or name == strange[0]} if strange else own
 
 
-class PartFields(Fields):
+class PartFields(RequestPart):
     """A part of a content: a text."""
 
     type: Literal["text"]
@@ -86,7 +86,7 @@ def joined_parts(parts: list[PartFields]) -> str:
     return "".join(part.text for part in parts)
 
 
-class Body(Fields):
+class Body(RequestPart):
     """A whole request."""
 
     @model_validator(mode="before")
@@ -100,11 +100,11 @@ class Body(Fields):
         return data
 
 
-_Drafted: Any = create_model("_Drafted", __base__=Fields, **fields(DraftingOptions))
+_Drafted: Any = create_model("_Drafted", __base__=RequestPart, **fields(DraftingOptions))
 """With the options of drafting, which the command line has too."""
 
 
-class SpeculativeFields(_Drafted, Fields):
+class SpeculativeFields(_Drafted, RequestPart):
     """How to draft for a request: words as for `polydraft generate --drafter`, `--verifier` and `--tree`."""
 
     enabled: Annotated[bool, Field(strict=True)] = True
@@ -117,7 +117,7 @@ class SpeculativeFields(_Drafted, Fields):
         return Speculation(**self.model_dump(exclude={"detailed"}))
 
 
-class StreamFields(Fields):
+class StreamFields(RequestPart):
     """What a stream tells beside the text."""
 
     ignored: ClassVar[tuple[str, ...]] = IGNORED_OF_STREAMS
@@ -125,7 +125,7 @@ class StreamFields(Fields):
     continuous_usage_stats: Annotated[bool, Field(strict=True)] = False
 
 
-class PredictionFields(Fields):
+class PredictionFields(RequestPart):
     """What the answer will resemble."""
 
     type: Literal["content"]
@@ -137,7 +137,7 @@ class PredictionFields(Fields):
         return self.content if isinstance(self.content, str) else joined_parts(self.content)
 
 
-class SchemaFields(Fields):
+class SchemaFields(RequestPart):
     """A JSON schema with a name."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -147,7 +147,7 @@ class SchemaFields(Fields):
     schema_: dict[str, JsonValue] = Field(alias="schema")
 
 
-class FormatFields(Fields):
+class FormatFields(RequestPart):
     """What the answer must match."""
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
@@ -162,7 +162,7 @@ class FormatFields(Fields):
             raise ValueError(f"response_format.{self.type} is missing, which the type {self.type} needs")
         return self
 
-    def as_grammar(self) -> Grammar | None:
+    def as_grammar(self) -> GrammarRequest | None:
         """Return what the worker is told; None for any text."""
         if self.type == "text":
             return None
@@ -172,10 +172,10 @@ class FormatFields(Fields):
             "grammar": ("lark", self.grammar),
             "json_schema": ("json_schema", self.json_schema and self.json_schema.schema_),
         }[self.type]
-        return Grammar(kind, text, "response_format")
+        return GrammarRequest(kind, text, "response_format")
 
 
-class StructuredFields(Fields):
+class StructuredFields(RequestPart):
     """vLLM's way to say what the answer must match."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -298,11 +298,11 @@ class Common(_Sampled, Named):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def grammar(self) -> Grammar | None:
+    def grammar(self) -> GrammarRequest | None:
         """What the answer must match."""
         return next((replace(one, compact=bool(self._compacts)) for one in self._guides()), None)
 
-    def _guides(self) -> list[Grammar]:
+    def _guides(self) -> list[GrammarRequest]:
         """Return what all fields say that may say it."""
         own, inside = self.structured_outputs or StructuredFields(), "structured_outputs"  # pyright: ignore
         named = {
@@ -313,9 +313,9 @@ class Common(_Sampled, Named):
             "guided_grammar": ("lark", self.guided_grammar),
             f"{inside}.grammar": ("lark", own.grammar),
         }
-        found = [Grammar(kind, text, name) for name, (kind, text) in named.items() if text is not None]
+        found = [GrammarRequest(kind, text, name) for name, (kind, text) in named.items() if text is not None]
         first = self.response_format and self.response_format.as_grammar()
-        last = Grammar("json_object", None, f"{inside}.json_object") if own.json_object else None
+        last = GrammarRequest("json_object", None, f"{inside}.json_object") if own.json_object else None
         return [one for one in (first, *found, last) if one is not None]
 
     def for_worker(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from polydraft.server.wire.fields import MOST_TOP, Body, Common, Fields, Parts, Text, Token, joined_parts
+from polydraft.server.wire.fields import MOST_TOP, Body, Common, Parts, RequestPart, Text, Token, joined_parts
 from polydraft.server.wire.sizes import MOST_PROMPTS
 from polydraft.server.worker import Ask, Spell
 
@@ -71,14 +71,14 @@ class CompletionBody(Common):
         return Ask(name, self.prompts, max_tokens=self.most_tokens, **told, **self.for_worker())
 
 
-class CallFields(Fields):
+class CallFields(RequestPart):
     """What the model called: told to the template as it is."""
 
     name: Text
     arguments: JsonValue = ""
 
 
-class ToolCallFields(Fields):
+class ToolCallFields(RequestPart):
     """A call of a tool."""
 
     id: Text | None = None
@@ -87,7 +87,7 @@ class ToolCallFields(Fields):
     index: Annotated[int, Field(strict=True)] | None = None
 
 
-class MessageFields(Fields):
+class MessageFields(RequestPart):
     """A message of a conversation."""
 
     role: Annotated[Text, Field(min_length=1, max_length=64)]

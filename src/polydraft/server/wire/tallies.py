@@ -109,7 +109,7 @@ class Choice:
 
 
 @dataclass
-class Tally:
+class OpenRequest:
     """A request in progress.
 
     Args:
@@ -125,7 +125,7 @@ class Tally:
     level: str = SUMMARY
 
     @classmethod
-    def of(cls, begun: Mapping[str, Any], n: int, level: str) -> "Tally":
+    def of(cls, begun: Mapping[str, Any], n: int, level: str) -> "OpenRequest":
         """Return the tally of a request that was taken."""
         return cls(begun, n, [Choice(number) for number in range(len(begun["seeds"]))], level)
 

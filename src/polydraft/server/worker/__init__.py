@@ -1,6 +1,6 @@
 """The worker: the process that owns the model."""
 
-from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Speculation, Spell
+from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Speculation, Spell
 from polydraft.server.worker.processes import WARNED, ProcessWorker
 from polydraft.server.worker.telling import by_depth
 from polydraft.server.worker.threads import ThreadWorker
@@ -10,7 +10,7 @@ __all__ = [
     "Ask",
     "Cancel",
     "Event",
-    "Grammar",
+    "GrammarRequest",
     "ProcessWorker",
     "Speculation",
     "Spell",

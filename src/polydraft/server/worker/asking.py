@@ -13,7 +13,7 @@ from polydraft.engine import Request, default_drafter
 from polydraft.engine.calls.choices import Choices, chosen_method, chosen_policy
 from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.loop.batch import Method
-from polydraft.engine.many.asked import Asked, request_for
+from polydraft.engine.many.asked import PromptRequest, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
 from polydraft.probs import SamplingParams
@@ -142,7 +142,7 @@ def request_of(served: Served, wanted: Wanted) -> Request:
     if wanted.grammar is not None:
         options |= {"grammar": wanted.grammar, "tokenizer": served.tokenizer}
     tokens = torch.tensor(wanted.tokens, device=served.target.device)
-    request = request_for(served.target, Asked(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
+    request = request_for(served.target, PromptRequest(wanted.name, tokens, ask.seed_of(wanted.number), options), {})
     eos = frozenset() if ask.ignore_eos else request.ending.eos
     eos |= frozenset(ask.stop_tokens)
     ended = replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))

@@ -40,7 +40,7 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Grammar:
+class GrammarRequest:
     """What the answer must match: the name of a constructor of `polydraft.Grammar`, and its arguments if it has any.
 
     `field` is where the request says it.
@@ -107,7 +107,7 @@ class Ask:
     echo: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     prediction: str | None = None
-    grammar: Grammar | None = None
+    grammar: GrammarRequest | None = None
     speculation: Speculation = Speculation()
     alone: bool = False
     planned: bool = False

@@ -13,7 +13,7 @@ from polydraft.server.worker.served import Served
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class FoundTexts:
     """What was found for a request: `found` returns the texts that it asks for or what was to be spelt, or raises."""
 
     told: Ask | Spell
@@ -32,7 +32,7 @@ class Preparing:
     def __init__(self, served: Served) -> None:
         self._served = replace(served, tokenizer=_copied(served.tokenizer))
         self._told: queue.SimpleQueue[Ask | Spell | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[FoundTexts] = queue.SimpleQueue()
         self._wanted: dict[str, Ask | Spell] = {}
         self._news = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
@@ -55,7 +55,7 @@ class Preparing:
         """Wait until something is prepared, for at most so many seconds."""
         self._news.wait(seconds)
 
-    def done(self) -> Iterator[Prepared]:
+    def done(self) -> Iterator[FoundTexts]:
         """Yield what was prepared since the last time, unless nobody wants it any more."""
         self._news.clear()
         while not self._done.empty():
@@ -74,12 +74,12 @@ class Preparing:
                 self._done.put(self._prepared(told))
                 self._news.set()
 
-    def _prepared(self, told: Ask | Spell) -> Prepared:
+    def _prepared(self, told: Ask | Spell) -> FoundTexts:
         try:
             found = wanted_of(self._served, told) if isinstance(told, Ask) else spelling(self._served, told)
         except Exception as error:  # noqa: BLE001  it is raised where somebody can be told
-            return Prepared(told, lambda error=error: _raise(error))
-        return Prepared(told, lambda: found)
+            return FoundTexts(told, lambda error=error: _raise(error))
+        return FoundTexts(told, lambda: found)
 
 
 def _copied(tokenizer: Any) -> Any:

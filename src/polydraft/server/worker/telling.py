@@ -17,7 +17,7 @@ TARGET = "target"
 """Where tokens come from that nobody drafted."""
 
 
-class Telling:
+class AnswerText:
     """Turn what a text gains into what is told of it; a text ends at a stop string before the engine knows.
 
     Args:

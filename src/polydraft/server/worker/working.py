@@ -7,8 +7,8 @@ from typing import Any
 from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.worker.asks import Ask, Cancel, Event, Grammar, Stop
-from polydraft.server.worker.preparing import Prepared, Preparing
+from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Stop
+from polydraft.server.worker.preparing import FoundTexts, Preparing
 from polydraft.server.worker.served import load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 
@@ -56,7 +56,7 @@ def _warm(writing: Writing) -> None:
 
     The texts are given up before they end, so that no drafter keeps them.
     """
-    for heat, grammar in ((0.0, None), (1.0, None), (0.0, Grammar("json_object"))):
+    for heat, grammar in ((0.0, None), (1.0, None), (0.0, GrammarRequest("json_object"))):
         options = {"temperature": heat, "top_k": 0}
         writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options=options, grammar=grammar))
         for _ in range(1 if grammar else WARM_UP):
@@ -95,7 +95,7 @@ def _first(hear: Hear, *, waits: bool) -> Any:
     return told
 
 
-def _go_on(writing: Writing, one: Prepared) -> None:
+def _go_on(writing: Writing, one: FoundTexts) -> None:
     """Begin what was prepared, or say what was found."""
     try:
         found = one.found()

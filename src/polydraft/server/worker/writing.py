@@ -18,7 +18,7 @@ from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfi
 from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import Telling, nothing
+from polydraft.server.worker.telling import AnswerText, nothing
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
@@ -35,7 +35,7 @@ class _Text:
     """A text in progress: what was wanted, what is told of it, and the method that only it has."""
 
     wanted: Wanted
-    telling: Telling
+    telling: AnswerText
     own: Method | None = None
 
 
@@ -200,7 +200,7 @@ class Writing:
         while self._waiting and self._batch.free:
             wanted, own = self._waiting.popleft(), None
             try:
-                telling = Telling(self.served, wanted)
+                telling = AnswerText(self.served, wanted)
                 request, own = self._request(wanted)
                 kin = wanted.ask.name if wanted.ask.n > 1 else None  # whose prompt is read once for all choices
                 known = self._batch.join(request, shares=not wanted.ask.alone, kin=kin)

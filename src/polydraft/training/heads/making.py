@@ -22,7 +22,7 @@ from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.shards import Shards, own_counts
 from polydraft.training.heads.starting import begin_with, load_start, read_by, tokens_of
 from polydraft.training.heads.targets import TargetEnds
-from polydraft.training.heads.writing import Writing, check_size, write_shards
+from polydraft.training.heads.writing import WritingPlan, check_size, write_shards
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HeadPlan:
 
     kind: str
     size: HeadSize = field(default_factory=HeadSize)
-    writing: Writing = field(default_factory=Writing)
+    writing: WritingPlan = field(default_factory=WritingPlan)
     recipe: HeadRecipe = field(default_factory=HeadRecipe)
     rows: int | None = None
     form: str = OFFICIAL

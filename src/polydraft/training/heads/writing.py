@@ -29,7 +29,7 @@ BYTES_OF_NUMBERS = 9
 
 
 @dataclass(frozen=True)
-class Writing:
+class WritingPlan:
     """How much is written, and how.
 
     Args:
@@ -85,7 +85,7 @@ class Writing:
 
 
 @dataclass(frozen=True)
-class OwnText:
+class WrittenShards:
     """The shards that were written."""
 
     learnt: list[Path]
@@ -97,9 +97,9 @@ def write_shards(
     prompts: Sequence[Int[Tensor, " n"]],
     folder: Path,
     reads: tuple[Layer, ...],
-    writing: Writing,
+    writing: WritingPlan,
     end_ids: Sequence[int] = (),
-) -> OwnText:
+) -> WrittenShards:
     """Write texts behind prompts; one prompt in sixteen, at least one, is kept for the held-out shard.
 
     Args:
@@ -128,10 +128,10 @@ def write_shards(
             own = mixed[:kept] if number == 0 else mixed[kept:]
             _write(target, own, path, number, reads, writing, end_ids)
     files = [folder / f"{name}.safetensors" for name in names]
-    return OwnText(files[1:], files[:1])
+    return WrittenShards(files[1:], files[:1])
 
 
-def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: Writing) -> None:
+def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: WritingPlan) -> None:
     """Raise `InvalidParameter` if the shards would take more than `writing.most_bytes`."""
     each = 2 * (len(reads) + 1) * target.width + BYTES_OF_NUMBERS
     size = (writing.shards + 1) * writing.rows * writing.length * each
@@ -148,7 +148,7 @@ def _write(
     path: Path,
     number: int,
     reads: tuple[Layer, ...],
-    writing: Writing,
+    writing: WritingPlan,
     end_ids: Sequence[int],
 ) -> None:
     """Write one shard, first beside its place."""
@@ -230,7 +230,7 @@ def _check_settings(
     target: HuggingFaceModel,
     prompts: Sequence[Int[Tensor, " n"]],
     reads: tuple[Layer, ...],
-    writing: Writing,
+    writing: WritingPlan,
 ) -> None:
     """Note how the texts are written, or check that those in the folder were written so; more of them may follow."""
     digest = hashlib.sha256(json.dumps([one.tolist() for one in prompts]).encode()).hexdigest()

@@ -39,7 +39,7 @@ class OpenTree:
         self._sound: Bool[Tensor, " b"] | None = None
         self._ended = False
         self._opened: _Opened | None = None
-        self._planned: _Planned | None = None
+        self._planned: _PlannedChildren | None = None
         self.depth = 0
         """That of the nodes that get children next."""
         self.first: Tensor | None = None
@@ -78,7 +78,7 @@ class OpenTree:
                 members = (torch.arange(most, device=law.device) % several).expand(*one.there.shape, most)
             else:
                 law = law.gather(-2, members.unsqueeze(-1).expand(*members.shape, law.shape[-1]))
-            self._planned = _Planned(view, busy, members, policy.acceptance(view, most))
+            self._planned = _PlannedChildren(view, busy, members, policy.acceptance(view, most))
         return law, counts, most
 
     def add(self, found: ProposedRows, law: Float[Tensor, "b f *J K"], drafts: Int[Tensor, "b f k"] | None) -> None:
@@ -164,7 +164,7 @@ class _Opened:
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned:
+class _PlannedChildren:
     """What was decided of the open nodes' children before these are drawn.
 
     Args:

@@ -41,7 +41,7 @@ Divide = Callable[[Tensor, Tensor, Tensor, Tensor], Division]
 """Divides the mass of nodes, given drafts "b f k", draft rows "b f A", target rows "b f A" and scales "b f"."""
 
 
-class _Divides(TreeVerifier, Protocol):
+class _DividesTrees(TreeVerifier, Protocol):
     def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division: ...
 
     def tried(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict: ...
@@ -50,7 +50,7 @@ class _Divides(TreeVerifier, Protocol):
 class FromLeaves:
     """A rule that verifies from the leaves up; it derives from this and writes `divide`."""
 
-    def verify(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    def verify(self: _DividesTrees, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Keep the path to the first node that succeeds, from the leaves up.
 
         Raises:
@@ -59,11 +59,11 @@ class FromLeaves:
         verdict = settled(traits(self).node_rule or self, draft, target_probs, noise)
         return verdict or self.tried(draft, target_probs, noise)
 
-    def tried(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+    def tried(self: _DividesTrees, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
         """Toss the coins of a tree that has drafts and a target that has a choice."""
         return first_success(trials(draft, target_probs, self.divide), draft, target_probs, noise)
 
-    def path_law(self: _Divides, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
+    def path_law(self: _DividesTrees, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
         require_few(traits(self).node_rule or self, draft.tree.topology.width)
         return trials(draft, target_probs, self.divide).law(draft.tree.topology.post_order)

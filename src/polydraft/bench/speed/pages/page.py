@@ -20,7 +20,7 @@ from polydraft.bench.speed.pages.tables import (
     time_table,
 )
 from polydraft.bench.speed.records import SpeedRecord
-from polydraft.bench.speed.summary import ArmResult, Found, differences_in, summarise_speed, typical_load
+from polydraft.bench.speed.summary import ArmResult, TextDifference, differences_in, summarise_speed, typical_load
 from polydraft.errors import ResultsError
 
 PAGE = "report.md"
@@ -119,7 +119,7 @@ def _times_plain(one: ArmResult) -> str:
     return f"{found.mean:.2f} times plain decoding ({interval(found).replace(NOTHING, 'one prompt gives no interval')})"
 
 
-def equality_in_words(results: Sequence[ArmResult], found: Sequence[Found], lossy: Sequence[str]) -> str:
+def equality_in_words(results: Sequence[ArmResult], found: Sequence[TextDifference], lossy: Sequence[str]) -> str:
     """Say whether greedy texts were equal, and if not, whether rounding may be the reason; lossy arms need not be."""
     bound = [one for one in overall(results) if one.equal is not None and one.arm not in (PLAIN, *lossy)]
     checked, wrong = sum(one.runs for one in bound), [one for one in found if one.arm not in lossy]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.summary import ArmResult, Found
+from polydraft.bench.speed.summary import ArmResult, TextDifference
 from polydraft.bench.table import Table, spread
 
 NOTHING = "-"
@@ -148,7 +148,7 @@ def setup_table(results: Sequence[ArmResult]) -> Table:
     )
 
 
-def difference_table(found: Sequence[Found]) -> Table:
+def difference_table(found: Sequence[TextDifference]) -> Table:
     """Return where greedy texts differ from the plain ones, and by how much."""
     rows = [
         (

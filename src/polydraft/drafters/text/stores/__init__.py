@@ -9,14 +9,14 @@ changed.
 from polydraft.drafters.text.stores.segment import Segment, write_segment
 from polydraft.drafters.text.stores.store import StoreWriter, TextStore
 from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores, shared_store
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 
 __all__ = [
     "Segment",
+    "StoreVocabulary",
     "StoreWriter",
     "SuffixStore",
     "TextStore",
-    "Vocabulary",
     "flush_stores",
     "shared_store",
     "write_segment",

@@ -14,7 +14,7 @@ from polydraft.drafters.text.index import Tokens, as_tokens
 from polydraft.drafters.text.stores.bound import BOUND, Bound, bound_for, check_grows, keep_bound, read_bound
 from polydraft.drafters.text.stores.order import joined_orders
 from polydraft.drafters.text.stores.segment import HALF, HEADER, Segment, place_segment, vocabulary_of, write_segment
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch, lowered, shown
 
 LOCK = ".lock"
@@ -32,7 +32,7 @@ NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
 
 
 @dataclass(frozen=True)
-class Place:
+class SegmentPlace:
     """A segment's file, and which of the segments that were ever written it holds.
 
     Args:
@@ -48,23 +48,23 @@ class Place:
     size: int
 
 
-def places(folder: Path) -> list[Place]:
+def places(folder: Path) -> list[SegmentPlace]:
     """Return the segments of a folder, the oldest first, without those that a merged one holds.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    found = list[Place]()
+    found = list[SegmentPlace]()
     with os.scandir(folder) as entries:
         for entry in entries:
             name = NAME.fullmatch(entry.name)
             if name:
                 try:
-                    found.append(Place(Path(entry.path), int(name[1]), int(name[2]), entry.stat().st_size))
+                    found.append(SegmentPlace(Path(entry.path), int(name[1]), int(name[2]), entry.stat().st_size))
                 except FileNotFoundError:  # another process has just dropped it
                     continue
     found.sort(key=lambda one: (one.first, -one.last))
-    whole, last = list[Place](), -1
+    whole, last = list[SegmentPlace](), -1
     for one in found:
         if one.last > last:
             whole.append(one)
@@ -121,7 +121,7 @@ def check_folder(folder: Path, *, make: bool = False) -> None:
         raise StoreError(f"{folder} is no store of texts: it holds {sorted(foreign)[0]} and no segment.")
 
 
-def opened(place: Place, vocabulary: Vocabulary | None) -> Segment:
+def opened(place: SegmentPlace, vocabulary: StoreVocabulary | None) -> Segment:
     """Open a segment.
 
     Raises:
@@ -137,7 +137,7 @@ def opened(place: Place, vocabulary: Vocabulary | None) -> Segment:
     return found
 
 
-def check_same(where: Path, theirs: Vocabulary, ours: Vocabulary) -> None:
+def check_same(where: Path, theirs: StoreVocabulary, ours: StoreVocabulary) -> None:
     """Check that a store's tokens are the target's.
 
     Raises:
@@ -150,7 +150,13 @@ def check_same(where: Path, theirs: Vocabulary, ours: Vocabulary) -> None:
 
 
 def append(
-    folder: Path, tokens: Tokens, texts: int, vocabulary: Vocabulary, most_bytes: int | None, *, merges: bool = True
+    folder: Path,
+    tokens: Tokens,
+    texts: int,
+    vocabulary: StoreVocabulary,
+    most_bytes: int | None,
+    *,
+    merges: bool = True,
 ) -> OSError | None:
     """Write a segment behind all others; then merge small ones, and drop the oldest that exceed the bound.
 
@@ -195,7 +201,7 @@ def unmerged(folder: Path, error: OSError) -> str:
     return f"The segments of the store {folder} cannot be merged ({error.strerror or error}); its texts are kept."
 
 
-def _bound(folder: Path, there: Sequence[Place], asked: int | None, *, merges: bool) -> Bound | None:
+def _bound(folder: Path, there: Sequence[SegmentPlace], asked: int | None, *, merges: bool) -> Bound | None:
     """Return the bound that holds from now on; None where none was ever said."""
     if not merges and asked is None:
         return read_bound(folder) or (None if there else Bound(None))
@@ -204,7 +210,7 @@ def _bound(folder: Path, there: Sequence[Place], asked: int | None, *, merges: b
     return found
 
 
-def _check_all(folder: Path, there: Sequence[Place], vocabulary: Vocabulary) -> None:
+def _check_all(folder: Path, there: Sequence[SegmentPlace], vocabulary: StoreVocabulary) -> None:
     """Check that all segments hold a tokenizer's tokens: another process may have written since the store was opened.
 
     Raises:
@@ -263,15 +269,15 @@ def _merge(folder: Path, most_bytes: int | None) -> bool:
     return False
 
 
-def _together(there: Sequence[Place], largest: int) -> list[Place]:
+def _together(there: Sequence[SegmentPlace], largest: int) -> list[SegmentPlace]:
     """Return the first neighbours that become one segment: of one tokenizer, and no larger than that; none if alone."""
-    chosen, size, known = list[Place](), 0, Vocabulary(0)
+    chosen, size, known = list[SegmentPlace](), 0, StoreVocabulary(0)
     for one in there:
         theirs = vocabulary_of(one.path)
         if chosen and (size + one.size > largest or not known.agrees(theirs)):
             if len(chosen) > 1:
                 break
-            chosen, size, known = [], 0, Vocabulary(0)
+            chosen, size, known = [], 0, StoreVocabulary(0)
         chosen, size, known = [*chosen, one], size + one.size, known.with_known(theirs)
     return chosen if len(chosen) > 1 and size <= largest else []
 
@@ -289,7 +295,7 @@ def _runs(sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _merge_into_one(folder: Path, chosen: Sequence[Place]) -> None:
+def _merge_into_one(folder: Path, chosen: Sequence[SegmentPlace]) -> None:
     segments = [Segment.open(one.path) for one in chosen]
     tokens = np.concatenate([segments[0].tokens, *(one.tokens[1:] for one in segments[1:])])
     starts = np.cumsum([0, *(len(one.tokens) - 1 for one in segments[:-1])])  # neighbours share a sentinel

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polydraft.drafters.text.index import SENTINEL, Ranged, Tokens
 from polydraft.drafters.text.stores.order import backward_order
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 from polydraft.errors import InvalidParameter, StoreError, shown
 
 MAGIC, VERSION = b"PDTEXTS\0", 1
@@ -40,7 +40,7 @@ class Segment:
     """
 
     path: Path
-    vocabulary: Vocabulary
+    vocabulary: StoreVocabulary
     texts: int
     tokens: Tokens
     order: Tokens
@@ -97,7 +97,7 @@ class Segment:
         return Ranged.of(self.tokens, self.order, context, longest)
 
 
-def vocabulary_of(path: Path) -> Vocabulary:
+def vocabulary_of(path: Path) -> StoreVocabulary:
     """Return whose tokens a segment holds, of which the header alone is read.
 
     Raises:
@@ -134,7 +134,7 @@ def joined(texts: Sequence[NDArray]) -> NDArray[np.uint32]:
     return whole
 
 
-def write_segment(path: Path, tokens: NDArray[np.uint32], texts: int, vocabulary: Vocabulary) -> int:
+def write_segment(path: Path, tokens: NDArray[np.uint32], texts: int, vocabulary: StoreVocabulary) -> int:
     """Write a segment beside its place, then give it its name, so that it is never there in part; return its bytes.
 
     Args:
@@ -150,7 +150,7 @@ def write_segment(path: Path, tokens: NDArray[np.uint32], texts: int, vocabulary
 
 
 def place_segment(
-    path: Path, tokens: NDArray[np.uint32], order: NDArray[np.uint32], texts: int, vocabulary: Vocabulary
+    path: Path, tokens: NDArray[np.uint32], order: NDArray[np.uint32], texts: int, vocabulary: StoreVocabulary
 ) -> int:
     """Write a segment of which the order is known; see `write_segment`."""
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF}")
@@ -168,7 +168,7 @@ def place_segment(
     return HEADER.size + 8 * len(tokens)
 
 
-def _packed(count: int, texts: int, checksum: int, vocabulary: Vocabulary) -> bytes:
+def _packed(count: int, texts: int, checksum: int, vocabulary: StoreVocabulary) -> bytes:
     name = vocabulary.name.encode(errors="replace")[-188:]
     fields = (MAGIC, VERSION, vocabulary.size, count, texts, checksum, vocabulary.mark, name)
     return HEADER.pack(*fields, crc32(HEADER.pack(*fields, 0)[:-4]))
@@ -192,10 +192,10 @@ def _header(path: Path, head: bytes) -> tuple:
     return told
 
 
-def _vocabulary(told: tuple) -> Vocabulary:
+def _vocabulary(told: tuple) -> StoreVocabulary:
     """Return the vocabulary of a header's fields."""
     width, mark, name = told[2], *told[6:8]
-    return Vocabulary(width, mark.rstrip(b"\0"), name.rstrip(b"\0").decode(errors="replace"))
+    return StoreVocabulary(width, mark.rstrip(b"\0"), name.rstrip(b"\0").decode(errors="replace"))
 
 
 def _checksum(*parts: NDArray[np.uint32]) -> int:

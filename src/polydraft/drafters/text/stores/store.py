@@ -13,7 +13,7 @@ from polydraft.drafters.text.index import LONGEST, Occurrences, Tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
     PARTS,
-    Place,
+    SegmentPlace,
     append,
     check_folder,
     check_same,
@@ -23,7 +23,7 @@ from polydraft.drafters.text.stores.folder import (
     unmerged,
 )
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25
@@ -47,7 +47,7 @@ class TextStore:
     def __init__(self, path: str | Path) -> None:
         self.path = path_of(path, "path")
         if self.path.is_file():
-            there = [Place(self.path, 1, 1, 0)]
+            there = [SegmentPlace(self.path, 1, 1, 0)]
         else:
             check_folder(self.path)
             there = places(self.path)
@@ -60,7 +60,7 @@ class TextStore:
         self.segments: tuple[Segment, ...] = tuple(segments)
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> StoreVocabulary:
         """Whose tokens the texts are."""
         return self.segments[0].vocabulary
 
@@ -92,7 +92,7 @@ class TextStore:
         """Return a digest of the texts, by the names and checksums of segments; nothing of them is read."""
         return digest_of(*(one.told for one in self.segments))
 
-    def check(self, vocabulary: Vocabulary) -> None:
+    def check(self, vocabulary: StoreVocabulary) -> None:
         """Check that the texts are of a target's tokens.
 
         Raises:
@@ -131,14 +131,14 @@ class StoreWriter:
     def __init__(
         self,
         folder: str | Path,
-        vocabulary: Vocabulary,
+        vocabulary: StoreVocabulary,
         *,
         most_bytes: int | None = None,
         chunk: int = CHUNK,
         merges: bool = False,
     ) -> None:
         self.folder, self.vocabulary = path_of(folder, "folder"), vocabulary
-        if not isinstance(vocabulary, Vocabulary):
+        if not isinstance(vocabulary, StoreVocabulary):
             raise InvalidParameter(f"vocabulary must be a Vocabulary, but is {shown(vocabulary)}.")
         for name, value in (("most_bytes", 1 if most_bytes is None else most_bytes), ("chunk", chunk)):
             if not is_whole(value) or value < 1:

@@ -17,7 +17,7 @@ from polydraft.drafters.outside import digest_of
 from polydraft.drafters.text.index import LONGEST, Occurrences, TextIndex, Tokens
 from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
-    Place,
+    SegmentPlace,
     append,
     check_folder,
     check_same,
@@ -28,7 +28,7 @@ from polydraft.drafters.text.stores.folder import (
     unmerged,
 )
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.vocabulary import Vocabulary
+from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
 FLUSHED = 1 << 15
@@ -45,7 +45,7 @@ class _Buffer:
 
     folder: Path
     most_bytes: int | None
-    vocabulary: Vocabulary | None
+    vocabulary: StoreVocabulary | None
     index: TextIndex = field(default_factory=lambda: _begun(FLUSHED + 1))
     texts: int = 0
     digest: bytes = b""
@@ -80,7 +80,7 @@ class _Buffer:
         own, texts = self.index.tokens[: self.used], self.texts
         self.empty()
         try:
-            left = append(self.folder, own, texts, self.vocabulary or Vocabulary(0), self.most_bytes)
+            left = append(self.folder, own, texts, self.vocabulary or StoreVocabulary(0), self.most_bytes)
         except (OSError, PolydraftError) as error:
             self.lost(error)
         else:
@@ -139,14 +139,14 @@ class SuffixStore:
     """
 
     def __init__(
-        self, folder: str | Path, *, most_bytes: int | None = None, vocabulary: Vocabulary | None = None
+        self, folder: str | Path, *, most_bytes: int | None = None, vocabulary: StoreVocabulary | None = None
     ) -> None:
         if most_bytes is not None and (not is_whole(most_bytes) or most_bytes < 1_000_000):
             raise InvalidParameter(f"most_bytes must be a whole number, at least 1000000, but is {shown(most_bytes)}.")
         self.folder = path_of(folder, "folder")
         self._buffer = _Buffer(self.folder, most_bytes, vocabulary)
         self.made = self._make()
-        self._segments: dict[Place, Segment | None] = {}
+        self._segments: dict[SegmentPlace, Segment | None] = {}
         self._seen, self._looked, self._lock = -1, -RESCAN, RLock()
         self._look(strict=True)
         bound = bound_for(self.folder, most_bytes, self.size)
@@ -158,7 +158,7 @@ class SuffixStore:
             _OPEN.add(self)
 
     @property
-    def vocabulary(self) -> Vocabulary | None:
+    def vocabulary(self) -> StoreVocabulary | None:
         """Whose tokens the texts are; None for an empty store."""
         return self._buffer.vocabulary
 
@@ -177,7 +177,7 @@ class SuffixStore:
         """The bytes of its files."""
         return sum(one.size for one in self.segments)
 
-    def check(self, vocabulary: Vocabulary) -> None:
+    def check(self, vocabulary: StoreVocabulary) -> None:
         """Check that the texts are of a target's tokens; an empty store takes them from now on.
 
         Raises:
@@ -296,7 +296,7 @@ class SuffixStore:
         known = self._segments
         self._segments = {place: known[place] if place in known else self._open(place, strict) for place in there}
 
-    def _open(self, place: Place, strict: bool) -> Segment | None:
+    def _open(self, place: SegmentPlace, strict: bool) -> Segment | None:
         try:
             found = opened(place, self._buffer.vocabulary)
         except (StoreError, VocabularyMismatch) as error:

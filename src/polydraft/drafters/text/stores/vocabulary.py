@@ -16,7 +16,7 @@ MOST_PADDING = 1024
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class StoreVocabulary:
     """A tokenizer, as far as a store must know it.
 
     Args:
@@ -39,7 +39,7 @@ class Vocabulary:
             )
 
     @classmethod
-    def of(cls, tokenizer: Any, name: str = "") -> "Vocabulary":
+    def of(cls, tokenizer: Any, name: str = "") -> "StoreVocabulary":
         """Return the vocabulary of a Hugging Face tokenizer."""
         tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
         text = "\n".join(f"{index} {token}" for index, token in tokens)
@@ -47,12 +47,12 @@ class Vocabulary:
         return cls(len(tokens), mark, name or str(getattr(tokenizer, "name_or_path", "") or ""))
 
     @classmethod
-    def of_target(cls, session: Session) -> "Vocabulary":
+    def of_target(cls, session: Session) -> "StoreVocabulary":
         """Return the vocabulary of a session's target: its tokenizer's where that is on this machine, else its size."""
         return cls.of_model(network_of(session.target), session.vocab_size)
 
     @classmethod
-    def of_model(cls, model: nn.Module | None, vocab_size: int) -> "Vocabulary":
+    def of_model(cls, model: nn.Module | None, vocab_size: int) -> "StoreVocabulary":
         """Return the vocabulary of a network with so many tokens: its tokenizer's where that is on this machine."""
         found = None if model is None else _of_module(model)
         return found or cls(vocab_size)
@@ -62,13 +62,13 @@ class Vocabulary:
         """What it is called."""
         return f"{self.name or 'a tokenizer without a name'} ({self.size} tokens)"
 
-    def agrees(self, other: "Vocabulary") -> bool:
+    def agrees(self, other: "StoreVocabulary") -> bool:
         """Tell whether two vocabularies may be one: by their fingerprints if both are known, else by their sizes."""
         if self.mark and other.mark:
             return self.mark == other.mark
         return not (self.size and other.size) or abs(self.size - other.size) <= MOST_PADDING
 
-    def with_known(self, other: "Vocabulary") -> "Vocabulary":
+    def with_known(self, other: "StoreVocabulary") -> "StoreVocabulary":
         """Return the one of two that agree of which more is known."""
         return other if (other.mark and not self.mark) or not self.size else self
 
@@ -80,13 +80,13 @@ def network_of(model: Any) -> nn.Module | None:
     return model
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, Vocabulary | None] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, StoreVocabulary | None] = WeakKeyDictionary()
 """The vocabularies of models that were asked for: to read a tokenizer takes a moment."""
 
 
-def _of_module(module: nn.Module) -> Vocabulary | None:
+def _of_module(module: nn.Module) -> StoreVocabulary | None:
     if module not in _KNOWN:
         tokenizer = tokenizer_of(module)
         name = str(getattr(module, "name_or_path", "") or "")
-        _KNOWN[module] = None if tokenizer is None else Vocabulary.of(tokenizer, name)
+        _KNOWN[module] = None if tokenizer is None else StoreVocabulary.of(tokenizer, name)
     return _KNOWN[module]
