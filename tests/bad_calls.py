@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin
 
 import typer
 
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 
 ODD_TEXTS = (
     *("", " ", "x", "[/]", "[bold", "[red]x[/red]", "\x1b[31mred", "\x9b31m", "\a\b\r", "\u202eabc", "é漢\U0001f600"),

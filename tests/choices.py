@@ -16,7 +16,7 @@ from polydraft.engine.loop.prefill import begin
 from polydraft.engine.loop.step import step
 from polydraft.engine.stopping import JointCriteria
 from polydraft.engine.target_law import Processors
-from polydraft.models import Cache, Forward, LanguageModel
+from polydraft.models import Cache, Facts, Forward, LanguageModel
 from polydraft.planning import Opening, Spent
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
@@ -48,12 +48,17 @@ class Memory(Cache):
 class Toy(LanguageModel):
     """A law that depends on the whole text: on every token and its place."""
 
-    vocab_size, context, device = 3, 64, torch.device("cpu")  # type: ignore[assignment]
+    layers: int | None = None
+    width: int | None = None
 
     def __init__(self, vocab: int = 3, seed: int = 0) -> None:
-        self.vocab_size = vocab  # type: ignore[misc]
+        self.vocab_size = vocab
         stream = torch.Generator().manual_seed(seed)
         self.table = torch.randn(64, vocab, vocab, generator=stream, dtype=torch.float64)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.vocab_size, 64, torch.device("cpu"), layers=self.layers, width=self.width)
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Memory:
         return Memory(batch, capacity)

@@ -8,12 +8,12 @@ from choices import Memory, Toy
 from torch import Tensor
 
 from polydraft.drafters import Drafter
-from polydraft.drafters.heads.block import BlockHead, BlockShape
+from polydraft.drafters.draft_rows import draft_rows
+from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadState, TreePass
-from polydraft.drafters.heads.eagle import Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.layers import Anatomy, Rotation
-from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -23,7 +23,7 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
-from polydraft.drafters.rows import draft_rows
+from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.models import Forward
 from polydraft.reading import Text
 from polydraft.schemes import IID

@@ -186,6 +186,7 @@ def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
         yield f"a tenth of the functions has over {quantiles(lengths, n=10)[-1]} lines"
 
 
+PROTOCOLS = ("law.py", "contract.py", "language_model.py")
 CONTRACTS = {"NodeVerifier", "ScalableVerifier", "TreeVerifier", "PathVerifier", "Scheme"}
 """What a rule or a scheme is; what else it can do, `traits` and the scheme's own attributes say."""
 
@@ -203,7 +204,9 @@ def members(house: Sequence[Module]) -> dict[str, str]:
     found = dict[str, str]()
     for module in house:
         for place, part in kinds.items():
-            if module.path.startswith(place) and not module.path.endswith(("law.py", "protocol.py")):
+            if module.path.startswith(place) and not module.path.endswith(
+                ("law.py", "contract.py", "language_model.py")
+            ):
                 names = (node.name for node in module.of(ast.ClassDef) if not is_protocol(node))
                 found |= {name: module.room for name in names if part in name and not name.endswith("Policy")}
         if module.room in ("schemes", "verifiers"):
@@ -314,7 +317,7 @@ BAD_HOUSES += [
     (size_of_the_lab, [Module("lab/polydraft_lab/a.py", "\n" * 2501), Module("lab/b.py", "\n" * 2500)]),
 ]
 SCHEME = Module("schemes/a.py", "class Fresh(SchemeOfLaw): ...")
-TRAIT = Module("verifiers/law.py", "class CanDo(Protocol): ...")
+TRAIT = Module("verifiers/outcome_law.py", "class CanDo(Protocol): ...")
 BAD_HOUSES += [
     (questions_of_type, [SCHEME, Module("theory/b.py", "isinstance(scheme, Fresh)")]),
     (questions_of_type, [SCHEME, Module("verifiers/b.py", "ALL = (Fresh, Other)\nisinstance(scheme, ALL)")]),

@@ -89,7 +89,7 @@ def test_install_lines_name_extras_that_there_are() -> None:
 def test_commands_are_known(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     from typer.main import get_command
 
-    from polydraft.cli.app import app
+    from polydraft.cli.commands import app
 
     known, rest = get_command(app), words[1:]
     while rest and rest[0] in getattr(known, "commands", {}):

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.drafters import HeadDrafter
-from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.fetched import place
 from polydraft.models import Conversation, text_of
 from polydraft.models.derived import derived

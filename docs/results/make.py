@@ -20,7 +20,7 @@ from polydraft.bench.speed import (
     typical_load,
 )
 from polydraft.bench.speed.pages.page import conditions_in_words
-from polydraft.bench.speed.pages.tables import NOTHING, interval, overall, setting_in_words
+from polydraft.bench.speed.pages.speed_tables import NOTHING, interval, overall, setting_in_words
 from polydraft.bench.table import Table
 
 DOCS = Path(__file__).parents[1]

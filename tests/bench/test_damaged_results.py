@@ -10,7 +10,7 @@ import pytest
 from bad_calls import changed, damaged
 
 from polydraft.bench import Prompt
-from polydraft.bench.files import check_regular
+from polydraft.bench.result_lines import check_regular
 from polydraft.bench.speed import read_speed_results, verdicts, write_report
 from polydraft.bench.speed.summary import summarise_speed
 from polydraft.errors import PolydraftError, ResultsError

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import polydraft.bench.prompts.rows as row_reading
+import polydraft.bench.prompts.prompt_formats as row_reading
 import polydraft.bench.prompts.sets as reading
 from polydraft.bench import SHIPPED, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.prompts import as_asked, prompt_from_row
-from polydraft.bench.prompts.kinds import MT_BENCH, OTHERS
+from polydraft.bench.prompts.sets import MT_BENCH, OTHERS
 from polydraft.errors import PolydraftError, PromptFileError
 from polydraft.models import Message
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from polydraft.bench.speed import Arm, PromptBatch, assisted_arm, drafting_arm, hugging_face_arm, lookup_arm, plain_arm
-from polydraft.bench.speed.hugging_face import Passes, observed, statistics_of
+from polydraft.bench.speed.hugging_face_arms import Passes, observed, statistics_of
 from polydraft.drafters import NgramDrafter
 from polydraft.models.tiny import tiny_draft, tiny_target
 from polydraft.trees import Chain

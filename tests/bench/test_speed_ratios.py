@@ -10,7 +10,7 @@ from polydraft.bench.bootstrap import Estimate, widening_for_few
 from polydraft.bench.speed import PLAIN, verdicts
 from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.summary import ArmResult
-from polydraft.cli.printing.tables import add_comparison
+from polydraft.cli.printing.summaries import add_comparison
 from polydraft.engine import Comparison, Statistics
 
 

@@ -17,7 +17,7 @@ from polydraft.bench.encoding import encode
 from polydraft.catalogue import RuleLine, tables
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
-from polydraft.models import Forward, LanguageModel, load_pair
+from polydraft.models import Facts, Forward, LanguageModel, load_pair
 from polydraft.probs import Noise, overlap
 from polydraft.schemes import IID, Coupled, Given, Product, SpecHub, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, TreeShape, Widths
@@ -82,9 +82,7 @@ def rows(models: Models, ids: list[torch.Tensor]) -> list[Rows]:
 class Recorder(LanguageModel):
     """A language model that notes what it is asked to score."""
 
-    context: int = 20
-    vocab_size: int = 7
-    device: torch.device = torch.device("cpu")
+    facts: Facts = Facts(7, 20, torch.device("cpu"))  # type: ignore[assignment]
     seen: list[dict[str, Any]] = field(default_factory=list)
 
     def new_cache(self, batch: int, capacity: int) -> int:
@@ -93,7 +91,7 @@ class Recorder(LanguageModel):
     def forward(self, tokens: Any, positions: Any, mask: Any, cache: Any, starts: Any) -> Forward:
         asked = {"tokens": tokens, "positions": positions, "mask": mask, "cache": cache, "starts": starts}
         self.seen.append(asked)
-        return Forward(torch.zeros(*tokens.shape, self.vocab_size), {})
+        return Forward(torch.zeros(*tokens.shape, self.facts.vocab_size), {})
 
 
 def test_passes_score_so_many_tokens_behind_so_many_known_ones() -> None:

@@ -19,10 +19,10 @@ from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
 from polydraft.cli import demo, main, tune
-from polydraft.cli import generate as generating
+from polydraft.cli import one_text as generating
 from polydraft.cli.benchmark import bench
-from polydraft.cli.generation import batch
-from polydraft.conformance import members
+from polydraft.cli.generation import prompt_file as batch
+from polydraft.conformance import proved_rules
 from polydraft.errors import FetchError
 from polydraft.planning import load_plan
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
@@ -169,13 +169,13 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "demo_prompts", lambda: ["def add(", "class Point:"])
     compare = demo.compare
     monkeypatch.setattr(demo, "compare", lambda *given, **options: compare(*given, **{**options, "repeats": 1}))
-    monkeypatch.setattr(members, "node_rules", lambda: (NaiveMatch(), TypicalAcceptance()))
-    monkeypatch.setattr(members, "tree_rules", lambda: (BlockVerification(),))
+    monkeypatch.setattr(proved_rules, "node_rules", lambda: (NaiveMatch(), TypicalAcceptance()))
+    monkeypatch.setattr(proved_rules, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.pair.train_pair", interrupted)
-    monkeypatch.setattr("polydraft.training.heads.making.write_shards", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.head.load_pair", load_pair)
+    monkeypatch.setattr("polydraft.cli.train.train_pair.train_pair", interrupted)
+    monkeypatch.setattr("polydraft.training.heads.head_making.write_shards", interrupted)
+    monkeypatch.setattr("polydraft.cli.train.train_head.load_pair", load_pair)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import polydraft.bench.speed.measure as measuring
+import polydraft.bench.speed.measuring as measuring
 from polydraft.cli import main
-from polydraft.cli.benchmark.arms import drafting_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import drafting_arms, spell_arm
 from polydraft.errors import InvalidParameter
 
 Call = Callable[..., int]

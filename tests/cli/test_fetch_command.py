@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polydraft.cli import fetch as command
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 from polydraft.errors import CheckpointError, FetchError, InvalidParameter
 from polydraft.fetching.attempt import Report
 
@@ -74,7 +74,7 @@ def test_bad_calls_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_fetched_is_one_sentence() -> None:
-    from polydraft.cli.generate import run_generate
+    from polydraft.cli.one_text import run_generate
     from polydraft.options.commands.generate_options import GenerateOptions
 
     with pytest.raises(CheckpointError, match="`polydraft fetch smollm2` brings it"):

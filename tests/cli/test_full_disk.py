@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 from polydraft.cli.process import exit_code_of
 from polydraft.drafters import TextStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 from polydraft.errors import InvalidParameter
 
 pytest.importorskip("llguidance")

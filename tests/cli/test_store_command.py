@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import polydraft
 from polydraft.bench.encoding import encode
-from polydraft.cli.app import app
-from polydraft.cli.stores import build
+from polydraft.cli.commands import app
+from polydraft.cli.stores import store_commands as build
 from polydraft.drafters import StoreVocabulary, StoreWriter, TextStore
 from polydraft.errors import InvalidParameter, PromptFileError, StoreError, VocabularyMismatch
 

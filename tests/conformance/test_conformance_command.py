@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polydraft.cli import conformance as command
 from polydraft.cli import main
-from polydraft.conformance import members, tree_rules
+from polydraft.conformance import proved_rules, tree_rules
 from polydraft.verifiers import (
     BlockVerification,
     NaiveMatch,
@@ -36,8 +36,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cover a handful of rules only: the others are checked in test_rule_matrix.py."""
     rules = (NaiveMatch(), RecursiveRejection(), RecursiveRejectionWithoutReplacement(), TypicalAcceptance())
-    monkeypatch.setattr(members, "node_rules", lambda: rules)
-    monkeypatch.setattr(members, "tree_rules", lambda: (TopDown(RecursiveRejection()), BlockVerification()))
+    monkeypatch.setattr(proved_rules, "node_rules", lambda: rules)
+    monkeypatch.setattr(proved_rules, "tree_rules", lambda: (TopDown(RecursiveRejection()), BlockVerification()))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def test_json_is_one_object_and_nothing_else(
     report = json.loads(captured.out)
     assert captured.err == "" and captured.out.count("\n") == 1
     assert report["passed"] is True and report["tolerance"] == 1e-9
-    assert [one["rule"] for one in report["node_rules"]] == [rule.name for rule in members.node_rules()]
+    assert [one["rule"] for one in report["node_rules"]] == [rule.name for rule in proved_rules.node_rules()]
     assert report["node_rules"][1]["exact"] and report["node_rules"][1]["deviation"] < 1e-9
     assert report["node_rules"][3]["lossless"] is False
     assert [one["widths"] for one in report["tree_rules"]] == [[2, 2], [1, 1]]
@@ -97,15 +97,15 @@ def test_json_is_one_object_and_nothing_else(
 def test_a_biased_rule_ends_it_with_code_1_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rules = (*members.node_rules(), Generous())
-    monkeypatch.setattr(members, "node_rules", lambda: rules)
+    rules = (*proved_rules.node_rules(), Generous())
+    monkeypatch.setattr(proved_rules, "node_rules", lambda: rules)
     assert run(monkeypatch, "--quick") == 1
     shown = capsys.readouterr().out
     assert "Not lossless: generous with iid drafts (" in shown and "row '" in shown
     assert run(monkeypatch, "--quick", "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["passed"] and [one["rule"] for one in report["node_rules"] if one["failed"]] == ["generous"]
-    monkeypatch.setattr(members, "tree_rules", lambda: (TopDown(Generous()),))
+    monkeypatch.setattr(proved_rules, "tree_rules", lambda: (TopDown(Generous()),))
     assert run(monkeypatch, "--quick", "--rule", "generous, top down") == 1
     assert "Not lossless: generous, top down on trees (" in capsys.readouterr().out
 
@@ -124,8 +124,8 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_names_of_those_that_do(
 
 
 def test_a_sampled_tree_rule_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(members, "node_rules", lambda: ())
-    monkeypatch.setattr(members, "tree_rules", lambda: (SharedNoise(),))
+    monkeypatch.setattr(proved_rules, "node_rules", lambda: ())
+    monkeypatch.setattr(proved_rules, "tree_rules", lambda: (SharedNoise(),))
     monkeypatch.setattr(tree_rules, "SAMPLES", 200)
     assert run(monkeypatch) == 0
     shown = capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 from polydraft.cli.models import markdown
 from polydraft.conformance import check_family, families, known_families
 from polydraft.models.families import installed_version, registered_types

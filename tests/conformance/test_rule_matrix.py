@@ -16,7 +16,7 @@ from polydraft.conformance import (
     check_rule,
     check_tree_rule,
     matrix,
-    members,
+    proved_rules,
     tree_matrix,
 )
 from polydraft.conformance.worlds import every_tree, worlds
@@ -45,7 +45,7 @@ def found() -> list[RuleReport]:
 
 
 def test_every_rule_is_covered_once_and_passes(found: list[RuleReport]) -> None:
-    assert len(found) == len(members.node_rules()) == len({(one.rule, one.scheme) for one in found})
+    assert len(found) == len(proved_rules.node_rules()) == len({(one.rule, one.scheme) for one in found})
     for one in found:
         assert one.paired and not one.failed and not one.refusal, one
         assert one.exact == one.lossless, one
@@ -80,7 +80,9 @@ def test_lossy_rules_are_enumerated_and_marked(found: list[RuleReport]) -> None:
     assert all(one.deviation > 0.01 and not one.failed for one in lossy)
 
 
-@pytest.mark.parametrize("scheme", [one for one in members.schemes() if one != Product()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "scheme", [one for one in proved_rules.schemes() if one != Product()], ids=lambda one: one.name
+)
 def test_the_optimum_by_going_through_all_sets_is_that_of_theory(scheme: Scheme) -> None:
     report = check_rule(NaiveMatch(scheme), 3, rows=[case for case in FEW if case.name.startswith("random")])
     draft = torch.stack([torch.nn.functional.pad(case.draft, (0, 1)) for case in FEW if case.name.startswith("random")])
@@ -92,7 +94,7 @@ def test_the_optimum_by_going_through_all_sets_is_that_of_theory(scheme: Scheme)
 def test_all_pairs_shows_which_other_drafts_a_rule_can_take() -> None:
     rules = [RecursiveRejection(), TopThenSampleRule(), SpeculativeSampling()]
     reports = {(one.rule, one.scheme): one for one in matrix(rules, k=2, all_pairs=True, rows=FEW)}
-    assert len(reports) == 3 * (len(members.schemes()) - 1), "drafts from several rows are left out"
+    assert len(reports) == 3 * (len(proved_rules.schemes()) - 1), "drafts from several rows are left out"
     assert reports["recursive rejection", "iid"].paired
     other = reports["recursive rejection", "without replacement"]
     assert not other.paired and not other.failed and other.deviation > 0.02
@@ -233,7 +235,7 @@ def passing(rules: Sequence[TreeVerifier]) -> dict[tuple[str, str], TreeReport]:
 
 def test_tree_rules_are_exact_and_those_from_below_accept_more() -> None:
     quick = ("speculative", "block", "traversal", "top then sample", "shared noise", "typical")
-    reports = passing([rule for rule in members.tree_rules() if rule.name.startswith(quick)])
+    reports = passing([rule for rule in proved_rules.tree_rules() if rule.name.startswith(quick)])
     assert len(reports) == 11
     chain = reports["speculative sampling, top down", "iid"]
     block = reports["block verification", "iid"]
@@ -245,7 +247,7 @@ def test_tree_rules_are_exact_and_those_from_below_accept_more() -> None:
 
 @pytest.mark.slow
 def test_all_tree_rules_are_exact_and_the_optimal_ones_accept_most() -> None:
-    reports = passing(members.tree_rules())
+    reports = passing(proved_rules.tree_rules())
     for scheme in ("iid", "without replacement"):
         best = reports["optimal, top down", scheme].accepted
         lifted = [one for (name, drawn), one in reports.items() if drawn == scheme and name.endswith("top down")]

@@ -18,8 +18,8 @@ import polydraft
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue import DrafterLine, PolicyLine, drafter_words, parse_policy, verifier_by_name
 from polydraft.cli import main
-from polydraft.cli.benchmark.arms import spell_arm
-from polydraft.cli.words import drafters_in_help, rules_in_help, trees_in_help
+from polydraft.cli.benchmark.arm_spelling import spell_arm
+from polydraft.cli.option_words import drafters_in_help, rules_in_help, trees_in_help
 from polydraft.conformance import matrix, tree_matrix
 from polydraft.drafters import NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme

@@ -16,7 +16,7 @@ import polydraft.catalogue.own as own
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue import drafter_line, names_file, own_drafter, own_rule, verifier_by_name
 from polydraft.cli import main
-from polydraft.cli.benchmark.arms import build_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
 from polydraft.conformance import check_rule
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.schemes import IID, Given

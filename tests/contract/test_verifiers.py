@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polydraft.catalogue import node_rules, rule_words, tables
-from polydraft.conformance.members import label
+from polydraft.conformance.proved_rules import label
 from polydraft.schemes import IID, Product, Scheme, TopThenIID
 from polydraft.verifiers import (
     NodeVerifier,

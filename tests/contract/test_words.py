@@ -11,7 +11,7 @@ import typer
 from doubles import tiny_model
 
 import polydraft
-import polydraft.models.checkpoints.places as places
+import polydraft.models.checkpoints.model_places as places
 from polydraft.catalogue import (
     drafter_line,
     meant_drafter,
@@ -24,7 +24,7 @@ from polydraft.catalogue import (
     verifier_by_name,
 )
 from polydraft.cli import main
-from polydraft.cli.words import drafter_word, rule_word, scheme_word, verifier_word
+from polydraft.cli.option_words import drafter_word, rule_word, scheme_word, verifier_word
 from polydraft.drafters import LookupFirst, MergedDrafter, ModelDrafter, NgramDrafter, RoutedDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, PolydraftError, near
 from polydraft.models import HuggingFaceModel

@@ -27,7 +27,7 @@ from polydraft.drafters import (
     SuffixDrafter,
     known_outside,
 )
-from polydraft.drafters.outside import digest_of
+from polydraft.drafters.contract import digest_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 

@@ -90,7 +90,7 @@ class Written:
         for name, gained in taken.gains().items() if taken else ():
             self.texts.setdefault(int(str(name)), []).extend(gained.tokens)
         self.batch.sweep()
-        if self.batch.target.branches:
+        if self.batch.target.facts.branches:
             assert len(self.batch.batch) == len(self.batch.running)  # no row is empty
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from zoo import row
 
 from polydraft.catalogue import node_rules
-from polydraft.conformance.members import label
+from polydraft.conformance.proved_rules import label
 from polydraft.errors import InvalidParameter, InvalidProbabilities, VocabularyMismatch
 from polydraft.schemes import IID, Product, TopThenIID, TopThenSample
 from polydraft.verifiers import ImportanceWeighted, NaiveMatch, NodeVerifier, check_rows, most_drafts

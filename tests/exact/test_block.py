@@ -13,7 +13,7 @@ from polydraft.probs import Noise
 from polydraft.schemes import IID
 from polydraft.trees import Chain, Draft, TokenTree, Widths, grow, topology
 from polydraft.verifiers import BlockVerification, BottomUp, SpeculativeSampling, TopDown, expected_accepted
-from polydraft.verifiers.trees.block import by_rows
+from polydraft.verifiers.trees.block_verification import by_rows
 from polydraft.verifiers.trees.trials import first_success, trials
 
 CHAIN = (1, 1)

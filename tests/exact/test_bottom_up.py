@@ -23,8 +23,8 @@ from polydraft.verifiers import (
     TopDown,
     TraversalVerification,
 )
-from polydraft.verifiers.law import law_of_shares, present
 from polydraft.verifiers.nodes.optimal import Optimal
+from polydraft.verifiers.outcome_law import law_of_shares, present
 from polydraft.verifiers.trees.trials import Division
 
 RULES: list[ScalableVerifier] = [

@@ -16,7 +16,6 @@ import polydraft.drafters as drafters
 import polydraft.schemes as schemes
 import polydraft.verifiers as verifiers
 from polydraft.catalogue import RuleLine, every_scheme, tables
-from polydraft.drafters.heads.formats.kinds import KINDS
 from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import IID, Coupled, Product, Scheme, TopK, TopThenIID, WithoutReplacement
@@ -207,6 +206,6 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     at_nodes = {of_lines[line.word] for line in tables.RULES if line.decides_at_nodes}
     assert exported(verifiers, "law", "lossless") <= at_nodes
     assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
-    named = {line.kind for line in tables.DRAFTERS} | {kind.drafter for kind in KINDS}  # by a word, or by a folder
+    named = {line.kind for line in tables.DRAFTERS} | {drafters.HeadDrafter}  # by a word, or by a folder
     by_argument = {drafters.PredictedDrafter, drafters.TextDrafter}  # `prediction=`, and what text drafters derive from
     assert exported(drafters, "draft", "commit") - by_argument <= named

@@ -27,7 +27,7 @@ from polydraft.verifiers import (
     SpeculativeSampling,
     TopThenSampleRule,
 )
-from polydraft.verifiers.law import law_of_shares, lone_draft
+from polydraft.verifiers.outcome_law import law_of_shares, lone_draft
 
 INDEPENDENT: list[Scheme] = [IID(), TopThenIID(0), TopThenIID(1), TopThenSample(), SpecHub(), TopK(), Given()]
 RULES: list[NodeVerifier] = [

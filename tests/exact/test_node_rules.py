@@ -9,7 +9,7 @@ from torch import Tensor
 from zoo import ZOO, pairs, row
 
 from polydraft.catalogue import every_scheme, node_rules
-from polydraft.conformance.members import label
+from polydraft.conformance.proved_rules import label
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import IID, ConditionalPoisson, Product, Scheme, TopThenIID, TopThenSample, WithoutReplacement
 from polydraft.verifiers import (

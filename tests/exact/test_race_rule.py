@@ -27,7 +27,7 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers import KSeq, Race, RecursiveRejection, SpeculativeSampling
-from polydraft.verifiers.law import onto_first_copies
+from polydraft.verifiers.outcome_law import onto_first_copies
 from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw, race_shares
 
 SCHEMES: list[Scheme] = [

@@ -8,7 +8,7 @@ from enumeration import enumerated, mean_shares
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme, node_rules
-from polydraft.conformance.members import label
+from polydraft.conformance.proved_rules import label
 from polydraft.schemes import Product, Scheme, SpecHub, TopThenIID
 from polydraft.theory import containment_chain, drafted_sets, inclusion, optimal_acceptance, time_nodes
 from polydraft.verifiers import NaiveMatch, Optimal, Race, ScalableVerifier, most_drafts

@@ -125,7 +125,7 @@ def half_right(name: str) -> ModelDrafter:
 def test_greedy_text_is_hugging_faces(name: str) -> None:
     model = tiny(name)
     door, expected = HuggingFaceModel(model), theirs(model, PROMPT)
-    assert not door.branches and door.remembers == (name in REMEMBERING)
+    assert not door.facts.branches and door.facts.remembers == (name in REMEMBERING)
     for drafter in (NgramDrafter(), half_right(name), ModelDrafter(door)):
         found = polydraft.generate(
             model, torch.tensor([PROMPT]), drafter=drafter, policy=Chain(4), max_new_tokens=NEW, **GREEDY

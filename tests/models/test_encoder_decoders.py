@@ -54,7 +54,7 @@ def drafters(kind: str) -> dict[str, Drafter]:
 def test_greedy_text_is_hugging_faces(kind: str) -> None:
     model = encoder_decoder(kind)
     door = HuggingFaceModel(model)
-    assert door.encodes and not door.branches and not door.remembers
+    assert door.encodes and not door.facts.branches and not door.facts.remembers
     assert door.layers == 2
     ids, mask = read(12, 7, 1)
     expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)

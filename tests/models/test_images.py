@@ -40,7 +40,7 @@ def drafters(kind: str) -> dict[str, Drafter]:
 @pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in SEEING])
 def test_greedy_text_is_hugging_faces(kind: str) -> None:
     model = seeing(kind)
-    assert HuggingFaceModel(model).remembers == (kind in STATES)
+    assert HuggingFaceModel(model).facts.remembers == (kind in STATES)
     policy = Chain(4) if kind in STATES else Widths((3, 2, 1))
     alone, padded = prompts_with_images(kind, [(5, 6)]), prompts_with_images(kind, [(5, 6), (2, 3)])
     for given in (alone,) if kind in STATES else (alone, padded):

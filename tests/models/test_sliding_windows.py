@@ -211,7 +211,7 @@ def test_a_window_of_nothing_is_refused() -> None:
     plain = tiny_model("llama")
     plain.config.sliding_window = 0
     plain.config.layer_types = ["full_attention"] * 2
-    assert HuggingFaceModel(plain).branches
+    assert HuggingFaceModel(plain).facts.branches
 
 
 ROUTED = {"num_experts_per_tok": 2, "output_router_logits": True, **SLIDES}
@@ -288,4 +288,4 @@ def test_a_pass_that_failed_once_is_made_again() -> None:
     model.model.register_forward_pre_hook(fail)
     with pytest.raises(UnsupportedModel, match="cannot read a token into a cache: busy"):
         HuggingFaceModel(model)
-    assert HuggingFaceModel(model).branches
+    assert HuggingFaceModel(model).facts.branches

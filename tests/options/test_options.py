@@ -13,8 +13,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from polydraft.catalogue import tables
-from polydraft.cli.app import app
-from polydraft.cli.words import KINDS
+from polydraft.cli.commands import app
+from polydraft.cli.option_words import KINDS
 from polydraft.errors import InvalidParameter
 from polydraft.options.commands.generate_options import ChatOptions, GenerateOptions
 from polydraft.options.commands.serve_options import Settings

@@ -11,7 +11,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.loop.prefill import begin, capacity_for, opened, read_on
 from polydraft.engine.loop.step import step
-from polydraft.models import Cache, Forward, LanguageModel
+from polydraft.models import Cache, Facts, Forward, LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Text
 
@@ -40,7 +40,7 @@ class Memory(Cache):
 class Toy(LanguageModel):
     """Scores a token by a hash of the source and of all that it sees, each with its place."""
 
-    vocab_size, context, device = VOCAB, 64, torch.device("cpu")  # type: ignore[assignment]
+    facts = Facts(VOCAB, 64, torch.device("cpu"))  # type: ignore[assignment]
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Memory:
         return Memory([0] * batch if sources is None else sources, capacity)

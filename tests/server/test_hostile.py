@@ -35,12 +35,12 @@ from polydraft.server.front import answering, door
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.wire import answers
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
 from polydraft.server.worker import Ask, Cancel, Event, Spell
-from polydraft.server.worker.preparing import Preparing
+from polydraft.server.worker.answer_text import AnswerText
+from polydraft.server.worker.prompt_preparing import Preparing
 from polydraft.server.worker.served import Served, load_served
-from polydraft.server.worker.telling import AnswerText
 from polydraft.server.worker.working import _heard
 from polydraft.server.worker.writing import Writing
 
@@ -428,7 +428,8 @@ def test_a_prompt_with_a_salt_is_nobody_elses(app: TestClient) -> None:
 
 def test_a_kept_prompt_is_not_written_over_where_rows_stay(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with models that cannot branch; found by the text of a prompt that comes again."""
-    monkeypatch.setattr(HuggingFaceModel, "branches", False)
+    told = HuggingFaceModel.facts.fget
+    monkeypatch.setattr(HuggingFaceModel, "facts", property(lambda model: replace(told(model), branches=False)))
     target = HuggingFaceModel(deepcopy(pair.target).double())  # passes of other widths round otherwise
     ways = [Choices(as_drafter(pair.draft), policy="chain:3"), Choices("ngram", policy="chain:3")]
     drafted, other = (chosen_method(one, target, SamplingParams()) for one in ways)

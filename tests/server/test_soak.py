@@ -26,7 +26,7 @@ from serving import alone, healthy, resident, running, until, worker_of
 
 from polydraft.models import load_pair
 from polydraft.server.wire.answer_types import ErrorBody
-from polydraft.server.wire.errors import STATUSES
+from polydraft.server.wire.error_answers import STATUSES
 
 MINUTES = float(os.environ.get("POLYDRAFT_SOAK_MINUTES", "30"))
 GROWTH = 0.05

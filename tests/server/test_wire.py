@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.sizes import MOST_VALUES, check_brackets, check_sizes, is_half_text
 
 

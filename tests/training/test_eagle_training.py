@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters import Session
 from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.layers import Anatomy
+from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams

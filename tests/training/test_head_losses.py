@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polydraft.training.heads.blocks import BlockLoss
-from polydraft.training.heads.kinds import BLOCK_LOSSES
-from polydraft.training.heads.losses import (
+from polydraft.training.heads.block_training import BlockLoss
+from polydraft.training.heads.new_heads import BLOCK_LOSSES
+from polydraft.training.heads.row_losses import (
     agreement,
     chances,
     cross_entropy,

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from polydraft.bench import read_prompt_sets
-from polydraft.cli.app import app
+from polydraft.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 PROSE = "\n\n".join(f"Chapter {number}\n\n" + f"word{number} and so on, " * 40 for number in range(5))

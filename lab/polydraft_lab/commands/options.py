@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polydraft.cli.words import own_rules
+from polydraft.cli.option_words import own_rules
 from polydraft.errors import InvalidParameter
 from polydraft.options.commands.option_groups import (
     BOTTOM_UP,
@@ -31,7 +31,7 @@ from polydraft.options.commands.option_groups import (
 )
 from polydraft.options.option import LARGEST_COUNT, Option, count, option
 from polydraft.options.sampling_options import SAMPLING
-from polydraft.options.values import filled, model_name
+from polydraft.options.value_checks import filled, model_name
 
 LAWS, SHARES, OPTIMUM = "laws", "shares", "optimum"
 PARTS = (LAWS, SHARES, OPTIMUM)

@@ -37,7 +37,7 @@ class Models:
     @property
     def room(self) -> int:
         """The longest text that those can read whose rows are measured."""
-        return min(self.target.context, self.draft.context)
+        return min(self.target.facts.context, self.draft.facts.context)
 
     @classmethod
     def of(cls, pair: Pair, drafter: Drafter | None = None) -> "Models":
@@ -52,7 +52,7 @@ class Models:
         if pair.draft is None:
             raise InvalidParameter("The limits of drafting need a draft model: give --draft beside --target.")
         models = HuggingFaceModel(pair.target), HuggingFaceModel(pair.draft)
-        unable = [type(one.model).__name__ for one in models if not one.branches]
+        unable = [type(one.model).__name__ for one in models if not one.facts.branches]
         if unable:
             raise UnsupportedModel(f"Limits are measured on trees, but {unable[0]} scores chains only.")
         return cls(pair, *models)
@@ -100,11 +100,11 @@ def generate_sample(
         ContextOverflow: the prompt leaves no room for a token.
     """
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": 0} if temperature else {"temperature": 0.0}
-    limit = max(1, min(max_tokens, models.draft.context - ids.shape[1]))
+    limit = max(1, min(max_tokens, models.draft.facts.context - ids.shape[1]))
     run = stream(models.pair.target, ids, drafter=NoDraft(), seed=seed, max_new_tokens=limit, **sampling).exhaust()
     new = torch.tensor(run.new_tokens[0], device=ids.device)
     tokens = torch.cat([ids[0], new[:-1]])
-    readings = (read(model, tokens.to(model.device), len(new), room) for model in (models.target, models.draft))
+    readings = (read(model, tokens.to(model.facts.device), len(new), room) for model in (models.target, models.draft))
     return Sample(tokens, ids.shape[1] - 1, *readings)
 
 

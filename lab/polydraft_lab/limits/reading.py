@@ -39,7 +39,7 @@ def read(model: LanguageModel, tokens: Int[Tensor, " t"], keep: int, room: int) 
     length = len(tokens)
     cache = model.new_cache(1, length + room)
     lengths = torch.tensor([length], device=tokens.device)
-    own = tokens.clamp_max(model.vocab_size - 1).unsqueeze(0)
+    own = tokens.clamp_max(model.facts.vocab_size - 1).unsqueeze(0)
     positions = torch.arange(length, device=tokens.device).unsqueeze(0)
     mask = causal_mask(lengths, length)
     logits = model.forward(own, positions, mask, cache, torch.zeros_like(lengths), logits_to_keep=keep).logits
@@ -78,9 +78,9 @@ class TreesBelow:
         fresh = torch.arange(self.used, self.used + count, device=tokens.device)
         self.slots[:, nodes.start : nodes.stop] = fresh.view(tokens.shape)
         start, self.used = self.used, self.used + count
-        positions = (self.roots.unsqueeze(-1) + depth).clamp_max(model.context - 1)
+        positions = (self.roots.unsqueeze(-1) + depth).clamp_max(model.facts.context - 1)
         logits = model.forward(
-            tokens.clamp(0, model.vocab_size - 1).view(1, count),
+            tokens.clamp(0, model.facts.vocab_size - 1).view(1, count),
             positions.view(1, count),
             self._mask(ancestors).view(1, count, self.used),
             self.reading.cache,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, versions
-from polydraft.bench.fields import from_fields
-from polydraft.bench.lines import keep_lines, open_lines
+from polydraft.bench.result_lines import keep_lines, open_lines
+from polydraft.bench.typed_fields import from_fields
 from polydraft.catalogue import digests
 from polydraft_lab.limits.measuring import LimitsSettings, Record
 from polydraft_lab.limits.positions import Models
@@ -39,7 +39,7 @@ def conditions_of(
     return {
         "target": {"name": names[0], **described(target)},
         "draft": {"name": names[1], **described(draft)} if draft is not None else None,
-        "vocabulary": models.target.vocab_size,
+        "vocabulary": models.target.facts.vocab_size,
         **settings.conditions(),
         **({} if drafter is None else {"drafter": drafter}),
         **({"files": digests()} if digests() else {}),

@@ -74,10 +74,10 @@ def check_room(models: Mapping[str, LanguageModel], settings: PassSettings) -> N
     """
     known, width = max(settings.known), max(settings.widths)
     for name, model in models.items():
-        if known + width > model.context:
+        if known + width > model.facts.context:
             raise InvalidParameter(
-                f"A pass over {width} tokens after {known} does not fit into the context of {name}, {model.context} "
-                "tokens: give smaller numbers, or a model with a longer context."
+                f"A pass over {width} tokens after {known} does not fit into the context of {name}, "
+                f"{model.facts.context} tokens: give smaller numbers, or a model with a longer context."
             )
 
 
@@ -111,7 +111,12 @@ def time_passes(
 
 
 def _tokens(model: LanguageModel, width: int, noise: Noise) -> Tensor:
-    return (noise.uniform(width) * model.vocab_size).long().clamp_max(model.vocab_size - 1).to(model.device)
+    return (
+        (noise.uniform(width) * model.facts.vocab_size)
+        .long()
+        .clamp_max(model.facts.vocab_size - 1)
+        .to(model.facts.device)
+    )
 
 
 @torch.inference_mode()
@@ -122,8 +127,8 @@ def time_pass(model: LanguageModel, known: int, tokens: Tensor) -> float:
     tokens were does not matter for the time: their keys are zero.
     """
     total = known + tokens.shape[1]
-    cache, starts = model.new_cache(1, total), torch.tensor([known], device=model.device)
-    places = torch.arange(known, total, device=model.device).unsqueeze(0)
-    mask = causal_mask(torch.tensor([total], device=model.device), total, known)
+    cache, starts = model.new_cache(1, total), torch.tensor([known], device=model.facts.device)
+    places = torch.arange(known, total, device=model.facts.device).unsqueeze(0)
+    mask = causal_mask(torch.tensor([total], device=model.facts.device), total, known)
     score = partial(model.forward, tokens, places, mask, cache, starts)
-    return min(wall_milliseconds(score, model.device) for _ in range(2))
+    return min(wall_milliseconds(score, model.facts.device) for _ in range(2))

@@ -56,7 +56,7 @@ RULES: tuple[RuleLine, ...] = (
     ),
     RuleLine(
         "block",
-        f"{_TREES}.block:BlockVerification",
+        f"{_TREES}.block_verification:BlockVerification",
         _DRAWN,
         measured=LimitsEntry(trees=(), chains="block verification"),
         own_name="block verification",
@@ -88,7 +88,7 @@ RULES: tuple[RuleLine, ...] = (
         measured=LimitsEntry(short="own rule", bottom_up=(_TOP_THEN_SAMPLE,)),
     ),
     RuleLine("k-seq", f"{_NODES}.k_seq:KSeq", measured=LimitsEntry(trees=()), own_name="k-seq"),
-    RuleLine("spec-hub", f"{_NODES}.spec_hub:SpecHubRule", measured=LimitsEntry(trees=()), own_name="spechub"),
+    RuleLine("spec-hub", f"{_NODES}.spec_hub_rule:SpecHubRule", measured=LimitsEntry(trees=()), own_name="spechub"),
     RuleLine(
         "importance-weighted",
         f"{_NODES}.importance_weighted:ImportanceWeighted",

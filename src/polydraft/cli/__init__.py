@@ -1,5 +1,5 @@
 """The command line: one command is one public function, imported when it is called."""
 
-from polydraft.cli.app import main
+from polydraft.cli.commands import main
 
 __all__ = ["main"]

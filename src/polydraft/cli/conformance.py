@@ -21,8 +21,18 @@ from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import styled
 from polydraft.cli.process import stopped
-from polydraft.conformance import EXACT, RuleReport, TreeReport, cases, check, matrix, members, tiny_target, tree_matrix
-from polydraft.conformance.members import NodeRule, label
+from polydraft.conformance import (
+    EXACT,
+    RuleReport,
+    TreeReport,
+    cases,
+    check,
+    matrix,
+    proved_rules,
+    tiny_target,
+    tree_matrix,
+)
+from polydraft.conformance.proved_rules import NodeRule, label
 from polydraft.conformance.tree_rules import FALSE_ALARM
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter
@@ -118,10 +128,10 @@ def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:
         line = own_rule(wanted)
         return [*node_rules([line])], [*tree_rules([line])]
     lines = [line for line in tables.RULES if line.word == wanted]
-    at_nodes = _merged(_named(members.node_rules(), wanted), node_rules(lines))
-    on_trees = _merged(_named(members.tree_rules(), wanted), tree_rules(lines))
+    at_nodes = _merged(_named(proved_rules.node_rules(), wanted), node_rules(lines))
+    on_trees = _merged(_named(proved_rules.tree_rules(), wanted), tree_rules(lines))
     if not at_nodes and not on_trees:
-        names = dict.fromkeys(f'"{label(rule)}"' for rule in (*members.node_rules(), *members.tree_rules()))
+        names = dict.fromkeys(f'"{label(rule)}"' for rule in (*proved_rules.node_rules(), *proved_rules.tree_rules()))
         meant = meant_rule(str(wanted))
         there = f" (did you mean {meant}?)." if meant else f"; there are {'; '.join(names)}."
         raise InvalidParameter(f"There is no rule with {wanted!r} in its name{there}")

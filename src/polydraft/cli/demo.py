@@ -18,7 +18,7 @@ from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
-from polydraft.cli.printing.tables import describe_setup, describe_times, unless_faster
+from polydraft.cli.printing.summaries import describe_setup, describe_times, unless_faster
 from polydraft.cli.process import stopped
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
+from polydraft.cli.option_words import KINDS
 from polydraft.cli.process import carried_out_by
-from polydraft.cli.words import KINDS
 from polydraft.errors import InvalidParameter
 from polydraft.options.flags import command
 

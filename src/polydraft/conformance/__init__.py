@@ -4,7 +4,7 @@ from polydraft.conformance.check import LawReport, check
 from polydraft.conformance.families import Families, FamilyReport, check_family, known_families
 from polydraft.conformance.joint_law import joint_law
 from polydraft.conformance.node_rules import EXACT, RuleReport, check_rule, matrix
-from polydraft.conformance.rows import Case, cases
+from polydraft.conformance.row_cases import Case, cases
 from polydraft.conformance.tree_rules import TreeReport, check_tree_rule, tree_matrix
 from polydraft.models.tiny import tiny_draft, tiny_target
 

@@ -110,8 +110,8 @@ def _compared(
     kind: str, model: Any, prompt: Int[Tensor, "1 t"], expected: Int[Tensor, "1 n"], short: Int[Tensor, "1 n"]
 ) -> FamilyReport:
     door = HuggingFaceModel(model)
-    level: Level = "trees" if door.branches else "chains"
-    policy: TreePolicy = Widths((3, 2, 1)) if door.branches else Chain(3)
+    level: Level = "trees" if door.facts.branches else "chains"
+    policy: TreePolicy = Widths((3, 2, 1)) if door.facts.branches else Chain(3)
     near = ModelDrafter(HuggingFaceModel(tiny_draft(model, NEAR)))
     padded, mask = _padded(prompt)
     both = torch.cat([expected, short])

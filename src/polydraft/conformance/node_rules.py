@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-import polydraft.conformance.members as members
-from polydraft.conformance.members import NodeRule, label
-from polydraft.conformance.rows import RANDOM, Case, cases
+import polydraft.conformance.proved_rules as proved_rules
+from polydraft.conformance.proved_rules import NodeRule, label
+from polydraft.conformance.row_cases import RANDOM, Case, cases
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.schemes import Scheme
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
@@ -160,7 +160,7 @@ def matrix(
         rows: the cases; None is all.
         on_progress: called with the number of pairs done and their total.
     """
-    rules = members.node_rules() if rules is None else rules
+    rules = proved_rules.node_rules() if rules is None else rules
     rows = cases() if rows is None else rows
     pairs: list[tuple[NodeRule, Scheme]] = [(rule, rule.scheme) for rule in rules]
     pairs += _foreign(rules) if all_pairs else []
@@ -178,7 +178,7 @@ def _foreign(rules: Sequence[NodeRule]) -> list[tuple[NodeRule, Scheme]]:
     for rule in rules:
         made_for.setdefault(label(rule), []).append(rule.scheme)
     first = {label(rule): rule for rule in reversed(rules) if not rule.scheme.several_rows}
-    readable = [scheme for scheme in members.schemes() if not scheme.several_rows]
+    readable = [scheme for scheme in proved_rules.schemes() if not scheme.several_rows]
     return [(rule, scheme) for rule in first.values() for scheme in readable if scheme not in made_for[label(rule)]]
 
 

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import polydraft.conformance.members as members
+import polydraft.conformance.proved_rules as proved_rules
 from polydraft.conformance.evidence import Evidence, JointLaw
-from polydraft.conformance.members import label
 from polydraft.conformance.node_rules import EXACT
 from polydraft.conformance.power import distance
+from polydraft.conformance.proved_rules import label
 from polydraft.conformance.worlds import VOCABULARY, World, every_tree, worlds
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.probs import Noise, sample
@@ -105,7 +105,7 @@ def tree_matrix(
     rules: Sequence[TreeVerifier] | None = None, *, on_progress: Callable[[int, int], None] | None = None
 ) -> list[TreeReport]:
     """Check every tree rule; None is all of the catalogue. See `check_tree_rule`."""
-    rules = members.tree_rules() if rules is None else rules
+    rules = proved_rules.tree_rules() if rules is None else rules
     reports: list[TreeReport] = []
     for rule in rules:
         reports.append(check_tree_rule(rule))

@@ -1,17 +1,6 @@
 """Drafters: everything that can propose a token tree."""
 
-from polydraft.drafters.ensemble import EnsembleDrafter
-from polydraft.drafters.heads import (
-    HeadDrafter,
-    is_head,
-    load_head,
-    write_block,
-    write_eagle,
-    write_medusa,
-)
-from polydraft.drafters.model import ModelDrafter, model_defaults
-from polydraft.drafters.none import NoDraft
-from polydraft.drafters.protocol import (
+from polydraft.drafters.contract import (
     Collects,
     Decoder,
     Defaults,
@@ -31,6 +20,17 @@ from polydraft.drafters.protocol import (
     proposes,
     resumed,
 )
+from polydraft.drafters.ensemble import EnsembleDrafter
+from polydraft.drafters.heads import (
+    HeadDrafter,
+    is_head,
+    load_head,
+    write_block,
+    write_eagle,
+    write_medusa,
+)
+from polydraft.drafters.model import ModelDrafter, model_defaults
+from polydraft.drafters.none import NoDraft
 from polydraft.drafters.routing import (
     LookupFirst,
     MergedDrafter,

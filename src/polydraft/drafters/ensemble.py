@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session, owned_models
 from polydraft.drafters.model import CHAIN, GREEDY, runnable
-from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session, owned_models
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, check_same_size, same_model
 from polydraft.probs import SamplingParams, to_probs
@@ -89,7 +89,7 @@ class EnsembleDrafter(Drafter):
     def start(self, text: Text, session: Session) -> EnsembleState:
         """Return readers that have read nothing, one per model."""
         for model in owned_models(self):
-            check_same_size(session.vocab_size, model.vocab_size)
+            check_same_size(session.vocab_size, model.facts.vocab_size)
         readers = tuple(reader_of(model, len(text.lengths), session.capacity) for model in owned_models(self))
         params = tuple(own or session.params for _, own in self.members)
         return EnsembleState(readers, params, session.vocab_size)

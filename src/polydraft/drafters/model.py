@@ -6,9 +6,9 @@ from functools import partial
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session
-from polydraft.drafters.rows import check_listed, draft_rows, listed
-from polydraft.models import LanguageModel, check_same_size, does_encode, draft_model, same_model
+from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
+from polydraft.drafters.draft_rows import check_listed, draft_rows, listed
+from polydraft.models import LanguageModel, check_same_size, draft_model, same_model
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.rows import parts, shared
@@ -100,8 +100,8 @@ class ModelDrafter(Drafter):
 
     def start(self, text: Text, session: Session) -> ModelDraftState:
         """Return a reader that has read nothing."""
-        check_same_size(session.vocab_size, self.model.vocab_size)
-        sources = session.sources if does_encode(self.model) else None
+        check_same_size(session.vocab_size, self.model.facts.vocab_size)
+        sources = session.sources if self.model.facts.encodes else None
         reader = reader_of(self.model, len(text.lengths), session.capacity, (), sources)
         return ModelDraftState(reader, self.params or session.params, session.vocab_size)
 
@@ -118,7 +118,7 @@ class ModelDrafter(Drafter):
         draft = grow(
             text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise, trusted=True
         )
-        complete = size is None and self.model.vocab_size >= state.vocab_size
+        complete = size is None and self.model.facts.vocab_size >= state.vocab_size
         draft = replace(draft, whole=True) if complete else draft
         return draft, replace(state, reader=state.reader.grown(text, draft))
 

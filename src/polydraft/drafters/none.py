@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polydraft.drafters.protocol import Drafter, DraftRequest, Session
+from polydraft.drafters.contract import Drafter, DraftRequest, Session
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft

@@ -1,11 +1,11 @@
 """The engine: the decode loop, its parameters and statistics, and the public calls."""
 
-from polydraft.engine.block import Block, Emission, Statistics, summed
 from polydraft.engine.calls.compare import Comparison, compare
-from polydraft.engine.calls.loading import draft_for, head_for, load, load_models
+from polydraft.engine.calls.load import draft_for, head_for, load, load_models
 from polydraft.engine.calls.output import GenerationOutput
 from polydraft.engine.calls.past import Past
 from polydraft.engine.defaults import as_drafter, default_drafter, text_word
+from polydraft.engine.emission import Block, Emission, Statistics, summed
 from polydraft.engine.generate import generate, stream
 from polydraft.engine.loop.batch import Batch, Method
 from polydraft.engine.loop.prefill import Prompts

@@ -30,7 +30,6 @@ from polydraft.models import (
     check_arguments,
     check_config,
     check_made_inside,
-    does_encode,
     drafting_asked_for,
     is_prepared,
     main_input,
@@ -151,7 +150,7 @@ def _decoded(
     output = _finish(run, prepared, streamer)
     if not config.return_dict_in_generate:
         return output.sequences
-    return as_hugging_faces(dict(output.items()), encodes=does_encode(run.setup.target))
+    return as_hugging_faces(dict(output.items()), encodes=run.setup.target.facts.encodes)
 
 
 def stream(

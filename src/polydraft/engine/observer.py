@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.output import with_logprobs
 from polydraft.engine.clock import Stopwatch
+from polydraft.engine.emission import Block, Statistics
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.loop.step import Taken
 from polydraft.engine.target_law import TargetLaw
@@ -52,7 +52,7 @@ class Observer:
     def __init__(
         self, target: LanguageModel, *, keeps_scores: bool = False, logprobs: int | None = None, time: bool = False
     ) -> None:
-        self.clock, self.logprobs, self.failure = Stopwatch(target.device, timed=time), logprobs, ""
+        self.clock, self.logprobs, self.failure = Stopwatch(target.facts.device, timed=time), logprobs, ""
         self._target, self._keeps_scores, self._torn = target, keeps_scores, False
         self._planned = list[_PlannedMethod]()
         self._warned = set[int]()

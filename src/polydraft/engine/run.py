@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.engine.block import Block, Statistics
 from polydraft.engine.calls.fitting import check_drafting
 from polydraft.engine.calls.past import Past, check_past, committed, state_of
+from polydraft.engine.emission import Block, Statistics
 from polydraft.engine.loop.batch import Batch, Method
 from polydraft.engine.loop.prefill import Prompts, begin, check_room
 from polydraft.engine.loop.step import step
@@ -133,7 +133,7 @@ class Run:
         """Warn, once, where the model's context left no room for what was asked for."""
         if "context" in self.finish and not self._told:
             self._told = True
-            warn_of_context(self.setup.target.context)
+            warn_of_context(self.setup.target.facts.context)
 
     def exhaust(self) -> "Run":
         """Generate to the end."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.engine.block import Block, Emission
+from polydraft.engine.emission import Block, Emission
 from polydraft.errors import CUT, InvalidParameter
 from polydraft.models import BUILT_IN, first_sentence
 from polydraft.trees import TokenTree, Verdict

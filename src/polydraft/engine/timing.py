@@ -44,7 +44,7 @@ def time_target(
         reader.score(text, TokenTree(drafted, shape, torch.ones_like(drafted, dtype=torch.bool)))
 
     tasks = {nodes: partial(score, nodes) for nodes in sizes}
-    return Curve.through(_timed(tasks, model.device, rounds, on_progress))
+    return Curve.through(_timed(tasks, model.facts.device, rounds, on_progress))
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints import is_known
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
-from polydraft.models.checkpoints.reasons import first_sentence
+from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks import agree, cache_in
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
@@ -37,6 +37,7 @@ from polydraft.models.generation import (
 )
 from polydraft.models.grammar import Grammar
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
+from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -52,7 +53,6 @@ from polydraft.models.loading import (
 )
 from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.packing import linear_of, pack_linear_layers
-from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer, can_branch, does_encode, does_remember
 from polydraft.models.sources.prompts import (
     OF_DECODERS,
     check_made_inside,
@@ -84,6 +84,7 @@ __all__ = [
     "Cache",
     "CompiledModel",
     "Conversation",
+    "Facts",
     "Forward",
     "FusedModel",
     "Grammar",
@@ -106,7 +107,6 @@ __all__ = [
     "asked_within",
     "bytes_of",
     "cache_in",
-    "can_branch",
     "check_arguments",
     "check_config",
     "check_made_inside",
@@ -119,8 +119,6 @@ __all__ = [
     "chosen_precision",
     "conversation_ids",
     "copied_criterion",
-    "does_encode",
-    "does_remember",
     "draft_model",
     "drafting_asked_for",
     "embedded_head",

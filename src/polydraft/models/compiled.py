@@ -15,9 +15,9 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.checks import cache_name, evaluating, for_logits, is_offloaded
 from polydraft.models.derived.copying import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.language_model import Cache, Forward, Layer
 from polydraft.models.layers import watch_layers
 from polydraft.models.packing import fits_packed
-from polydraft.models.protocol import Cache, Forward, Layer
 from polydraft.models.sources.prompts import check_not_again, moved
 from polydraft.models.weights import anatomy_of, chosen_precision, weights_of
 from polydraft.probs import sent
@@ -135,7 +135,7 @@ class CompiledModel(HuggingFaceModel):
 
     def __init__(self, model: object, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
         super().__init__(model)
-        if not self.branches:
+        if not self.facts.branches:
             raise InvalidParameter(f"{type(self.model).__name__} scores chains only; leave compile out.")
         if self.shapes is not None and len(self.shapes) > 2 * self.layers:
             raise InvalidParameter(

@@ -15,9 +15,9 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.language_model import Forward, Layer
 from polydraft.models.layers import HEAD, check_layer
 from polydraft.models.packing import LARGE, can_pack, packed_product
-from polydraft.models.protocol import Forward, Layer
 from polydraft.models.weights import chosen_precision, function_of
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)

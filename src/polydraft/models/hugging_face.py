@@ -32,11 +32,10 @@ from polydraft.models.checks import (
     kept_by,
 )
 from polydraft.models.checks.layout import FULL, KeyWindow, settings_of, sizes_of, windows_of
-from polydraft.models.derived.keeping import kept
-from polydraft.models.derived.layers import without_layers
+from polydraft.models.derived.copying import kept, without_layers
+from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.layers import observed_layers
 from polydraft.models.packing import check_packed
-from polydraft.models.protocol import Cache, Forward, LanguageModel, Layer
 from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
 from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
 
@@ -106,14 +105,11 @@ class HuggingFaceModel:
         return self if type(self) is HuggingFaceModel else HuggingFaceModel(self.model)
 
     @property
-    def branches(self) -> bool:
-        """Whether trees can be scored, or chains only."""
-        return not (self.states or self.counts)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether layers remember in states, not in slots."""
-        return self.states
+    def facts(self) -> Facts:
+        """What the model says of itself."""
+        branches = not (self.states or self.counts)
+        found = (self.vocab_size, self.context, self.device, branches, self.states, self.encodes)
+        return Facts(*found, self.layers, self.width)
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +149,7 @@ class HuggingFaceModel:
 
     def _empty(self, batch: int, capacity: int) -> TreeCache:
         placed = bool(sizes_of(self.windows)) and not self.counts
-        if self.remembers:
+        if self.facts.remembers:
             kind = RememberingCache if self.kept.own is None else listed_cache(self.kept.own)
             kind = HandedCache if self.cached_as == HANDED else kind
             config = self.model.config.get_text_config(decoder=True)

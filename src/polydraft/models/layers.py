@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models.protocol import Layer
+from polydraft.models.language_model import Layer
 from polydraft.models.weights import WATCHING
 
 HEAD = "final"

@@ -9,7 +9,7 @@ from torch import nn
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.hugging_face import HuggingFaceModel
-from polydraft.models.protocol import LanguageModel
+from polydraft.models.language_model import LanguageModel
 
 GIB = 1 << 30
 MEMORY_INFO = Path("/proc/meminfo")

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models import Layer, can_branch, does_remember
+from polydraft.models import Layer
 from polydraft.probs import sent
 from polydraft.reading.reader import Reader
 from polydraft.reading.values import Features, Scored, Text
@@ -86,7 +86,7 @@ class ChainReader(Reader):
             {},
             features,
         )
-        full = [own == max(again) or not does_remember(self.model) for own in again]
+        full = [own == max(again) or not self.model.facts.remembers for own in again]
         ends = [count - 1 + nodes if own else -1 for own, count in zip(full, text.counts, strict=True)]
         return found, replace(reader, marks=(reader._mark(ends),))
 
@@ -140,7 +140,7 @@ class ChainReader(Reader):
 
     def kept(self, row: int, length: int) -> int:
         """Return how many of a row's first `length` tokens need not be read again; of states all or none."""
-        return 0 if does_remember(self.model) and length < self.read[row] else super().kept(row, length)
+        return 0 if self.model.facts.remembers and length < self.read[row] else super().kept(row, length)
 
     def put(self, row: int, other: Reader) -> "ChainReader":
         """Let the only row of another reader take the place of a row, or come behind the last."""
@@ -158,7 +158,7 @@ class ChainReader(Reader):
         Raises:
             UnsupportedModel: always, if the model has states.
         """
-        if does_remember(self.model):
+        if self.model.facts.remembers:
             raise UnsupportedModel(f"{_name(self.model)} remembers in states, which a drafter cannot share.")
         return super().at(text)
 
@@ -191,7 +191,7 @@ class ChainReader(Reader):
             waiting = [one for one in left if one]
             if not waiting:
                 break
-            width = min(waiting) if does_remember(self.model) else max(waiting)
+            width = min(waiting) if self.model.facts.remembers else max(waiting)
             stops = [read + min(width, own) for read, own in zip(reader.read, left, strict=True)]
             window = _SlotWindow.of(text, reader._starts_of(text), width)
             _, hidden = reader._pass(window, max(stops), keep)
@@ -238,7 +238,7 @@ class ChainReader(Reader):
     def _starts_of(self, text: Text) -> Int[Tensor, "b"]:
         """Return the slots where a pass begins; one row's on the host, where it is asked for."""
         found = torch.tensor(self._firsts(text))
-        return found if len(found) == 1 else sent(found, self.model.device)
+        return found if len(found) == 1 else sent(found, self.model.facts.device)
 
     def _features_of(
         self, window: "_SlotWindow", hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int], width: int
@@ -260,7 +260,7 @@ def reader_of(
     Arguments are those of `Reader.new`.
     """
     whole = Reader.new(model, rows, capacity, layers, sources)
-    if can_branch(model):
+    if model.facts.branches:
         return whole
     states = whole.cache.states() if any(whole.read) else None
     return ChainReader(model, whole.cache, whole.read, whole.layers, states=states, heard=whole.read)

@@ -236,7 +236,7 @@ class Reader:
         return [*ends] if not self.dropped else [end - gone for end, gone in zip(ends, self.dropped, strict=True)]
 
     def _device(self, numbers: Sequence[int]) -> Int[Tensor, "b"]:
-        return sent(torch.tensor(list(numbers)), self.model.device)
+        return sent(torch.tensor(list(numbers)), self.model.facts.device)
 
     def _laid_out(
         self, text: Text, tree: TokenTree, width: int, riders: Riders | None
@@ -271,12 +271,12 @@ class Reader:
             named["hidden_layers"] = self.layers
         if table is not None:
             named["embeddings"] = model.embedded(tokens, table)
-        tokens, places = tokens.clamp(0, model.vocab_size - 1), places.clamp_max(model.context - 1)
+        tokens, places = tokens.clamp(0, model.facts.vocab_size - 1), places.clamp_max(model.facts.context - 1)
         return (tokens, places, mask, self.cache, starts), named
 
     def _starts(self, ends: Sequence[int], width: int) -> Int[Tensor, "b"]:
         """Return the first slots of windows that end at these places; one row's on the host, where it is asked for."""
-        return _placed([slot - width for slot in self._slots(ends)], self.model.device)
+        return _placed([slot - width for slot in self._slots(ends)], self.model.facts.device)
 
     def _roots(self, text: Text) -> Int[Tensor, "b"]:
         """Return the slots of the last tokens; one row's on the host, where it is asked for."""
@@ -293,7 +293,7 @@ class Reader:
         """Run the remaining layers over what the first ones made of root and nodes."""
         rest, first = self.model.last_layers(resume.layers), self.cache.of_layers(resume.layers, None)
         starts = self._starts(ends, 1)
-        tokens, places = tokens.clamp(0, rest.vocab_size - 1), places.clamp_max(rest.context - 1)
+        tokens, places = tokens.clamp(0, rest.facts.vocab_size - 1), places.clamp_max(rest.facts.context - 1)
         return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
 
     def _features(

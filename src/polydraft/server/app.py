@@ -20,7 +20,7 @@ from polydraft.server.front.logs import log, traced
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.page_routes import add_page
 from polydraft.server.routes import add_routes
-from polydraft.server.wire.errors import Refused, of_fields, ours
+from polydraft.server.wire.error_answers import Refused, of_fields, ours
 from polydraft.server.wire.openapi import described
 
 PAGE = Path(__file__).parent / "page"

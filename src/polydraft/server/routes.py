@@ -22,7 +22,7 @@ from polydraft.server.wire.answer_types import (
     Version,
 )
 from polydraft.server.wire.answers import AnswerShape
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.openapi import ASKED, ERRORS, answers
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 

@@ -2,7 +2,7 @@
 
 from polydraft.theory.closed_forms import top_then_sample_acceptance, two_draft_acceptance, two_drafts_suffice
 from polydraft.theory.containment import containment, containment_chain, inclusion
-from polydraft.theory.optimal import OptimalSet, optimal_acceptance, optimal_set
+from polydraft.theory.optimum import OptimalSet, optimal_acceptance, optimal_set
 from polydraft.theory.quadrature import TimeNodes, time_nodes
 from polydraft.theory.speedup import (
     best_length,
@@ -17,7 +17,7 @@ from polydraft.theory.speedup import (
     tokens_per_call,
 )
 from polydraft.theory.submodular import minimising_order
-from polydraft.theory.successive import SuccessiveLaw
+from polydraft.theory.successive_optimum import SuccessiveLaw
 from polydraft.theory.transport import drafted_sets, flow_acceptance, lp_acceptance
 
 __all__ = [

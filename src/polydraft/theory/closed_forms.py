@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.errors import InvalidParameter, is_number
 from polydraft.probs import normalised, overlap
 from polydraft.schemes import require_draft_count
-from polydraft.theory.rows import likeliest, prefix_sums
+from polydraft.theory.theory_rows import likeliest, prefix_sums
 
 
 def two_draft_acceptance(

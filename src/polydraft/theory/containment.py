@@ -5,9 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.schemes import Draws, Scheme, SetLaw, set_law_of
-from polydraft.theory.conditional import conditional_chain, conditional_inclusion
-from polydraft.theory.rows import likeliest, prefix_sums
-from polydraft.theory.successive import SuccessiveLaw
+from polydraft.theory.poisson_optimum import conditional_chain, conditional_inclusion
+from polydraft.theory.successive_optimum import SuccessiveLaw
+from polydraft.theory.theory_rows import likeliest, prefix_sums
 
 
 def containment_chain(

@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.errors import InvalidParameter, NotConverged, is_whole
 from polydraft.schemes import Scheme
 from polydraft.theory.containment import containment_chain
-from polydraft.theory.rows import prefix_sums
+from polydraft.theory.theory_rows import prefix_sums
 
 LEAST_SQUARES = cast(Callable[..., Any], torch.linalg.lstsq)  # pyright: ignore  not typed in torch
 ROUNDS = 300

@@ -1,10 +1,10 @@
 """Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
 from polydraft.training.export import export_pair
-from polydraft.training.heads.kinds import LOSSES, MAKERS, HeadSize
+from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head
 from polydraft.training.heads.loop import Drafting, HeadRecipe
-from polydraft.training.heads.making import HeadPlan, MadeHead, make_head
-from polydraft.training.heads.writing import WritingPlan
+from polydraft.training.heads.new_heads import LOSSES, MAKERS, HeadSize
+from polydraft.training.heads.shard_writing import WritingPlan
 from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
 from polydraft.training.measure import Quality, measure_quality
 from polydraft.training.own_text import OwnText, write_own_text

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, InvalidProbabilities, VocabularyMismatch, shown
 from polydraft.probs import check_probs
-from polydraft.verifiers.law import DraftRows, Drafts, NodeVerifier, OutcomeLaw, Row, ScalableVerifier, Shares
+from polydraft.verifiers.outcome_law import DraftRows, Drafts, NodeVerifier, OutcomeLaw, Row, ScalableVerifier, Shares
 
 ROUNDING = 1e-4
 """By so much the sum of a foreign rule's law may differ from one, in single precision over many tokens."""

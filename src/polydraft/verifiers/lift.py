@@ -3,7 +3,7 @@
 from typing import Generic, TypeVar
 
 from polydraft.schemes import Scheme
-from polydraft.verifiers.law import NodeVerifier
+from polydraft.verifiers.outcome_law import NodeVerifier
 from polydraft.verifiers.traits import traits
 
 Rule = TypeVar("Rule", bound=NodeVerifier)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import MOST_DRAFTS, most_drafts_of
-from polydraft.verifiers.law import NodeVerifier, VerificationRule
+from polydraft.verifiers.outcome_law import NodeVerifier, VerificationRule
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from polydraft import (
 )
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Text

@@ -15,7 +15,7 @@ from test_block_heads import ROWS, begun, normed, rotated, text_of
 from torch import Tensor
 
 from polydraft.drafters import DraftRequest, HeadDrafter, load_head, write_block
-from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
 from polydraft.reading import Features, Text

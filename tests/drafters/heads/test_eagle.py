@@ -20,9 +20,9 @@ from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads import ends as ends_of_heads
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadState
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.layers import Anatomy
+from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.drafters.model import SAMPLED
 from polydraft.errors import InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, linear_of
@@ -240,7 +240,7 @@ def test_prompts_in_chunks_are_prompts(
 ) -> None:
     drafter, drafts = drafter_of(name), [[5, 7]] * 3
     whole = rows_below(drafter, begun(drafter, target, PROMPTS)[0], text_of(PROMPTS), drafts)
-    monkeypatch.setattr("polydraft.drafters.heads.eagle.AT_ONCE", at_once)
+    monkeypatch.setattr("polydraft.drafters.heads.eagle_head.AT_ONCE", at_once)
     for chunk in (None, 1, 4):
         state, _ = begun(drafter, target, PROMPTS, chunk)
         torch.testing.assert_close(rows_below(drafter, state, text_of(PROMPTS), drafts), whole, atol=1e-6, rtol=0)

@@ -17,8 +17,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import polydraft
 from polydraft.drafters import DraftRequest, HeadDrafter, is_head, load_head, write_block
-from polydraft.drafters.heads.block import BlockHead
-from polydraft.drafters.heads.layers import Rotation
+from polydraft.drafters.heads.block_head import BlockHead
+from polydraft.drafters.heads.sublayers import Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise

@@ -18,8 +18,8 @@ import polydraft
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.formats.medusa import is_medusa, read_medusa, write_medusa
-from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.formats.medusa_folders import is_medusa, read_medusa, write_medusa
+from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft.cli import main
 from polydraft.drafters import load_head, write_block, write_medusa
-from polydraft.drafters.heads.reads import MadeFor
+from polydraft.drafters.heads.drafter import MadeFor
 from polydraft.errors import CheckpointError, TargetMismatch
-from polydraft.models import HuggingFaceModel
+from polydraft.models import Facts, HuggingFaceModel
 
 PROMPT = torch.tensor([[1, 2, 3]])
 PAIR = Path(polydraft.__file__).parent / "data" / "pair"
@@ -102,7 +102,12 @@ class Sized(HuggingFaceModel):
     """A target of any number of tokens, of which nothing else is looked at."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.vocab_size, self.layers = vocab_size, None
+        self.vocab_size = vocab_size
+
+    @property
+    def facts(self) -> Facts:
+        """The number of tokens."""
+        return Facts(self.vocab_size, 64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

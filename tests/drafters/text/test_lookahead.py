@@ -13,8 +13,7 @@ from doubles import plain_logits, tiny_model
 import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, NaiveMatch, NgramPool, TopDown
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.text.lookahead import LookaheadState
-from polydraft.drafters.text.window import Window, layout, most_scored
+from polydraft.drafters.text.lookahead import LookaheadState, Window, layout, most_scored
 from polydraft.engine.loop.prefill import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.probs import Noise, SamplingParams

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import polydraft
 from polydraft.catalogue import drafter_line
-from polydraft.cli.benchmark.arms import spell_arm
+from polydraft.cli.benchmark.arm_spelling import spell_arm
 from polydraft.drafters import DraftRequest, LookaheadDrafter, NgramDrafter, Session, given_chain
 from polydraft.drafters.text import Bounds
 from polydraft.drafters.text.index import IndexedText

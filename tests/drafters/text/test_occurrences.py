@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from polydraft.drafters.text import Bounds
 from polydraft.drafters.text.index import SENTINEL, Occurrences, Ranged, Scanned, as_tokens
-from polydraft.drafters.text.stores.order import backward_order, joined_orders
-from polydraft.drafters.text.stores.segment import joined
+from polydraft.drafters.text.stores.segment import backward_order, joined, joined_orders
 from polydraft.drafters.text.suffix import Continuing, grow_by_counts, longest_of, tree_of
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6)

@@ -20,7 +20,7 @@ from polydraft.drafters import (
     SuffixDrafter,
     SuffixStore,
 )
-from polydraft.drafters.text.following import PredictionPlace, moved
+from polydraft.drafters.text.predicted import PredictionPlace, moved
 from polydraft.errors import InvalidParameter
 
 PREDICTION = np.array([10, 11, 12, 13, 14, 15, 16, 17])

@@ -11,8 +11,8 @@ from doubles import tiny_model
 import polydraft
 from polydraft.drafters import RetrievalDrafter, StoreVocabulary, StoreWriter, SuffixDrafter, SuffixStore, TextStore
 from polydraft.drafters.text.index import as_tokens
-from polydraft.drafters.text.stores import bound as bounds
-from polydraft.drafters.text.stores.bound import BOUND, Bound, keep_bound, read_bound
+from polydraft.drafters.text.stores import folder as bounds
+from polydraft.drafters.text.stores.folder import BOUND, Bound, keep_bound, read_bound
 from polydraft.errors import StoreError
 
 OURS = StoreVocabulary(1000, b"m" * 32, "ours")

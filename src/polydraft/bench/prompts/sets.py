@@ -4,17 +4,37 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import groupby, islice
 from pathlib import Path
 
-from polydraft.bench.files import check_regular, home_expanded
-from polydraft.bench.prompts.kinds import by_kind
-from polydraft.bench.prompts.prompt import Prompt, as_asked
-from polydraft.bench.prompts.rows import LONGEST, prompt_from_row
+from polydraft.bench.prompts.prompt import Prompt, as_asked, in_turn
+from polydraft.bench.prompts.prompt_formats import LONGEST, prompt_from_row
+from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 from polydraft.fetched import PROMPTS as FETCHED
 from polydraft.fetched import is_there, place
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+OTHERS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+KIND = "mt-bench"
+"""The kind of the eight categories."""
+
+
+def by_kind(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts of one set grouped by kind, if the set is Spec-Bench; else as they are.
+
+    A set is Spec-Bench if it has prompts of all thirteen categories. The categories of MT-Bench take turns within their
+    kind, so that its first eight prompts are of eight categories.
+    """
+    categories = {one.task for one in prompts}
+    if not categories.issuperset((*MT_BENCH, *OTHERS)):
+        return list(prompts)
+    mixed = in_turn([one for one in prompts if one.task in MT_BENCH])
+    ours = [replace(one, task=KIND) for one in mixed]
+    return ours + [one for one in prompts if one.task not in MT_BENCH]
+
 
 USUAL = ("gsm8k", "humaneval", "python")
 """The shipped sets of raw texts, which any model can continue."""

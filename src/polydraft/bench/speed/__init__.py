@@ -1,8 +1,8 @@
 """Speed: arms that continue the same prompts in turn, their speed-ups with intervals, and what bounds them."""
 
 from polydraft.bench.speed.arms import PLAIN, Arm, Generated, PromptBatch, drafting_arm, plain_arm, rounded_arm
-from polydraft.bench.speed.hugging_face import LOOKUP_TOKENS, assisted_arm, hugging_face_arm, lookup_arm
-from polydraft.bench.speed.measure import check_arms, measure_speed, prompts_that_fit
+from polydraft.bench.speed.hugging_face_arms import LOOKUP_TOKENS, assisted_arm, hugging_face_arm, lookup_arm
+from polydraft.bench.speed.measuring import check_arms, measure_speed, prompts_that_fit
 from polydraft.bench.speed.pages import (
     difference_table,
     equality_in_words,

@@ -1,5 +1,5 @@
 """`polydraft bench` with its subjects, and `polydraft report`: options, what is shown, and the report's page."""
 
-from polydraft.cli.benchmark.commands import bench_app
+from polydraft.cli.benchmark.subjects import bench_app
 
 __all__ = ["bench_app"]

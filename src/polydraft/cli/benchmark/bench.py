@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from polydraft.bench import USUAL, Prompt, Table, read_prompt_sets
+from polydraft.bench import USUAL, Prompt, Table, read_prompt_sets, require_matplotlib
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
@@ -28,21 +28,24 @@ from polydraft.bench.speed import (
     lossy_arms,
     measure_speed,
     prompts_that_fit,
+    read_speed_results,
     rounds,
     speed_conditions,
     speed_table,
     summarise_speed,
     typical_load,
+    verdicts,
+    write_report,
 )
-from polydraft.cli.benchmark.arms import PREDICTION, build_arms, drafting_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
-from polydraft.cli.generate import named_draft
+from polydraft.cli.one_text import named_draft
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load
 from polydraft.models import Pair, load_pair
-from polydraft.options.commands.bench_options import BenchOptions
+from polydraft.options.commands.bench_options import BenchOptions, ReportOptions
 
 WHOLE = 4096
 """The usual most tokens of a replayed text, which ends by itself."""
@@ -224,3 +227,22 @@ def say_busy(console: Console, busy: float | None, place: dict[str, Any]) -> Non
     if busy is not None and busy > BUSY * threads and not place["accelerator"]:
         said = f"Load average {busy:.1f} on {threads} threads: other programs were busy, so do not trust it."
         console.print(styled(said, "yellow"), soft_wrap=True)
+
+
+def run_report(options: ReportOptions) -> int:
+    """Write the page and say what is in it.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        ResultsError: the runs cannot be read, or the report cannot be written.
+    """
+    require_matplotlib()
+    conditions, records = read_speed_results(options.runs)
+    page, *figures = write_report(conditions, records, options.out)
+    results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
+    console = new_console()
+    for line in verdicts(results):
+        console.print(line.replace("**", ""), soft_wrap=True)
+    console.print(equality_in_words(results, differences_in(records), lossy_arms(conditions)), soft_wrap=True)
+    console.print(f"{page}, with {len(figures)} figures beside it.", soft_wrap=True)
+    return 0

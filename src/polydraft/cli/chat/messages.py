@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.files import check_regular, home_expanded
 from polydraft.bench.prompts import has_json_lines, read_text
+from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 
 MOST_BYTES = 2**20

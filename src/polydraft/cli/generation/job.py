@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from polydraft.cli.generate import given_prompt, run_generate
-from polydraft.cli.generation.batch import run_file
-from polydraft.cli.generation.grammars import given_grammar
+from polydraft.cli.generation.grammar_options import given_grammar
+from polydraft.cli.generation.prompt_file import run_file
+from polydraft.cli.one_text import given_prompt, run_generate
 from polydraft.errors import InvalidParameter
 from polydraft.options.commands.generate_options import GenerateOptions
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from polydraft.bench.files import check_regular, home_expanded
 from polydraft.bench.prompts.sets import has_json_lines
+from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 from polydraft.models import Message
 

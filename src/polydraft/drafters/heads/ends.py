@@ -97,7 +97,7 @@ class HeadEnds(nn.Module):
             TargetMismatch: the target's embeddings have another width, and the head has none of its own.
             VocabularyMismatch: the head has tokens that the target does not have.
         """
-        like = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.device))
+        like = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.facts.device))
         self._check(target, width, like)
         tokens = self.get_buffer("tokens") if self.tokens is not None else None
         embed: Callable[[Tensor], Tensor] = target.embedded if self.embed_tokens is None else self.embed_tokens
@@ -117,23 +117,23 @@ class HeadEnds(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def _check(self, target: LanguageModel, width: int, like: Tensor) -> None:
+        known = target.facts.vocab_size
         if self.embed_tokens is None:
             if like.shape[-1] != width:
                 raise TargetMismatch(
                     f"The head is {width} wide and the target's embeddings {like.shape[-1]}: it was trained for "
                     "another target."
                 )
-        elif self.embed_tokens.num_embeddings < target.vocab_size:
+        elif self.embed_tokens.num_embeddings < known:
             raise VocabularyMismatch(
-                f"The head knows {self.embed_tokens.num_embeddings} tokens and the target has {target.vocab_size}: it "
+                f"The head knows {self.embed_tokens.num_embeddings} tokens and the target has {known}: it "
                 "was trained for another target."
             )
         most = None if self.tokens is None else int(self.get_buffer("tokens").max()) + 1
         rows = self.lm_head.out_features if self.lm_head is not None and most is None else most
-        if rows is not None and rows > target.vocab_size:
+        if rows is not None and rows > known:
             raise VocabularyMismatch(
-                f"The head drafts {rows} tokens and the target has {target.vocab_size}: it was trained for another "
-                "target."
+                f"The head drafts {rows} tokens and the target has {known}: it was trained for another target."
             )
 
 

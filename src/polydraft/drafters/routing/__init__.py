@@ -1,9 +1,8 @@
 """Several drafters for one text: one of them for every step, or all in one tree."""
 
-from polydraft.drafters.routing.hedge import choice_law, hedged
 from polydraft.drafters.routing.lookup_first import LookupFirst
-from polydraft.drafters.routing.merged import MergedDrafter
-from polydraft.drafters.routing.routed import RoutedDrafter
+from polydraft.drafters.routing.merge import MergedDrafter
+from polydraft.drafters.routing.routed import RoutedDrafter, choice_law, hedged
 from polydraft.drafters.routing.usual import merge, merge_beside, route, route_before, route_first, usual_members
 
 __all__ = [

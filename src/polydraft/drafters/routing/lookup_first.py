@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Needs, Session, drafts_name, finished, is_sound
+from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session, drafts_name, finished, is_sound
 from polydraft.drafters.text import LOOKUP, Bounds, Guess, NgramDrafter, given
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import Any, cast
+from math import exp, isfinite, log
+from typing import Any, TypeVar, cast
 
-from polydraft.drafters.protocol import (
+from polydraft.drafters.contract import (
     Defaults,
     Drafter,
     DraftRequest,
@@ -16,7 +16,6 @@ from polydraft.drafters.protocol import (
     owned_models,
     owned_networks,
 )
-from polydraft.drafters.routing.hedge import choice_law, chosen, hedged
 from polydraft.drafters.routing.together import SeveralDrafters
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.errors import InvalidParameter, is_number, shown
@@ -35,6 +34,65 @@ from polydraft.trees import (
     restricted,
     rows_found,
 )
+
+Sleeper = TypeVar("Sleeper")
+
+
+def choice_law(weights: Mapping[Sleeper, float], awake: Collection[Sleeper]) -> dict[Sleeper, float]:
+    """Return the law by which one of the experts that are awake is chosen: pi_e = w_e / sum of w over those awake.
+
+    Args:
+        weights: the logarithms of the experts' weights.
+        awake: the experts that have something to say in this round, at least one.
+    """
+    most = max(weights[expert] for expert in awake)
+    raw = {expert: exp(weights[expert] - most) for expert in awake}
+    total = sum(raw.values())
+    return {expert: value / total for expert, value in raw.items()}
+
+
+def chosen(law: Mapping[Sleeper, float], uniform: float) -> Sleeper:
+    """Draw an expert, by a number from [0, 1)."""
+    for expert, share in law.items():
+        uniform -= share
+        if uniform < 0:
+            return expert
+    return next(reversed([*law]))
+
+
+def hedged(weights: Mapping[Sleeper, float], gains: Mapping[Sleeper, float], rate: float) -> dict[Sleeper, float]:
+    """Return the logarithms of weights after a round.
+
+    With pi the choice law of those awake and g their gains, all in [0, 1],
+
+        w_e <- w_e exp(rate (g_e - m)),   m = log(sum_e pi_e exp(rate g_e)) / rate,
+
+    which leaves the sum of all weights as it is. So for every expert u that began with the share pi_u, over the rounds
+    in which it is awake,
+
+        sum (g_u - sum_e pi_e g_e)  <=  log(1 / pi_u) / rate + rate * rounds / 8:
+
+    its weight never exceeds the sum, hence sum (g_u - m) <= log(1 / pi_u) / rate, and m is at most the mean gain plus
+    rate / 8 (Hoeffding's lemma). With rate = sqrt(8 log(n) / rounds) this is sqrt(rounds log(n) / 2).
+
+    Args:
+        weights: the logarithms of all weights.
+        gains: of the experts that were awake, also of those that were not chosen.
+        rate: how fast weights move.
+
+    Source: Freund, Schapire, Singer and Warmuth, STOC 1997 (experts that sleep); HedgeSpec, arXiv 2510.20064.
+    """
+    before = {expert: weights[expert] for expert in gains}
+    after = {expert: weight + rate * gains[expert] for expert, weight in before.items()}
+    mixed = (_log_sum(after.values()) - _log_sum(before.values())) / rate
+    return {**weights, **{expert: weights[expert] + rate * (gain - mixed) for expert, gain in gains.items()}}
+
+
+def _log_sum(values: Collection[float]) -> float:
+    """Return log(sum(exp(v))), also where exp(v) is no number that there is room for."""
+    most = max(values)
+    return most + log(sum(exp(value - most) for value in values))
+
 
 PLAIN, OTHER = -1, -2
 """Experts that are no text drafter: no draft at all, and the other drafter."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from polydraft.drafters.protocol import Drafter, finished
+from polydraft.drafters.contract import Drafter, finished
 from polydraft.drafters.text import TextDrafter
 from polydraft.reading import Features, Text
 

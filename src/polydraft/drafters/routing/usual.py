@@ -1,7 +1,7 @@
 """The text drafters that are routed or merged where nobody names any."""
 
-from polydraft.drafters.protocol import Drafter
-from polydraft.drafters.routing.merged import MergedDrafter
+from polydraft.drafters.contract import Drafter
+from polydraft.drafters.routing.merge import MergedDrafter
 from polydraft.drafters.routing.routed import RoutedDrafter
 from polydraft.drafters.text import NgramDrafter, RecyclingDrafter, SuffixDrafter, TextDrafter
 

@@ -1,6 +1,5 @@
 """Drafters of fixed tokens, which need no model of their own: they know them from text and from earlier steps."""
 
-from polydraft.drafters.text.following import Followed
 from polydraft.drafters.text.guess import (
     LOOKUP,
     Bounds,
@@ -17,7 +16,7 @@ from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.ouroboros import OuroborosDrafter
 from polydraft.drafters.text.pool import NgramPool
-from polydraft.drafters.text.predicted import PredictedDrafter
+from polydraft.drafters.text.predicted import Followed, PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
 from polydraft.drafters.text.retrieval import RetrievalDrafter
 from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore, flush_stores

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Defaults, Drafter, DraftRequest, Session
+from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
 from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Scheme, require_scheme

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Session
+from polydraft.drafters.contract import Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.reading import Step, Text
 from polydraft.rows import per_row, shared

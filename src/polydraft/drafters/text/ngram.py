@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.contract import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import IndexedRows, IndexedText
 from polydraft.errors import InvalidParameter, is_whole, shown

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.drafters.protocol import Decoder, Defaults, Drafter, DraftRequest, Session, owned_models, owned_networks
+from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session, owned_models, owned_networks
 from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given
 from polydraft.drafters.text.lookahead import (
     MOST_SCORED,
@@ -21,7 +21,7 @@ from polydraft.drafters.text.lookahead import (
 )
 from polydraft.drafters.text.pool import Entry, NgramPool, Phrase
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
-from polydraft.models import LanguageModel, can_branch, check_same_size, does_encode, module_of, same_model
+from polydraft.models import LanguageModel, check_same_size, module_of, same_model
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import cut, parts, per_row, scratch, shared
@@ -163,9 +163,10 @@ class OuroborosDrafter(GivenDrafter):
         model = _single(self.draft_model)
         numbers = (self.level, self.window, self.guesses)
         inner = LookaheadDrafter(*numbers, self.pool_from_prompt, self.pool, self.most_scored)
-        if inner.needs.riders >= model.context:
+        if inner.needs.riders >= model.facts.context:
             raise InvalidParameter(
-                f"The window has {inner.needs.riders} tokens, more than the draft model's context of {model.context}."
+                f"The window has {inner.needs.riders} tokens, more than the draft model's context of "
+                f"{model.facts.context}."
             )
         trees = inner.defaults(LIKELIEST).policy  # one for all loops, so that rows of one may join another
         for key, value in {"model": model, "lookahead": inner, "trees": trees, "rule": FollowLikeliest()}.items():
@@ -178,7 +179,7 @@ class OuroborosDrafter(GivenDrafter):
 
     def start(self, text: Text, session: Session) -> OuroborosState:
         """Begin the draft model's loop, which has read nothing."""
-        check_same_size(session.vocab_size, self.model.vocab_size)
+        check_same_size(session.vocab_size, self.model.facts.vocab_size)
         if session.decoder is None:
             raise InvalidParameter(
                 f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none."
@@ -339,8 +340,8 @@ def _single(given: object) -> LanguageModel:
             f"Ouroboros drafts with a draft model such as HuggingFaceModel(...), not {shown(given)}."
         )
     name = type(module_of(model) or model).__name__
-    if not can_branch(model):
+    if not model.facts.branches:
         raise UnsupportedModel(f"{name} scores chains only, but ouroboros needs tokens scored beside them.")
-    if does_encode(model):
+    if model.facts.encodes:
         raise UnsupportedModel(f"{name} has an encoder, whose input ouroboros cannot hand on.")
     return model

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.outside import digest_of
-from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
+from polydraft.drafters.contract import digest_of
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch, is_whole
 
 FORMAT = 1

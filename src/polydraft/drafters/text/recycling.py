@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.outside import digest_of
-from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.contract import Defaults, Session, digest_of
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams

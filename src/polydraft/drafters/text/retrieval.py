@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.contract import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import as_tokens
 from polydraft.drafters.text.stores import StoreVocabulary, TextStore

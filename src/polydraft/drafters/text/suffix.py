@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.protocol import Defaults, Session
+from polydraft.drafters.contract import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import LONGEST, IndexedRows, IndexedText, Occurrences, Tokens
 from polydraft.drafters.text.stores import StoreVocabulary, SuffixStore, shared_store

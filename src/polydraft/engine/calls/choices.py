@@ -29,13 +29,13 @@ from polydraft.drafters import (
     route_before,
 )
 from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
-from polydraft.engine.calls.loading import draft_for
+from polydraft.engine.calls.load import draft_for
 from polydraft.engine.calls.output import checked_logprobs
 from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
 from polydraft.engine.loop.batch import Method
 from polydraft.errors import CheckpointError, InvalidParameter, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, does_encode, is_known
+from polydraft.models import HuggingFaceModel, Pair, check_same_source, is_known
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Confident, Fixed, LearningPolicy, TreePolicy, TreeShape, Widths, as_chain
@@ -83,7 +83,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     """
     given = choices.drafter
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
-    if any(map(does_encode, owned_models(drafter))) and not target.encodes:
+    if any(one.facts.encodes for one in owned_models(drafter)) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
     verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     if _only_names_one(given):

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import NoDraft
-from polydraft.engine.block import Statistics, summed
+from polydraft.engine.emission import Statistics, summed
 from polydraft.engine.generate import stream
 from polydraft.engine.run import Run
 

@@ -6,7 +6,7 @@ from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter, owned_models, proposes
 from polydraft.engine.loop.batch import Method
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
-from polydraft.models import HuggingFaceModel, LanguageModel, can_branch, does_remember, module_of
+from polydraft.models import HuggingFaceModel, LanguageModel, module_of
 from polydraft.schemes import require_pairs
 from polydraft.trees import LearningPolicy, TreePolicy, as_chain
 from polydraft.verifiers import require_few
@@ -19,12 +19,12 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
         UnsupportedModel: the drafter needs a target that scores trees.
         InvalidParameter: it needs more tokens scored beside them than the target's context has.
     """
-    if drafter.needs.riders >= target.context:
+    if drafter.needs.riders >= target.facts.context:
         raise InvalidParameter(
             f"{drafter.name} needs {drafter.needs.riders} tokens scored beside the text, but the model's context has "
-            f"{target.context}."
+            f"{target.facts.context}."
         )
-    if not can_branch(target):
+    if not target.facts.branches:
         name = _name(target)
         if drafter.needs.riders:
             raise UnsupportedModel(f"{name} scores chains only, but {drafter.name} needs tokens scored beside them.")
@@ -33,9 +33,9 @@ def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
                 f"{name} scores chains only, but {drafter.name} draft side by side in one tree; let them take turns: "
                 "route_first(...), or route-first on the command line."
             )
-        if drafter.needs.target and does_remember(target):
+        if drafter.needs.target and target.facts.remembers:
             raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
-    unable = [model for model in (target, *(owned_models(drafter))) if not can_branch(model)]
+    unable = [model for model in (target, *(owned_models(drafter))) if not model.facts.branches]
     return _name(unable[0]) if unable else None
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.engine.block import Block, Emission, Statistics
 from polydraft.engine.calls.past import Past
+from polydraft.engine.emission import Block, Emission, Statistics
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import filtered_scores

@@ -7,7 +7,7 @@ import torch
 
 from polydraft.drafters import Drafter, owned_networks
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models import LanguageModel, chosen_precision, does_remember, function_of, module_of, same_model
+from polydraft.models import LanguageModel, chosen_precision, function_of, module_of, same_model
 from polydraft.reading import Reader, Text
 from polydraft.rows import within
 
@@ -89,7 +89,7 @@ def check_keys(reader: Reader, text: Text) -> None:
     Raises:
         InvalidParameter: the last known token has other keys or values by now.
     """
-    if not does_remember(reader.model) and not reader.agrees(text):
+    if not reader.model.facts.remembers and not reader.agrees(text):
         raise _changed(OTHERWISE)
 
 
@@ -112,4 +112,4 @@ def committed(text: Text) -> Text:
 def state_of(target: LanguageModel) -> object:
     """Return what changes when a model, or the precision of its passes, does, as far as one can look into it."""
     module = module_of(target)
-    return None if module is None else (*function_of(module), chosen_precision(target.device))
+    return None if module is None else (*function_of(module), chosen_precision(target.facts.device))

@@ -12,7 +12,7 @@ import polydraft.rows as states
 from polydraft.drafters import Drafter
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
-from polydraft.models import LanguageModel, can_branch
+from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
 from polydraft.trees import MENDABLE, TreePolicy
@@ -331,8 +331,8 @@ class Batch:
 
 def empty(target: LanguageModel, size: int, capacity: int) -> Batch:
     """Return a batch without rows; with memory for so many if rows of the target's cache can change places."""
-    tokens = torch.zeros(size, capacity, dtype=torch.int64, device=target.device)
-    text, moves = Text(tokens[:0], tokens[:0, 0]), can_branch(target)
+    tokens = torch.zeros(size, capacity, dtype=torch.int64, device=target.facts.device)
+    text, moves = Text(tokens[:0], tokens[:0, 0]), target.facts.branches
     whole = reader_of(target, size if moves else 1, capacity)
     reader = replace(whole, cache=whole.cache.of_first(0) if moves else whole.cache, read=())
     spare = Spare(whole, tokens) if moves else None

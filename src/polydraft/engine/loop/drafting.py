@@ -106,7 +106,7 @@ def request_of(part: Part, batch: Batch, noise: Noise) -> DraftRequest:
 
 def drafted(part: Part, batch: Batch, noise: Noise, clock: Clock) -> Drafted:
     """Ask a part for its drafts; after an error nothing more is asked of it, and what was drawn before is verified."""
-    roots, vocab = batch.text.last(), batch.reader.model.vocab_size
+    roots, vocab = batch.text.last(), batch.reader.model.facts.vocab_size
     if part.fault:
         return Drafted(part, part, None, roots)
     asked = request_of(part, batch, noise)
@@ -142,7 +142,7 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
     draft, after = answer
     if sound:
         return draft, after
-    vocab = batch.reader.model.vocab_size
+    vocab = batch.reader.model.facts.vocab_size
     drawn, _ = _drawn(asked)
     return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, drawn), after
 

@@ -118,7 +118,7 @@ def opened(
     known = past.known(text, method.drafter) if past else 0
     if past and known:
         reader = reader.put(0, past.reader.cut(0, known))
-    session = Session(laws[0].params, capacity, target.vocab_size, reader, LOOP, sources)
+    session = Session(laws[0].params, capacity, target.facts.vocab_size, reader, LOOP, sources)
     part, faults = Part(method, laws[0].params, method.policy, None, tuple(range(rows)), fault), tuple[Fault, ...]()
     noise = prompts.noise
     try:

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters import drafts_name, finished
-from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.output import scores_of
 from polydraft.engine.clock import UNTIMED, Clock
+from polydraft.engine.emission import Block, Emission
 from polydraft.engine.loop.batch import Batch, Method, Part, faults_of, in_sight
 from polydraft.engine.loop.drafting import (
     Drafted,
@@ -29,7 +29,6 @@ from polydraft.engine.loop.drafting import (
 from polydraft.engine.loop.faults import NO_LAW, committed_apart, drafted_apart, settled, without_rows
 from polydraft.engine.stopping import in_step
 from polydraft.engine.target_law import TargetLaw, TargetRows, target_rows
-from polydraft.models import can_branch
 from polydraft.probs import Noise, sent, to_probs
 from polydraft.reading import Scored, Step, Text
 from polydraft.trees import MENDABLE, Piece, TokenTree, Verdict, stacked_tree
@@ -69,7 +68,8 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
     Raises:
         InvalidProbabilities: the logits behind the text of a row that has not ended are not usable.
     """
-    text, fresh, vocab = batch.text, batch.noise.at(batch.steps, batch.text.lengths), batch.reader.model.vocab_size
+    text, vocab = batch.text, batch.reader.model.facts.vocab_size
+    fresh = batch.noise.at(batch.steps, text.lengths)
     asked = [_asked(part, batch, fresh, clock, mends) for part in batch.parts]
     drafts = [(one.before.method, piece) for found, _ in asked for one in found for piece in one.pieces]
     pieces = [piece for _, piece in drafts]
@@ -77,7 +77,7 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
     with clock.charge("target"):
         scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
     target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
-    lost = [row for row in sorted(batch.going) if not told[row][0]] if can_branch(batch.reader.model) else []
+    lost = [row for row in sorted(batch.going) if not told[row][0]] if batch.reader.model.facts.branches else []
     if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
         scored = _with_plain_roots(batch, scored, lost)
         target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock)

@@ -2,7 +2,7 @@
 
 from polydraft.engine.many.asked import Completed
 from polydraft.engine.many.call import generate_many
-from polydraft.engine.many.run import ManyRun
+from polydraft.engine.many.many_run import ManyRun
 from polydraft.engine.many.running import Request, RunningBatch, RunningStep
 
 __all__ = ["Completed", "ManyRun", "Request", "RunningBatch", "RunningStep", "generate_many"]

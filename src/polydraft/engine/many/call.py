@@ -30,7 +30,7 @@ from polydraft.engine.many.asked import (
     request_for,
     with_methods,
 )
-from polydraft.engine.many.run import ManyRun, ManySetup
+from polydraft.engine.many.many_run import ManyRun, ManySetup
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter
 from polydraft.models import (

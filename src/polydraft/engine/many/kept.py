@@ -64,7 +64,7 @@ def copied(past: Past, part: Part) -> Past:
     reader = reader_of(past.target, 1, count, past.reader.layers).put(0, past.reader)
     if past.drafts is None:
         return replace(past, reader=reader)
-    session = Session(part.params, count + 1, past.target.vocab_size, reader, LOOP)
+    session = Session(part.params, count + 1, past.target.facts.vocab_size, reader, LOOP)
     drafts = resumed(part.drafter, past.drafts, count - 1, past.text, session)
     return replace(past, reader=reader, drafts=drafts)
 

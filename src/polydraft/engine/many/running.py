@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.engine.block import Block, Emission
 from polydraft.engine.calls.past import Past
+from polydraft.engine.emission import Block, Emission
 from polydraft.engine.loop.batch import Batch, Method, empty, placed
 from polydraft.engine.loop.prefill import Prompts, begin, opened, read_on, room_for
 from polydraft.engine.loop.step import step
@@ -20,7 +20,7 @@ from polydraft.engine.observer import Observer
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow
-from polydraft.models import LanguageModel, does_remember
+from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 
@@ -155,7 +155,7 @@ class RunningBatch:
         self.target, self.method, self.size, self.capacity = target, method, size, capacity
         self.observer = observer or Observer(target)
         self._fixed, self._chunk, self._kept = fixed, chunk, KeptTexts(keeps)
-        self._pace = pace or Pace(chunk, clock_of(target.device))
+        self._pace = pace or Pace(chunk, clock_of(target.facts.device))
         batch = empty(target, size, capacity) if fixed is None else self._idle(fixed)
         self._standing = _Standing(batch, texts=() if fixed is None else (None,) * size)
 
@@ -303,7 +303,7 @@ class RunningBatch:
     @torch.inference_mode()
     def _idle(self, params: SamplingParams) -> Batch:
         """Return a batch of idle rows, of one token each."""
-        tokens = torch.zeros(self.size, 1, dtype=torch.int64, device=self.target.device)
+        tokens = torch.zeros(self.size, 1, dtype=torch.int64, device=self.target.facts.device)
         laws, endings = (TargetLaw(params),) * self.size, (Ending(max_length=self.capacity),) * self.size
         prompts = Prompts(Text(tokens, torch.ones_like(tokens[:, 0])), laws, endings, Noise.from_seed(0, self.size))
         rows = begin(self.target, self.method, prompts, capacity=self.capacity, clock=self.observer.clock)
@@ -350,7 +350,7 @@ class RunningBatch:
     def _past_of(self, standing: _Standing, guest: _Guest) -> Past | None:
         """Return what is known of a prompt: from a text in progress of its kin, or from one that is kept."""
         for row, one in enumerate(standing.texts):
-            if one is not None and _akin(one, guest) and not does_remember(self.target):
+            if one is not None and _akin(one, guest) and not self.target.facts.remembers:
                 return self._for(guest, *known_of(standing.batch, row))
         return self._kept.like(_prompt(guest.request), self._method_of(guest).drafter) if guest.shares else None
 
@@ -422,7 +422,7 @@ class RunningBatch:
         Of models that remember in states rows cannot be read apart: only prompts are kept. If it cannot be kept, the
         next text like it is read.
         """
-        if guest is not None and guest.shares and self._kept.size and not does_remember(self.target):
+        if guest is not None and guest.shares and self._kept.size and not self.target.facts.remembers:
             with suppress(Exception):
                 past, part = known_of(batch, row)
                 self._kept.add(copied(past, part), part.drafter)

@@ -2,10 +2,8 @@
 
 from polydraft.models.chains.counting import scored_by_count, without
 from polydraft.models.chains.handed import NAME as HANDED
-from polydraft.models.chains.handed import HandedCache, row_by_row
-from polydraft.models.chains.listed import listed_cache
-from polydraft.models.chains.remembering import RememberingCache, remembers
-from polydraft.models.chains.states import States
+from polydraft.models.chains.handed import HandedCache, listed_cache, row_by_row
+from polydraft.models.chains.remembering import RememberingCache, States, remembers
 
 __all__ = [
     "HANDED",

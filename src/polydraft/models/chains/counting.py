@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.models.cache import TreeCache
-from polydraft.models.protocol import Forward, Layer
+from polydraft.models.language_model import Forward, Layer
 
 Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None, int], Forward]
 """Scores tokens at positions, or embeddings, into a cache that knows their slots; the number is of logits to keep."""

@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
 from polydraft.errors import CheckpointError, UnsupportedModel
-from polydraft.models.checkpoints.places import Source
-from polydraft.models.checkpoints.reasons import reason
+from polydraft.models.checkpoints.model_places import Source
+from polydraft.models.checkpoints.silence import reason
 
 CONFIG = "config.json"
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -25,8 +25,8 @@ from polydraft.models.checkpoints.contents import (
     read_json,
     shards,
 )
-from polydraft.models.checkpoints.places import Source, find
-from polydraft.models.checkpoints.reasons import reason
+from polydraft.models.checkpoints.model_places import Source, find
+from polydraft.models.checkpoints.silence import reason
 
 MEDUSA = "medusa_lm_head"
 """What Medusa's own tools call the file of their heads."""

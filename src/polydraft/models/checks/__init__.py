@@ -1,8 +1,7 @@
 """What a model must be and do before it is trusted with token trees, and how its passes leave it as it was."""
 
-from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.evaluation import device_of, evaluating, for_logits, is_offloaded
 from polydraft.models.checks.layout import cache_in, cache_name, kept_by
-from polydraft.models.checks.placement import device_of, is_offloaded
 from polydraft.models.checks.supported import (
     check_architecture,
     check_model,

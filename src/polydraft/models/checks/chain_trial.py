@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.models.protocol import Cache, LanguageModel
+from polydraft.models.language_model import Cache, LanguageModel
 from polydraft.probs import Noise
 
 

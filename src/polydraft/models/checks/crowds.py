@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.models.protocol import LanguageModel
+from polydraft.models.language_model import LanguageModel
 from polydraft.models.sources.encoded import is_encoder_decoder
 
 BESIDE = 7
@@ -45,7 +45,7 @@ def known_crowd(model: PreTrainedModel) -> str | None:
 
 def tried_crowd(door: CrowdedModel) -> str | None:
     """Return in words what passes over eight tokens show of a dependence on others; None if there is none."""
-    alone, equal, mixed = _beside(door) if door.branches else _before(door)
+    alone, equal, mixed = _beside(door) if door.facts.branches else _before(door)
     half, spread = torch.finfo(door.model.dtype).bits < 32, _rms(alone - alone.mean())
     config: Any = door.model.config.get_text_config(decoder=True)
     experts = any(word in name for name, size in vars(config).items() if type(size) is int for word in EXPERTS)
@@ -82,13 +82,13 @@ def _beside(door: CrowdedModel) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"
     cache = door.new_cache(1, BESIDE + 2)
 
     def scored(tokens: list[int], place: int) -> Float[Tensor, " V"]:
-        given = torch.tensor([tokens], device=door.device)
-        own = torch.eye(len(tokens), dtype=torch.bool, device=door.device)
+        given = torch.tensor([tokens], device=door.facts.device)
+        own = torch.eye(len(tokens), dtype=torch.bool, device=door.facts.device)
         mask = torch.nn.functional.pad(own, (place, 0), value=True).unsqueeze(0)
-        start = torch.full((1,), place, device=door.device)
+        start = torch.full((1,), place, device=door.facts.device)
         return door.forward(given, torch.full_like(given, place), mask, cache, start).logits[0, -1].float()
 
-    scored([(token + 1) % door.vocab_size], 0)
+    scored([(token + 1) % door.facts.vocab_size], 0)
     alone, equal = scored([token], 1), scored([token] * (BESIDE + 1), 1)
     return alone, equal, scored([*others, token], 1)
 
@@ -99,11 +99,11 @@ def _before(door: CrowdedModel) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"
     Experts that take tokens in the order of the text spare the first; chains that are read in pieces show these.
     """
     token, others = _tokens(door)
-    size = min(BESIDE + 1, door.context)
+    size = min(BESIDE + 1, door.facts.context)
 
     def scored(tokens: list[int]) -> Float[Tensor, " V"]:
-        given = torch.tensor([tokens], device=door.device)
-        places = torch.arange(len(tokens), device=door.device).unsqueeze(0)
+        given = torch.tensor([tokens], device=door.facts.device)
+        places = torch.arange(len(tokens), device=door.facts.device).unsqueeze(0)
         mask = (places.unsqueeze(-1) >= places.unsqueeze(-2)).view(1, len(tokens), len(tokens))
         return door.forward(given, places, mask, door.new_cache(1, size), places[:, 0]).logits[0, 0].float()
 
@@ -113,8 +113,8 @@ def _before(door: CrowdedModel) -> tuple[Float[Tensor, " V"], Float[Tensor, " V"
 
 def _tokens(door: CrowdedModel) -> tuple[int, list[int]]:
     """Return a token, and seven others as far apart as the vocabulary allows; the first ones are often special."""
-    token, step = door.vocab_size // 3, max(1, door.vocab_size // (2 * BESIDE))
-    return token, [(token + 2 + step * place) % door.vocab_size for place in range(BESIDE)]
+    token, step = door.facts.vocab_size // 3, max(1, door.facts.vocab_size // (2 * BESIDE))
+    return token, [(token + 2 + step * place) % door.facts.vocab_size for place in range(BESIDE)]
 
 
 def _rms(numbers: Float[Tensor, " V"]) -> float:

@@ -12,9 +12,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.chains.handed import NAME as HANDED
-from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.checks.evaluation import evaluating, for_logits
-from polydraft.models.checks.placement import device_of
+from polydraft.models.checkpoints.silence import first_sentence
+from polydraft.models.checks.evaluation import device_of, evaluating, for_logits
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 
 PLACE = "polydraft_kept"

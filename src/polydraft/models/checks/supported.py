@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
+from polydraft.models.checks.evaluation import device_of
 from polydraft.models.checks.layout import cache_name, empty_window
-from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.wrapped import check_alike, held_by, unwrapped
 
 ATTENTION_WITH_MASKS = ("sdpa", "eager")

@@ -17,12 +17,10 @@ from transformers import DynamicCache, PreTrainedModel
 from polydraft.errors import PolydraftError, UnsupportedModel
 from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
 from polydraft.models.checks.crowds import known_crowd, tried_crowd
-from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.evaluation import device_of, evaluating, for_logits, twin_of
 from polydraft.models.checks.layout import Windows, cache_name, candidates, narrowed, settings_of
-from polydraft.models.checks.placement import device_of
 from polydraft.models.checks.supported import reads_prompts_both_ways
-from polydraft.models.checks.twins import twin_of
-from polydraft.models.protocol import LanguageModel
+from polydraft.models.language_model import LanguageModel
 from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
 from polydraft.models.weights import anatomy_of, chosen_precision
 
@@ -94,7 +92,7 @@ def check_trial(model: PreTrainedModel, door: TriedModel) -> Tried:
             those of the texts by more than rounding, or the model cannot score these tokens at all.
     """
     passed, tried = model.__dict__.get(PLACE, (None, Tried(door.windows, door.counts)))
-    if passed == _state(model) or door.context < WIDTH:
+    if passed == _state(model) or door.facts.context < WIDTH:
         return tried
     plain = door.plain()
     if plain is not door:  # which was tried when it was made
@@ -103,7 +101,7 @@ def check_trial(model: PreTrainedModel, door: TriedModel) -> Tried:
         try:
             tried = _tried(model, door)
         except UnsupportedModel as refusal:
-            if not door.branches:
+            if not door.facts.branches:
                 raise
             door.counts = True
             try:
@@ -128,7 +126,7 @@ def _tried(model: PreTrainedModel, door: TriedModel) -> Tried:
         raise
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
-        what = "a small token tree" if door.branches else "a text in pieces"
+        what = "a small token tree" if door.facts.branches else "a text in pieces"
         raise UnsupportedModel(f"{type(model).__name__} cannot score {what}: {said[0]}") from error
     return Tried(followed, door.counts, uncounted, crowd)
 
@@ -136,7 +134,7 @@ def _tried(model: PreTrainedModel, door: TriedModel) -> Tried:
 def _uncounted(model: PreTrainedModel, door: TriedModel) -> int | None:
     """Return the padding token of a model that counts positions itself, and does not count it among several tokens."""
     pad = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
-    if not door.counts or not isinstance(pad, int) or not 0 <= pad < door.vocab_size:
+    if not door.counts or not isinstance(pad, int) or not 0 <= pad < door.facts.vocab_size:
         return None
     _, paths = _texts(door)
     paths[:, 1] = pad
@@ -199,7 +197,7 @@ def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
             f"{type(model).__name__} lets tokens see later ones, so it has no law for the next token; only causal "
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
-    if door.branches:
+    if door.facts.branches:
         _check_tree(model, _as_tree(door, tokens), plain)
         return tried_crowd(door)
     try:
@@ -258,15 +256,15 @@ def _bounds_steps(part: Any) -> bool:
 
 
 def _scored(door: LanguageModel, tokens: Int[Tensor, " t"], paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
-    return _as_tree(door, tokens) if door.branches else as_chains(door, paths)
+    return _as_tree(door, tokens) if door.facts.branches else as_chains(door, paths)
 
 
 def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
     """Return the tokens of the tree, and the texts of its paths."""
-    ordinary = door.vocab_size // 3  # first and last tokens are often special
-    tokens = (ordinary + torch.arange(len(PARENTS), device=door.device)) % door.vocab_size
+    ordinary = door.facts.vocab_size // 3  # first and last tokens are often special
+    tokens = (ordinary + torch.arange(len(PARENTS), device=door.facts.device)) % door.facts.vocab_size
     tokens[5] = tokens[4]
-    return tokens, tokens[torch.tensor(CHOSEN, device=door.device)]
+    return tokens, tokens[torch.tensor(CHOSEN, device=door.facts.device)]
 
 
 def _parts(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> bool:

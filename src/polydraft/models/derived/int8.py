@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models.checks.placement import is_offloaded
+from polydraft.models.checks.evaluation import is_offloaded
 from polydraft.models.derived.copying import sharing_copy
 
 STEPS = 127

@@ -16,13 +16,13 @@ from polydraft.models.generation.criteria import copied as copied_criterion
 from polydraft.models.generation.encodings import inputs_beside, one_row, prompts_by_name, prompts_of
 from polydraft.models.generation.prepare import (
     Prepared,
+    as_hugging_faces,
     check_prompts,
     is_prepared,
     prepare_by_hugging_face,
     take_apart,
 )
 from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, fork_all, warn_of_serial
-from polydraft.models.generation.returned import as_hugging_faces
 
 __all__ = [
     "BUILT_IN",

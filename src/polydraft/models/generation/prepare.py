@@ -29,9 +29,10 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from polydraft.errors import InvalidParameter, PolydraftError
-from polydraft.models.checkpoints.reasons import first_sentence
+from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks import check_model, evaluating, sees
 from polydraft.models.generation.arguments import (
     DRAFTING,
@@ -352,3 +353,23 @@ def split_processors(processors: Sequence[Any]) -> tuple[SamplingParams, list[An
 def _is_plain(warper: Any) -> bool:
     """Tell whether a warper does what its parameter does, with nothing of the user's own beside."""
     return getattr(warper, "min_tokens_to_keep", 1) == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
+
+
+NAMES = ("sequences", "scores", "logits")
+
+
+def as_hugging_faces(found: Mapping[str, Any], *, encodes: bool) -> Any:
+    """Return an output of Hugging Face's own class, which pipelines and models' own `generate` take apart.
+
+    What Hugging Face has no name for, such as statistics, is an attribute and no field.
+
+    Args:
+        found: the output by name.
+        encodes: whether the model has an encoder.
+    """
+    kind: Any = GenerateEncoderDecoderOutput if encodes else GenerateDecoderOnlyOutput
+    made = kind(**cast(Any, {name: found.get(name) for name in NAMES}))
+    for name, value in found.items():
+        if name not in NAMES:
+            setattr(made, name, value)
+    return made

@@ -30,9 +30,9 @@ from transformers.generation.logits_process import (
 )
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.generation.grammars import fork_of_library, of_row_of_library
-from polydraft.models.generation.trial import Behaviour, behaviour, failure
+from polydraft.models.checkpoints.silence import first_sentence
+from polydraft.models.generation.grammar_forks import fork_of_library, of_row_of_library
+from polydraft.models.generation.processor_trial import Behaviour, behaviour, failure
 from polydraft.models.grammar import GrammarLogitsProcessor
 
 Call = Callable[..., Tensor]

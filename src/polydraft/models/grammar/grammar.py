@@ -1,13 +1,18 @@
 """What a text is to be: a JSON value of a schema, a match of a regular expression, or a sentence of a grammar."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from polydraft.errors import InvalidParameter, lowered, shown
-from polydraft.models.grammar.library import cleaned, llguidance
+from polydraft.extras import GRAMMAR
 
+REASON = re.compile(r"^\s*error: (.*)$", re.MULTILINE)
+LONGEST = 200
+"""How many characters of what llguidance says are passed on: it lists whole grammars and vocabularies."""
 WORDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 """The kinds of grammars, and what they are called in sentences."""
 MOST_CHARACTERS = 1_000_000
@@ -20,6 +25,31 @@ COMPACT: dict[str, Any] = {
     "key_separator": ":",
 }
 """The options for JSON without blanks."""
+
+
+def llguidance() -> Any:
+    """Return the package.
+
+    Raises:
+        MissingExtra: it cannot be used.
+    """
+    GRAMMAR.check()
+    return import_module("llguidance")
+
+
+def cleaned(said: str) -> str:
+    """Return what llguidance says as the end of a sentence: its reason alone, in a line, no control characters."""
+    text = said.split("<state>")[0]
+    reasons = REASON.findall(text)
+    lines = reasons or [line for line in text.splitlines() if line.strip()] or ["no reason is given"]
+    line = "".join(letter if letter.isprintable() else " " for letter in lines[0])
+    line = " ".join(line.split()).rstrip(". ")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST].rstrip()} ..."
+
+
+def is_dead_end(matcher: Any) -> bool:
+    """Tell whether a matcher has failed because no token goes on from where it is, and not by a limit."""
+    return str(matcher.get_error()).startswith("NoExtension")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
 """The masks of a grammar: a logits processor whose answer depends on the text alone, and where a text ends by it."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessor
 
-from polydraft.models.grammar.vocabulary import Vocabulary
-from polydraft.models.grammar.walk import State, Walk
+from polydraft.errors import InvalidParameter, shown
+from polydraft.models.grammar.grammar import Grammar
+from polydraft.models.grammar.matcher_walk import State, Walk
+from polydraft.models.grammar.vocabulary import Vocabulary, fitting_tokenizer, vocabulary_of
 
 RULED_OUT = torch.finfo(torch.float32).min / 2
 """Scores below this are those of tokens that have no chance."""
@@ -141,3 +144,29 @@ class GrammarLogitsProcessor(LogitsProcessor):
     def endings(self) -> tuple[RowEnd, ...]:
         """The criteria by which the rows end."""
         return tuple(map(RowEnd, self.rows))
+
+
+def grammar_processor(options: Mapping[str, Any], model: PreTrainedModel) -> GrammarLogitsProcessor | None:
+    """Return the processor of a call's grammar; None if it has none.
+
+    Args:
+        options: the call's arguments; of these `grammar` and `tokenizer`.
+        model: the target.
+
+    Raises:
+        InvalidParameter: it is no grammar, allows nothing, or there is no tokenizer for it.
+        MissingExtra: llguidance is not installed.
+        VocabularyMismatch: the tokenizer is another model's.
+    """
+    grammar = options.get("grammar")
+    if grammar is None:
+        return None
+    if not isinstance(grammar, Grammar):
+        raise InvalidParameter(
+            f"grammar must be a Grammar such as Grammar.regex('[0-9]+') or Grammar.json_object(), but is "
+            f"{shown(grammar)}."
+        )
+    size = int(model.config.get_text_config(decoder=True).vocab_size)
+    tokenizer = fitting_tokenizer(options.get("tokenizer"), model, size)
+    vocabulary = vocabulary_of(tokenizer, size)
+    return GrammarLogitsProcessor(vocabulary.start(grammar), vocabulary)

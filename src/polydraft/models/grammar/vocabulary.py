@@ -10,9 +10,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from polydraft.errors import InvalidParameter, VocabularyMismatch, shown
-from polydraft.models.checkpoints.reasons import first_sentence
-from polydraft.models.grammar.grammar import Grammar
-from polydraft.models.grammar.library import cleaned, is_dead_end, llguidance
+from polydraft.models.checkpoints.silence import first_sentence
+from polydraft.models.grammar.grammar import Grammar, cleaned, is_dead_end, llguidance
 from polydraft.models.loading import tokenizer_of
 
 END = "<|end of a grammar|>"

@@ -12,11 +12,11 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.checkpoints.reasons import first_sentence
+from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks import cache_in, cache_name, reads_prompts_both_ways, sees
 from polydraft.models.checks.evaluation import evaluating, for_logits
 from polydraft.models.checks.trial import agree
-from polydraft.models.protocol import Forward
+from polydraft.models.language_model import Facts, Forward
 from polydraft.models.sources.encoded import encoded_rows, is_encoder_decoder
 from polydraft.probs import sent
 
@@ -72,13 +72,8 @@ class PromptReader(Protocol):
     uncounted: int | None
 
     @property
-    def encodes(self) -> bool:
-        """Whether rows read a source by an encoder."""
-        ...
-
-    @property
-    def remembers(self) -> bool:
-        """Whether layers remember in states."""
+    def facts(self) -> Facts:
+        """What the model says of itself."""
         ...
 
     def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
@@ -104,9 +99,9 @@ def read_prompts(
     Raises:
         UnsupportedModel: the model's own code fails, or what it needs of an image later is not in its keys.
     """
-    if door.remembers and input_ids.shape[1] == 1:
+    if door.facts.remembers and input_ids.shape[1] == 1:
         return [None] * len(input_ids)  # the only token is the first tree's root
-    if door.remembers:
+    if door.facts.remembers:
         return [_with_states(door, input_ids, prepared)]
     (rows, width), model = input_ids.shape, door.model
     mask = prepared.get("attention_mask")
@@ -238,7 +233,7 @@ def sources_of(
     Raises:
         UnsupportedModel: prompts with images cannot be read, or a text cannot go on from them.
     """
-    if target.encodes:
+    if target.facts.encodes:
         _check_padding(target, input_ids, prepared.get("decoder_attention_mask"))
         return encoded_rows(target.model, len(input_ids), prepared, read)
     if not beside_text(target.model, prepared):

@@ -1,8 +1,7 @@
 """Between tokens and text: conversations through a chat template, and text as it comes."""
 
 from polydraft.models.text.conversation import Message, check_shown, conversation_ids
-from polydraft.models.text.stream_decoder import StreamDecoder, text_of
-from polydraft.models.text.token_bytes import bytes_of
+from polydraft.models.text.stream_decoder import StreamDecoder, bytes_of, text_of
 from polydraft.models.text.turns import Conversation, asked_within, check_template
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models.checkpoints.reasons import first_sentence
+from polydraft.models.checkpoints.silence import first_sentence
 
 MARK = "qz7"
 """With a number, and itself in reverse behind it, letters that no text has by chance."""

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
 from polydraft.server.wire.answers import AnswerShape, as_json
-from polydraft.server.wire.errors import Refused
+from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.fields import Common
 from polydraft.server.wire.openapi import DONE
 from polydraft.server.wire.tallies import OpenRequest

@@ -13,7 +13,7 @@ from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
-from polydraft.server.wire.errors import STATUSES, Refused, of_event, ours
+from polydraft.server.wire.error_answers import STATUSES, Refused, of_event, ours
 from polydraft.server.worker import WARNED, Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
 
 SOON = 2

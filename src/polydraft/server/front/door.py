@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
-from polydraft.server.wire.errors import Refused, readable, told
+from polydraft.server.wire.error_answers import Refused, readable, told
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

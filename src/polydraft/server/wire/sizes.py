@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from polydraft.server.wire.errors import Refused, readable, told
+from polydraft.server.wire.error_answers import Refused, readable, told
 
 MOST_VALUES = 100_000
 """Values of a body beside the tokens of prompts: fields, messages, parts, and what lists and objects of them hold."""

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from polydraft.models import StreamDecoder, cache_in
+from polydraft.server.worker.answer_text import spelt
 from polydraft.server.worker.asking import Wanted
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import spelt
 
 SCORED = 256
 """Rows of log-probabilities that are in double precision at a time."""

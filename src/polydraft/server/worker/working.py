@@ -8,7 +8,7 @@ from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Stop
-from polydraft.server.worker.preparing import FoundTexts, Preparing
+from polydraft.server.worker.prompt_preparing import FoundTexts, Preparing
 from polydraft.server.worker.served import load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 

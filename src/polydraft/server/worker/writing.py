@@ -13,12 +13,12 @@ from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
+from polydraft.server.worker.answer_text import AnswerText, nothing
 from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, Wanted, request_of, wanted_of
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
 from polydraft.server.worker.blame import Culprit
 from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import Served
-from polydraft.server.worker.telling import AnswerText, nothing
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS

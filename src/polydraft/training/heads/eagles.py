@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.eagle import Eagle1Head, Eagle3Head, EagleHead
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.losses import (
+from polydraft.training.heads.row_losses import (
     agreement,
     cross_entropy,
     lk_alpha,

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.medusa import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.losses import agreement, cross_entropy, weighted
+from polydraft.training.heads.row_losses import agreement, cross_entropy, weighted
 from polydraft.training.heads.targets import TargetEnds
 
 RowLoss = Callable[[Float[Tensor, "n V"], Float[Tensor, "n V"]], Float[Tensor, " n"]]

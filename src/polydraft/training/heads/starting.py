@@ -8,12 +8,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, load_head, owned_networks
-from polydraft.drafters.heads.block import BlockHead
+from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.models.layers import check_layer
-from polydraft.training.heads.kinds import NewHead
+from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.targets import TargetEnds
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.schemes import IID, Scheme, require_scheme
-from polydraft.verifiers.law import (
+from polydraft.verifiers.outcome_law import (
     Counts,
     Drafts,
     Rate,

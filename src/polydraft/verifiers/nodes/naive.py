@@ -7,7 +7,7 @@ import torch
 from polydraft.probs import without
 from polydraft.schemes import Scheme, TopK, check_scheme
 from polydraft.theory import inclusion
-from polydraft.verifiers.law import Counts, DraftRows, Drafts, OutcomeLaw, Row, Shares, SharesRule, first_copies
+from polydraft.verifiers.outcome_law import Counts, DraftRows, Drafts, OutcomeLaw, Row, Shares, SharesRule, first_copies
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polydraft.schemes import IID, Product, Scheme, require_scheme
 from polydraft.schemes.scheme import largest_count
-from polydraft.verifiers.law import Counts, DraftRows, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
+from polydraft.verifiers.outcome_law import Counts, DraftRows, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
 
 
 @dataclass(frozen=True)

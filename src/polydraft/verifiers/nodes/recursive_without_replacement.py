@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polydraft.probs import normalised, without
 from polydraft.schemes import Scheme, WithoutReplacement, require_scheme
-from polydraft.verifiers.law import Counts, Drafts, OutcomeLaw, Row, Shares, SharesRule, accepted_alone
 from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
+from polydraft.verifiers.outcome_law import Counts, Drafts, OutcomeLaw, Row, Shares, SharesRule, accepted_alone
 from polydraft.verifiers.selection.ordered import Numbers, Places
 from polydraft.verifiers.selection.rejections import MOST, average_accepted
 from polydraft.verifiers.selection.rule import node_by_node

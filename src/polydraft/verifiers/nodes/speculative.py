@@ -6,7 +6,7 @@ import torch
 
 from polydraft.schemes import IID, Scheme, require_scheme
 from polydraft.schemes.scheme import largest_count
-from polydraft.verifiers.law import Counts, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
+from polydraft.verifiers.outcome_law import Counts, Drafts, Rate, Row, Shares, SharesRule, accepted_alone
 from polydraft.verifiers.traits import require_few
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
 from polydraft.schemes.scheme import largest_count
-from polydraft.verifiers.law import (
+from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
+from polydraft.verifiers.outcome_law import (
     Counts,
     Drafts,
     OutcomeLaw,
@@ -21,7 +22,6 @@ from polydraft.verifiers.law import (
     lone_draft,
     present,
 )
-from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from polydraft.schemes import Scheme
-from polydraft.verifiers.law import (
+from polydraft.verifiers.outcome_law import (
     Counts,
     DraftRows,
     Drafts,

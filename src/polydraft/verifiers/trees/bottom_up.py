@@ -10,8 +10,8 @@ from polydraft.probs import Noise
 from polydraft.schemes import require_independent
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.checks import check_node_rule, check_scalable, check_shares
-from polydraft.verifiers.law import ScalableVerifier, divided
 from polydraft.verifiers.lift import Lift
+from polydraft.verifiers.outcome_law import ScalableVerifier, divided
 from polydraft.verifiers.trees.trials import Division, FromLeaves, divided_by, first_success, trials
 
 

@@ -10,11 +10,11 @@ from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import Scheme, TopThenSample
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import NodeVerifier
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
+from polydraft.verifiers.outcome_law import NodeVerifier
 from polydraft.verifiers.traits import traits
-from polydraft.verifiers.trees.block import BlockVerification
-from polydraft.verifiers.trees.law import PathLaw, PathVerifier
+from polydraft.verifiers.trees.block_verification import BlockVerification
+from polydraft.verifiers.trees.path_law import PathLaw, PathVerifier
 from polydraft.verifiers.trees.top_down import TopDown
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from polydraft.probs import Noise, normalised, sample, sent, to_atoms
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.checks import check_law, check_node_rule
-from polydraft.verifiers.law import NodeVerifier, OutcomeLaw
 from polydraft.verifiers.lift import Lift
-from polydraft.verifiers.trees.law import PathLaw
+from polydraft.verifiers.outcome_law import NodeVerifier, OutcomeLaw
+from polydraft.verifiers.trees.path_law import PathLaw
 from polydraft.verifiers.trees.walk import emit, listed_atoms, settled, walk
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.law import TreeVerifier
+from polydraft.verifiers.outcome_law import TreeVerifier
 from polydraft.verifiers.traits import require_few, traits
-from polydraft.verifiers.trees.law import PathLaw, path_to
+from polydraft.verifiers.trees.path_law import PathLaw, path_to
 from polydraft.verifiers.trees.walk import emit, listed_atoms, settled
 
 

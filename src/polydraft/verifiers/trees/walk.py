@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polydraft.probs import Noise, sample, sent, to_atoms, without
 from polydraft.trees import Draft, TokenTree, Verdict
-from polydraft.verifiers.law import VerificationRule
+from polydraft.verifiers.outcome_law import VerificationRule
 from polydraft.verifiers.selection.ordered import Places
 from polydraft.verifiers.traits import require_few
 

@@ -2,7 +2,7 @@
 
 from polydraft.bench.speed.pages.figures import draw_speed_figures
 from polydraft.bench.speed.pages.page import equality_in_words, lossy_arms, verdicts, write_report
-from polydraft.bench.speed.pages.tables import bound_table, difference_table, kind_table, speed_table
+from polydraft.bench.speed.pages.speed_tables import bound_table, difference_table, kind_table, speed_table
 
 __all__ = [
     "bound_table",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.pages.tables import PARTS, milliseconds, overall
+from polydraft.bench.speed.pages.speed_tables import PARTS, milliseconds, overall
 from polydraft.bench.speed.summary import ArmResult
 from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
 

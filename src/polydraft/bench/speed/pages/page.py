@@ -7,7 +7,7 @@ from typing import Any
 from polydraft.bench.prompts import template_in_words
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.pages.figures import draw_speed_figures
-from polydraft.bench.speed.pages.tables import (
+from polydraft.bench.speed.pages.speed_tables import (
     NOTHING,
     bound_table,
     difference_table,

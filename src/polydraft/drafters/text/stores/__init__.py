@@ -9,7 +9,7 @@ changed.
 from polydraft.drafters.text.stores.segment import Segment, write_segment
 from polydraft.drafters.text.stores.store import StoreWriter, TextStore
 from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores, shared_store
-from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 
 __all__ = [
     "Segment",

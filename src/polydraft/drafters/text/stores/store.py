@@ -8,14 +8,15 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.outside import digest_of
+from polydraft.drafters.contract import digest_of
 from polydraft.drafters.text.index import LONGEST, Occurrences, Tokens
-from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
     PARTS,
     SegmentPlace,
     append,
+    bound_for,
     check_folder,
+    check_grows,
     check_same,
     opened,
     path_of,
@@ -23,7 +24,7 @@ from polydraft.drafters.text.stores.folder import (
     unmerged,
 )
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25

@@ -13,13 +13,14 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.outside import digest_of
+from polydraft.drafters.contract import digest_of
 from polydraft.drafters.text.index import LONGEST, Occurrences, TextIndex, Tokens
-from polydraft.drafters.text.stores.bound import bound_for, check_grows
 from polydraft.drafters.text.stores.folder import (
     SegmentPlace,
     append,
+    bound_for,
     check_folder,
+    check_grows,
     check_same,
     is_full,
     opened,
@@ -28,7 +29,7 @@ from polydraft.drafters.text.stores.folder import (
     unmerged,
 )
 from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.vocabulary import StoreVocabulary
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
 FLUSHED = 1 << 15

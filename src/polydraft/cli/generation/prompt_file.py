@@ -1,0 +1,346 @@
+"""`polydraft generate --input`: every prompt of a file through one running batch, each text written as it ends."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from polydraft import __version__
+from polydraft.bench.encoding import encode
+from polydraft.bench.prompts import read_text
+from polydraft.catalogue import digests
+from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.generation.interruption import noted_interruption
+from polydraft.cli.generation.prompt_rows import Row, read_rows
+from polydraft.cli.generation.text_file import Line, Output
+from polydraft.cli.one_text import (
+    WARM_UP_STEPS,
+    check_request,
+    compiling,
+    drafter_name,
+    drafter_of,
+    load_models,
+    plan_file,
+    planned_options,
+    text_options,
+)
+from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
+from polydraft.cli.process import FAILED, INTERRUPTED, stopped
+from polydraft.engine import Completed, ManyRun, Statistics, generate_many
+from polydraft.errors import InvalidParameter, PromptFileError
+from polydraft.models import Grammar, Pair, text_of
+from polydraft.options.commands.generate_options import GenerateOptions
+from polydraft.planning import PairPlan, load_plan
+
+SHOWN_ERRORS, USUAL_TEXTS = 10, 8
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """Where the prompts are, where the texts go, and how many are in progress at a time."""
+
+    input: str
+    output: Path
+    batch_size: int
+
+    @classmethod
+    def of(cls, request: GenerateOptions) -> "FileJob":
+        """Return what a request says about files."""
+        assert request.output is not None
+        return cls(str(request.input_file), request.output, request.batch_size or USUAL_TEXTS)
+
+
+@dataclass
+class FileOutcome:
+    """What became of the rows.
+
+    Args:
+        before: how many texts were there already.
+        new: how many were added.
+        left: how many are still to do.
+        failed: the rows that cannot be used, each with its error.
+        statistics: of the texts that were added, and those in progress.
+        interrupted: whether the user stopped it.
+    """
+
+    before: int = 0
+    new: int = 0
+    left: int = 0
+    failed: list[Line] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+    interrupted: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0, 1 if a row failed, 130 if the user stopped it."""
+        return INTERRUPTED if self.interrupted else FAILED if self.failed else 0
+
+
+def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
+    """Carry out the request for every row, and say what happened.
+
+    Returns the exit code: 0, 1 if there are rows that cannot be used, or 130 after Ctrl-C with no finished text lost.
+
+    Raises:
+        PromptFileError: the input cannot be read, or none of its rows can be used.
+        ResultsError: the output cannot be written, or is of a run with other settings or prompts.
+        InvalidParameter: options that do not go together, or a batch too large for the memory.
+    """
+    as_json, quiet = request.as_json, request.quiet
+    notes = console(errors=True, quiet=as_json or quiet)
+    options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
+    file = plan_file(request)
+    plan = load_plan(file) if file else None
+    refuse_clashes(both_outputs(as_json, quiet))
+    job = FileJob.of(request)
+    rows = _rows(job, request.chat_template)
+    if not any(row.own.get("temperature") for row in rows):
+        refuse_clashes(idle_filters(request.sampling, ", and no row has a temperature of its own"))
+    output = Output(job.output, settings_of(request, grammar))
+    output.check_rows(rows, job.input)
+    waiting = [row for row in rows if not row.error and row.id not in output.texts]
+    outcome = FileOutcome(before=sum(not row.error for row in rows) - len(waiting), left=len(waiting))
+    for row in rows:
+        if row.error:
+            _note_error(output, outcome, row, row.error)
+    try:
+        if waiting:
+            _Work(request, job, grammar, notes, output, outcome).do(waiting, options, plan)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    if outcome.interrupted:
+        stopped(f"the same command goes on from {job.output}")
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(job, output, outcome)) + "\n")
+    elif not quiet:
+        print_outcome(job, outcome, notes)
+    return outcome.code
+
+
+def settings_of(request: GenerateOptions, grammar: Grammar | None) -> dict[str, Any]:
+    """Return all that determines the texts, but for the rows: batch size, device and places of files do not."""
+    settings = {
+        "version": __version__,
+        "target": request.target or "embedded pair",
+        "draft": request.draft,
+        "drafter": drafter_name(request),
+        "verifier": request.verifier,
+        "scheme": request.scheme,
+        "bottom_up": request.bottom_up,
+        "tree": request.tree,
+        "plan": fingerprint(request),
+        "files": {word: digest for word, digest in digests().items() if word in (request.verifier, request.drafter)},
+        **request.sampling,
+        "stop": list(request.stop),
+        **({} if grammar is None else grammar.told),
+        "seed": request.seed or 0,
+        "max_new_tokens": request.max_new_tokens,
+        "dtype": request.dtype,
+    }
+    said = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and value is not False and value not in ([], {})
+    }
+    return said if request.chat_template is None else {**said, "chat_template": request.chat_template}
+
+
+def fingerprint(request: GenerateOptions) -> str | None:
+    """Return what tells one plan from another."""
+    file = plan_file(request)
+    if file is None:
+        return str(request.plan) if request.plan else None
+    return blake2b(file.expanduser().read_bytes(), digest_size=8).hexdigest()
+
+
+def _rows(job: FileJob, chat_template: bool | None) -> list[Row]:
+    path, _ = read_text(job.input)
+    if job.output.exists() and path.exists() and job.output.samefile(path):
+        raise InvalidParameter("--output is the file of the prompts; give it another name.")
+    return read_rows(job.input, chat_template)
+
+
+def _note_error(output: Output, outcome: FileOutcome, row: Row, error: str) -> None:
+    output.add_error(row, error)
+    outcome.failed.append({"id": row.id, "line": row.line, "error": error})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The part of a run for which models are loaded."""
+
+    request: GenerateOptions
+    job: FileJob
+    grammar: Grammar | None
+    notes: Console
+    output: Output
+    outcome: FileOutcome
+
+    def do(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> None:
+        """Load the models, and continue every row whose conversation the chat template takes."""
+        with self.notes.status("Loading the models ..."):
+            pair = load_models(self.request)
+        prompts = self._encoded(pair, rows)
+        if prompts:
+            taken = [row for row in rows if row.id in prompts]
+            self._write(pair, self._begun(pair, prompts, taken, options, plan), taken)
+
+    def _encoded(self, pair: Pair, rows: Sequence[Row]) -> dict[Any, Tensor]:
+        """Return the prompts' tokens by their rows' names; a refused conversation costs its row only.
+
+        Raises:
+            PromptFileError: all are refused, and there is no text from before.
+        """
+        prompts: dict[Any, Tensor] = {}
+        refused: list[tuple[Row, str]] = []
+        for row in rows:
+            try:
+                prompts[row.id] = encode(pair, row.asked)[0]
+            except InvalidParameter as error:
+                refused.append((row, str(error).removesuffix(".")))
+        if refused and not prompts and not self.output.texts:
+            row, why = refused[0]
+            others = f" None of the {len(rows)} rows can be used." if len(rows) > 1 else ""
+            raise PromptFileError(f"{self.job.input}, line {row.line}: {why}.{others}")
+        for row, why in refused:
+            self.outcome.left -= 1
+            _note_error(self.output, self.outcome, row, why)
+        return prompts
+
+    def _begun(
+        self,
+        pair: Pair,
+        prompts: dict[Any, Tensor],
+        rows: Sequence[Row],
+        options: dict[str, Any],
+        plan: PairPlan | None,
+    ) -> ManyRun:
+        """Start the batch."""
+        options["drafter"] = drafter_of(drafter_name(self.request), pair, self.request)
+        if plan:
+            example = _typical(list(prompts.values()))
+            options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
+        options |= text_options(self.request, self.grammar, pair)
+        options["seed"] = self.request.seed or 0
+        own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
+        options |= {"batch_size": self.job.batch_size, "per_prompt": own}
+        if self.request.compiled:
+            with compiling(self.notes):
+                first = generate_many(pair.target, prompts, **options)
+                for _ in range(WARM_UP_STEPS):
+                    first.step()
+        return generate_many(pair.target, prompts, **options)
+
+    def _write(self, pair: Pair, run: ManyRun, rows: Sequence[Row]) -> None:
+        """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
+        named: dict[Any, Row] = {row.id: row for row in rows}
+        self.outcome.statistics = run.statistics
+        silent = not self.notes.is_terminal
+        with (
+            progress_bar(self.notes, silent=silent) as progress,
+            warnings_as_sentences(),
+            noted_interruption("this step") as interrupted,
+        ):
+            total = self.outcome.before + len(rows)
+            task = progress.add_task("", total=total, completed=self.outcome.before)
+            while not (run.over or interrupted()):
+                for one in self._step(run):
+                    self._add(named[one.name], one, pair)
+                progress.update(task, completed=total - self.outcome.left, description=_speed(run.statistics))
+            self.outcome.interrupted = not run.over
+
+    def _step(self, run: ManyRun) -> list[Completed]:
+        try:
+            return run.step()
+        except torch.OutOfMemoryError as error:
+            raise InvalidParameter(
+                f"The memory did not suffice for --batch-size {self.job.batch_size}; with a smaller one the same "
+                f"command goes on from {self.output.path}."
+            ) from error
+
+    def _add(self, row: Row, one: Completed, pair: Pair) -> None:
+        self.outcome.left -= 1
+        if one.error:
+            _note_error(self.output, self.outcome, row, one.error.removesuffix("."))
+        else:
+            self.output.add(_line(row, one, text_of(pair.tokenizer, one.tokens)))
+            self.outcome.new += 1
+
+
+def _typical(prompts: Sequence[Tensor]) -> Tensor:
+    """Return the prompt of median length."""
+    return sorted(prompts, key=len)[len(prompts) // 2]
+
+
+def _own_options(row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's options as the engine takes them; a temperature alone keeps all tokens, as on the command line."""
+    warmed = row.own.get("temperature") and "top_k" not in common
+    return {**row.own, "top_k": 0} if warmed else row.own
+
+
+def _line(row: Row, one: Completed, text: str) -> Line:
+    line: Line = {
+        "id": row.id,
+        "line": row.line,
+        **row.told,
+        "text": text,
+        "finish": one.finish,
+        "new_tokens": len(one.tokens),
+        "target_calls": one.target_calls,
+        "block_efficiency": round(one.block_efficiency, 4),
+        "accepted": one.accepted,
+        "verifier": one.verifier,
+        "lossless": one.lossless,
+        "seed": one.seed,
+    }
+    return {**line, "options": row.own} if row.own else line
+
+
+def _speed(statistics: Statistics) -> str:
+    return f"{statistics.tokens_per_second:.1f} tokens/s, {statistics.block_efficiency:.2f} tokens per call"
+
+
+def _as_json(job: FileJob, output: Output, outcome: FileOutcome) -> dict[str, Any]:
+    return {
+        "input": job.input,
+        "output": str(job.output),
+        "before": outcome.before,
+        "new": outcome.new,
+        "left": outcome.left,
+        "failed": outcome.failed,
+        "interrupted": outcome.interrupted,
+        "batch_size": job.batch_size,
+        "settings": output.settings,
+        "statistics": outcome.statistics.as_dict(),
+    }
+
+
+def print_outcome(job: FileJob, outcome: FileOutcome, notes: Console) -> None:
+    """Print one line of what was done, and on standard error which rows failed."""
+    counts = [_counted(outcome.new, "new text")]
+    counts += [f"{outcome.before} from before"] if outcome.before else []
+    counts += [f"{_counted(len(outcome.failed), 'row')} failed"] if outcome.failed else []
+    counts += [f"{outcome.left} left"] if outcome.left else []
+    statistics = outcome.statistics
+    speed = f"; {_counted(statistics.new_tokens, 'token')}, {_speed(statistics)}" if statistics.new_tokens else ""
+    console().print(f"{job.output}: {', '.join(counts)}{speed}", soft_wrap=True)
+    for one in outcome.failed[:SHOWN_ERRORS]:
+        _say(notes, f"{job.input}, line {one['line']}: {one['error']}.")
+    more = len(outcome.failed) - SHOWN_ERRORS
+    if more > 0:
+        _say(notes, f'{_counted(more, "more row")} failed; lines with "error" in {job.output} say why.')
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _say(notes: Console, sentence: str) -> None:
+    notes.print(sentence, soft_wrap=True)

@@ -1,0 +1,93 @@
+"""Which kind of head a folder holds, and its drafter."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polydraft.drafters.contract import Drafter, owned_networks
+from polydraft.drafters.heads.formats.block_reading import holds_block, is_block, read_block
+from polydraft.drafters.heads.formats.eagle_reading import holds_eagle, is_eagle, read_eagle
+from polydraft.drafters.heads.formats.folder_fields import Shapes
+from polydraft.drafters.heads.formats.medusa_folders import holds_medusa, is_medusa, read_medusa
+from polydraft.errors import CheckpointError, lowered
+from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
+
+
+@dataclass(frozen=True)
+class HeadKind:
+    """A kind of head.
+
+    Args:
+        name: what it is called.
+        told: tells by a configuration whether a folder holds one.
+        holds: tells it by the shapes of the tensors, where no configuration tells.
+        read: builds the drafter of what was read; its second argument is the target's number of layers, if known.
+    """
+
+    name: str
+    told: Callable[[Mapping[str, Any]], bool]
+    holds: Callable[[Shapes], bool]
+    read: Callable[[PlainFolder, int | None], Drafter]
+
+
+KINDS: tuple[HeadKind, ...] = (
+    HeadKind("block", is_block, holds_block, read_block),
+    HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
+    HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
+)
+
+
+def is_head(name: object) -> bool:
+    """Tell whether a folder or hub repository holds a draft head; no for what cannot be read.
+
+    Most configurations tell. EAGLE-1's own may be that of a model of one layer, so that the names of the tensors are
+    looked at where none tells; of the hub's repositories the weights come for that, which are loaded next in any case.
+    """
+    try:
+        source, config = plain_config(name)
+        return _kind(config, lambda: plain_shapes(source)) is not None
+    except CheckpointError:  # whoever loads it as a model will say so
+        return False
+
+
+def _kind(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> HeadKind | None:
+    """Return the kind of head that a configuration tells, or else the tensors; None if it is no head."""
+    told = next((one for one in KINDS if one.told(config)), None)
+    if told is not None:
+        return told
+    found = shapes()
+    return next((one for one in KINDS if one.holds(found)), None)
+
+
+def load_head(
+    name: object,
+    target_layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Drafter:
+    """Load a draft head.
+
+    Args:
+        name: its folder or hub name.
+        target_layers: how many layers its target has, if it is known.
+        dtype: the precision to run it in; the target's.
+        device: where; the target's.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or no head.
+    """
+    folder = read_plain(name)
+    kind = _kind(folder.config, lambda: {name: tuple(one.shape) for name, one in folder.tensors.items()})
+    if kind is None:
+        raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
+    try:
+        drafter = kind.read(folder, target_layers)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever is wrong with a folder is said as such
+        raise CheckpointError(f"The head in {folder.name} is damaged: {lowered(error)}") from error
+    for network in owned_networks(drafter):
+        pack_linear_layers(network.to(device=device, dtype=dtype))
+    return drafter

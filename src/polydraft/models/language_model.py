@@ -1,0 +1,179 @@
+"""What the engine needs of a language model: a forward pass under any attention mask, over a cache it can edit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.errors import UnsupportedModel
+
+Layer = int | Literal["final"]
+"""Which hidden states: the output of so many layers, 0 being the embedding; or "final", behind the last norm."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What one forward pass returns.
+
+    Args:
+        logits: one row per scored position, or for the last `logits_to_keep` of them.
+        hidden: per requested layer, the hidden states of all scored positions.
+    """
+
+    logits: Float[Tensor, "b n V"]
+    hidden: dict[Layer, Float[Tensor, "b s d"]]
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """Keys and values of a batch, in numbered slots per row."""
+
+    def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
+        """Move the slots base + path[i] to base + 1 + i: the accepted nodes become committed tokens.
+
+        Node j of the last scored tree lies in slot base + j; nodes of -1 stay where they are.
+        """
+        ...
+
+    def join(self, row: int, other: Any, length: int) -> None:
+        """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
+        ...
+
+    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
+        """Return copies of what a slot of the first row holds in every layer; () of a cache that does not tell."""
+        return ()
+
+    def known(self) -> tuple[int, ...]:
+        """Return how many tokens of each row came with its source, so that they need not be read; () for none."""
+        return ()
+
+    def states(self) -> Any:
+        """Return what layers without keys remember of each row after the last pass, a value; None if there are none."""
+        return None
+
+    def begin(self, states: Any) -> None:
+        """Let the next pass go on from states; None for rows of which nothing was read."""
+        if states is not None:
+            raise UnsupportedModel(f"{type(self).__name__} holds keys alone, no states.")
+
+    def extended(self) -> "Cache":
+        """Return a cache with the same slots and an empty row behind the last."""
+        raise UnsupportedModel(f"{type(self).__name__} has a fixed number of rows.")
+
+    def of_layers(self, first: int, stop: int | None) -> "Cache":
+        """Return a view of the keys of some layers: what is written there is written here."""
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of layers apart.")
+
+    def of_row(self, row: int) -> "Cache":
+        """Return a view of the keys of one row: what is written there is written here."""
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
+
+    def of_first(self, rows: int) -> "Cache":
+        """Return a view of the keys of the first rows: what is written there is written here."""
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
+
+    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
+        """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
+        raise UnsupportedModel(f"{type(self).__name__} cannot be copied in part.")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a language model says of itself.
+
+    A model that cannot `branch` scores chains: every token sees those in the slots before its own, whatever the mask
+    says, and rows begin where their states ended (`Cache.begin`). One that `remembers` has such states.
+
+    Args:
+        vocab_size: the number of logits V.
+        context: the largest number of positions.
+        device: where inputs must be.
+        branches: whether trees can be scored, or chains only.
+        remembers: whether layers remember in states, not in slots.
+        encodes: whether rows read a source beside their text, by an encoder (`new_cache`).
+        layers: how many layers it has; None if that is not known.
+        width: how wide its hidden states are; likewise.
+    """
+
+    vocab_size: int
+    context: int
+    device: torch.device
+    branches: bool = True
+    remembers: bool = False
+    encodes: bool = False
+    layers: int | None = None
+    width: int | None = None
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A causal language model that can score any set of tokens under any attention mask.
+
+    It must have `facts`, `new_cache` and `forward`. A class that is derived from this one has an answer for everything
+    else, a refusal by name.
+    """
+
+    @property
+    def facts(self) -> Facts:
+        """What it says of itself."""
+        ...
+
+    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> Cache:
+        """Return an empty cache with `capacity` slots per row.
+
+        Args:
+            batch: rows.
+            capacity: slots of each.
+            sources: per row what the model reads beside the text, such as an encoder's input; it is kept with the row.
+                A model that reads nothing else need not take this argument.
+        """
+        ...
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n m"],
+        cache: Cache,
+        starts: Int[Tensor, "b"],
+        *,
+        hidden_layers: tuple[Layer, ...] = (),
+        logits_to_keep: int = 0,
+        embeddings: Float[Tensor, "b n d"] | None = None,
+    ) -> Forward:
+        """Score tokens and store their keys and values in slots starts to starts + n - 1.
+
+        Args:
+            tokens: token ids.
+            positions: their positions in the text; siblings of a tree share one.
+            mask: True where a token may attend to a slot; m slots are looked at.
+            cache: where keys and values are read and written.
+            starts: first slot to write, per row.
+            hidden_layers: which layers' hidden states to return.
+            logits_to_keep: return logits for the last so many tokens only; 0 for all.
+            embeddings: what enters the first layer instead of the tokens' embeddings; None for those.
+        """
+        ...
+
+    def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:
+        """Return the tokens' input embeddings; an id V + i names row i of the table."""
+        raise UnsupportedModel(f"{type(self).__name__} does not give its embeddings away.")
+
+    def unembedded(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n V"]:
+        """Return the logits of final hidden states, by the output head."""
+        raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
+
+    def output_rows(self, tokens: Int[Tensor, "k"]) -> Float[Tensor, "k d"]:
+        """Return the rows of the output head for some tokens, whose products with final states are their logits."""
+        raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
+
+    def first_layers(self, count: int) -> "LanguageModel":
+        """Return the model of the first layers, with the last norm and the head behind them."""
+        raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")
+
+    def last_layers(self, count: int) -> "LanguageModel":
+        """Return the model of all but the first `count` layers, which takes their output as embeddings."""
+        raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")

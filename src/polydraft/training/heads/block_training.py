@@ -1,0 +1,172 @@
+"""Training a block head: many anchors of every text at once, each with a block of its own (DFlash, DSpark).
+
+Queries are the blocks' slots alone; keys are the context and the blocks. A slot sees context before its anchor, and its
+own block. Labels are the text that the target wrote; the laws come from the target's own final hidden states.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from polydraft.drafters.heads.block_head import BlockHead
+from polydraft.training.heads.row_losses import agreement, chances, cross_entropy, d_pace, decaying, unsure, weighted
+from polydraft.training.heads.targets import TargetEnds
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """The weights of a block head's losses: DSpark's are the default, with TV counted as 1 - overlap.
+
+    Args:
+        entropy: of the cross entropy of the text's tokens.
+        variation: of the total variation between the head's and the target's rows.
+        confidence: of the binary cross entropy of the confidence head.
+        decay: drafts i count exp(-i / decay); None for D-PACE's weights, whose sum over a batch is divided out.
+        rows: a further loss of rows, weighted like the others, such as `lk_alpha`; None for none.
+    """
+
+    entropy: float = 0.1
+    variation: float = 1.8
+    confidence: float = 1.0
+    decay: float | None = 4.0
+    rows: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def of(
+        self,
+        logits: Float[Tensor, "*b D V"],
+        laws: Float[Tensor, "*b D V"],
+        labels: Int[Tensor, "*b D"],
+        there: Bool[Tensor, "*b D"],
+        sure: Float[Tensor, "*b D"] | None,
+    ) -> Float[Tensor, ""]:
+        """Return the loss of blocks of rows: each term's weighted mean, times what it counts.
+
+        Args:
+            logits: the head's, given the text's own tokens above each draft.
+            laws: the target's.
+            labels: the text's tokens, as places of the head's; -1 for those that it has not.
+            there: which drafts may be asked for; no draft behind one that may not.
+            sure: what the confidence head says, in (0, 1); None without one.
+        """
+        entropy, overlap = cross_entropy(logits, labels), agreement(logits, laws)
+        if self.decay is None:
+            weights = d_pace(chances(logits, labels), there)
+        else:
+            weights = decaying(labels.shape[-1], self.decay, overlap) * there
+        loss = self.entropy * weighted(entropy, weights) + self.variation * weighted(1 - overlap, weights)
+        if self.rows is not None:
+            loss = loss + weighted(self.rows(logits, laws), weights)
+        if sure is not None and self.confidence:
+            loss = loss + self.confidence * weighted(unsure(sure, overlap), weights)
+        return loss
+
+
+class BlockTraining(nn.Module):
+    """A block head with its losses: a batch of texts in, the loss and what it drafts like out.
+
+    Args:
+        head: what is trained.
+        target: the target's embedding and output rows, frozen.
+        anchors: blocks per text.
+        weights: of the losses.
+    """
+
+    def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, weights: BlockLoss = BlockLoss()) -> None:
+        super().__init__()
+        self.head, self.anchors, self.weights = head, anchors, weights
+        self.ends = (target,)  # a tuple, so that the target is no part of what is trained and saved
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        features: Float[Tensor, "b t r"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
+    ) -> dict[str, Tensor]:
+        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
+        (target,) = self.ends
+        anchors, there = drawn_anchors(valid.bool(), self.anchors, self.head.shape.drafts)
+        depth = torch.arange(self.head.shape.drafts, device=ids.device)
+        places = (anchors.unsqueeze(-1) + depth).clamp_max(ids.shape[1] - 1)  # of the last token known to each draft
+        hidden = block_slots(self.head, target, ids, features, anchors)
+        before = ids.gather(1, places.flatten(1)).view(places.shape)
+        logits, sure = forced(self.head, target, hidden, before)
+        labels = target.place_of(ids.gather(1, (places + 1).clamp_max(ids.shape[1] - 1).flatten(1)).view(places.shape))
+        states = final.gather(1, places.flatten(1).unsqueeze(-1).expand(-1, -1, final.shape[-1]))
+        total = lse.gather(1, places.flatten(1))
+        laws = target.laws(states, total).view(*places.shape, -1)
+        count = there.flatten(0, 1).sum(0)
+        mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)
+        loss = self.weights.of(logits, laws, labels, there, sure)
+        return {"loss": loss, "overlap": mean.detach(), "count": count}
+
+
+def drawn_anchors(
+    valid: Bool[Tensor, "b t"], count: int, drafts: int
+) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a D"]]:
+    """Return places of anchors, drawn without replacement, and which of their drafts may be asked for.
+
+    A place is an anchor if the token behind it is the target's. A block is cut at the first token that is not, and at
+    the text's end. Rows with fewer places repeat some, whose drafts do not count.
+    """
+    wanted = nn.functional.pad(valid[:, 1:], (0, 1))
+    keys = torch.rand(valid.shape, device=valid.device).where(wanted, -1.0)
+    best, anchors = keys.topk(min(count, valid.shape[1]), dim=-1)
+    anchors, order = anchors.sort(dim=-1)
+    steps = anchors.unsqueeze(-1) + 1 + torch.arange(drafts, device=valid.device)
+    inside = steps < valid.shape[1]
+    asked = valid.gather(1, steps.clamp_max(valid.shape[1] - 1).flatten(1)).view(steps.shape) & inside
+    return anchors, asked.int().cumprod(-1).bool() & (best.gather(1, order) >= 0).unsqueeze(-1)
+
+
+def block_slots(
+    head: BlockHead,
+    target: TargetEnds,
+    ids: Int[Tensor, "b t"],
+    features: Float[Tensor, "b t r"],
+    anchors: Int[Tensor, "b a"],
+) -> Float[Tensor, "b a D d"]:
+    """Return the hidden states of the slots that draft, for all blocks of all texts in one pass."""
+    (batch, length), block = ids.shape, head.shape.block
+    context = torch.arange(length, device=ids.device).expand(batch, -1)
+    held = head.context(features, context)
+    places = (anchors.unsqueeze(-1) + torch.arange(block, device=ids.device)).flatten(1)
+    owner = torch.arange(anchors.shape[1], device=ids.device).repeat_interleave(block)
+    of_anchor = anchors.repeat_interleave(block, dim=1)
+    embedded = target.embed(ids.gather(1, anchors)).flatten(0, 1)
+    filled = None if head.shape.mask_id is None else target.embed(torch.tensor(head.shape.mask_id, device=ids.device))
+    query = head.query(embedded, filled).view(batch, -1, embedded.shape[-1])
+    masks = []
+    for layer in range(head.shape.layers):
+        before = head.sees(layer, places, context, of_anchor) & (context.unsqueeze(1) < of_anchor.unsqueeze(-1))
+        inside = head.sees(layer, places, places, of_anchor) & (owner.unsqueeze(-1) == owner)
+        masks.append(torch.cat([before, inside], dim=-1))
+
+    def joined(layer: int):
+        return lambda keys, values: (torch.cat([held[layer][0], keys], 2), torch.cat([held[layer][1], values], 2))
+
+    slots = head.slots(query, places, [joined(layer) for layer in range(head.shape.layers)], masks)
+    return head.drafting(slots.view(-1, block, slots.shape[-1])).unflatten(0, (batch, -1))
+
+
+def forced(
+    head: BlockHead, target: TargetEnds, hidden: Float[Tensor, "b a D d"], before: Int[Tensor, "b a D"]
+) -> tuple[Float[Tensor, "b a D V"], Float[Tensor, "b a D"] | None]:
+    """Return every draft's logits given the text's own tokens above it, and what the confidence head says of them."""
+    flat, tokens = hidden.flatten(0, 1), before.flatten(0, 1)
+    path = head.path
+    embedded = target.embed(tokens) if path.embeds else None
+    state, states = path.begin(flat), list[Tensor]()
+    for depth in range(flat.shape[1]):
+        at = slice(depth, depth + 1)
+        state = path.read(state, tokens[:, at], None if embedded is None else embedded[:, at], flat[:, at])
+        states.append(state)
+    every = torch.cat(states, dim=1)
+    logits = target.output(path.mixed(every, flat))
+    logits = path.corrected(logits, every, flat, range(flat.shape[1]))
+    sure = None if head.confidence is None else head.sure(flat, every).view(before.shape)
+    return logits.view(*before.shape, -1), sure

@@ -1,0 +1,330 @@
+"""The kinds of heads that are trained from nothing: what each is made of, its losses, and its drafter."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from polydraft.drafters import (
+    Drafter,
+    HeadDrafter,
+    write_block,
+    write_eagle,
+    write_medusa,
+)
+from polydraft.drafters.heads.block_head import BlockHead, BlockShape
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
+from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
+from polydraft.drafters.heads.sublayers import Anatomy, Rotation
+from polydraft.errors import InvalidParameter, hint
+from polydraft.models import HuggingFaceModel, Layer
+from polydraft.training.heads.block_training import BlockLoss, BlockTraining
+from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
+from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
+from polydraft.training.heads.row_losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
+from polydraft.training.heads.targets import TargetEnds
+
+ANCHORS = 48
+"""Blocks per text that a block head learns at a step."""
+PLACES = 192
+"""Places per text that Medusa's heads learn at a step."""
+DRAFTS, RANK = 6, 64
+"""How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
+OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
+"""The forms of folders: the usual one of a family's trainers, and others that some families have."""
+LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
+"""What heads may learn by: their authors' losses; cross entropy alone; 0.1 of cross entropy and 1.8 of the total
+variation, which is what is rejected (DSpark's authors take it); cross entropy with D-PACE's weights, for block heads;
+and the LK losses, -log alpha and the mixture of divergence and total variation that leans to the latter as alpha grows.
+"""
+
+
+TERMS: Mapping[str, type[Markov]] = {"vanilla": Markov, "gated": GatedMarkov, "rnn": RecurrentMarkov}
+"""How a DSpark head's rows know the drafted path, by its authors' words: by the last token alone; by the last token as
+far as the slot lets it through; by a state of all tokens drafted so far and of the slots that they were drawn from."""
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """What a new head is made of.
+
+    Args:
+        layers: how many; None for those of the head it begins with, or the kind's usual number: 1, of a block head 2.
+        drafts: how many tokens deep it learns to draft; None for as many as the head it begins with has, or 6.
+        inner: width inside the gated layers; None for twice the hidden width.
+        rank: of DSpark's term; None for that of the head it begins with, or 64.
+        term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
+        loss: one of `LOSSES`.
+        frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
+            begin as their copies. A step is cheaper, a checkpoint is smaller, and little text cannot spoil the rows.
+
+    Raises:
+        InvalidParameter: a number below 1, or another loss.
+    """
+
+    layers: int | None = None
+    drafts: int | None = None
+    inner: int | None = None
+    rank: int | None = None
+    term: str | None = None
+    loss: str = "published"
+    frozen_rows: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = {"layers": self.layers, "drafts": self.drafts, "inner": self.inner, "rank": self.rank}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise InvalidParameter(f"A head's {name} must be at least 1, but is {value}.")
+        if self.loss not in LOSSES:
+            meant = hint(self.loss, LOSSES)
+            raise InvalidParameter(f"A head learns by the loss {', '.join(LOSSES)}, not {self.loss!r}{meant}.")
+        if self.term is not None and self.term not in TERMS:
+            meant = hint(self.term, TERMS)
+            raise InvalidParameter(f"A DSpark head's term is {', '.join(TERMS)}, not {self.term!r}{meant}.")
+
+
+@dataclass(frozen=True, eq=False)
+class NewHead:
+    """A head to train.
+
+    Args:
+        training: the head with its losses.
+        drafter: with the same weights.
+        write: writes the drafter as a folder: where to, for which target, in which form, and the text of its card.
+    """
+
+    training: nn.Module
+    drafter: Drafter
+    write: Callable[[Path, HuggingFaceModel, str, str], None]
+
+
+@dataclass(frozen=True)
+class HeadMaker:
+    """One kind of head.
+
+    Args:
+        make: makes one for a target, with the ends that it shares, the layers that it reads, its size, and the
+            network with whose weights it will begin, whose sizes it has, or None.
+        other_forms: the forms of folders that its family has beside the official one.
+        fewer: the forms that hold heads of fewer tokens than their target.
+        losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
+        own_rows: whether it has output rows of its own, as its authors' heads have.
+        termed: whether its rows have one of DSpark's terms.
+    """
+
+    make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
+    other_forms: tuple[str, ...] = (SPECULATORS,)
+    fewer: tuple[str, ...] = (OFFICIAL, SPECULATORS)
+    losses: tuple[str, ...] = LOSSES
+    own_rows: bool = False
+    termed: bool = False
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """All forms of folders."""
+        return (OFFICIAL, *self.other_forms)
+
+
+MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
+    "published": None,
+    "entropy": soft_cross_entropy,
+    "acceptance": accepted_loss,
+    "lk-alpha": lk_alpha,
+    "lk-lambda": lk_lambda,
+}
+"""What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
+EAGLE_3_LOSSES: Mapping[str, str] = {
+    "published": RENORMED,
+    "entropy": "soft",
+    "acceptance": "mixed",
+    "lk-alpha": "lk_alpha",
+    "lk-lambda": "lk_lambda",
+}
+"""What EAGLE-3's rows cost by the word of the loss."""
+BLOCK_LOSSES: Mapping[str, BlockLoss] = {
+    "published": BlockLoss(),
+    "entropy": BlockLoss(1.0, 0.0),
+    "acceptance": BlockLoss(),
+    "d-pace": BlockLoss(1.0, 0.0, decay=None),
+    "lk-alpha": BlockLoss(0.0, 0.0, rows=lk_alpha),
+    "lk-lambda": BlockLoss(0.0, 0.0, rows=lk_lambda),
+}
+"""A block head's weights by the word of its loss."""
+
+
+def usual_reads(layers: int) -> tuple[int, ...]:
+    """Return the outputs that EAGLE-3 reads: behind the second layer, the middle, and the third from the end.
+
+    The last layer's is not among them: folders of block heads mean the state behind the last norm by it.
+    """
+    last = layers - 1
+    least = min(1, last)
+    return tuple(sorted({min(2, last), max(layers // 2, least), max(layers - 3, least)}))
+
+
+def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False) -> Anatomy:
+    """Return layers as wide as a target, with heads of 64 channels where that goes, four to a key head."""
+    config = target.config.get_text_config()
+    width = config.hidden_size
+    channels = next((one for one in (64, 32, 16, 8, 4) if width % one == 0), 2)
+    heads = width // channels
+    turned = getattr(config, "rope_parameters", None) or {}
+    theta = turned.get("rope_theta", 10_000.0) if isinstance(turned, dict) else 10_000.0
+    return Anatomy(
+        width=width,
+        inner=size.inner or 2 * width,
+        heads=heads,
+        groups=heads // 4 if heads % 4 == 0 else 1,
+        channels=channels,
+        normed=normed,
+        rotation=Rotation(float(theta)),
+    )
+
+
+def _medusa(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = [*start.heads] if isinstance(start, MedusaHeads) else []
+    layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
+    heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers)
+    drafter = HeadDrafter(heads, heads.ends())
+
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        write_medusa(drafter, folder, model, vllm=form == VLLM, card=card)
+
+    row_loss = MEDUSA_LOSSES[size.loss]
+    return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
+
+
+def _eagle_1(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    if isinstance(start, Eagle1Head):
+        head = Eagle1Head(
+            start.anatomy, size.layers or start.depth, bias=start.fc.bias is not None, normed=start.normed
+        )
+    else:
+        head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
+    own = HeadEnds(tokens=ends.tokens)
+    drafter = HeadDrafter(head, own)
+    return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, _writes_eagle(drafter))
+
+
+def _eagle_3(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    if isinstance(start, Eagle3Head):
+        head = Eagle3Head(start.anatomy, reads, width, start.norms, size.layers or start.depth)
+    else:
+        head = Eagle3Head(anatomy_for(target, size), reads, width, layers=size.layers or 1)
+    own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
+    weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
+    drafter = HeadDrafter(head, own)
+    return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, weights, own), drafter, _writes_eagle(drafter))
+
+
+def _writes_eagle(drafter: HeadDrafter[EagleHead]) -> Callable[[Path, HuggingFaceModel, str, str], None]:
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        write_eagle(drafter, folder, model, speculators=form == SPECULATORS, card=card)
+
+    return write
+
+
+def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
+    head = BlockHead(shape, path, path.told)
+    drafter = HeadDrafter(head, HeadEnds(tokens=ends.tokens))
+
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        other, authors = form == SPECULATORS, form == DEEPSPEC
+        write_block(drafter, folder, model, speculators=other, deepspec=authors, target_layers=model.layers, card=card)
+
+    return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write)
+
+
+def _block_shape(
+    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None
+) -> BlockShape:
+    """Return a block head's sizes: those of the head that it begins with, as deep as is asked for.
+
+    Raises:
+        InvalidParameter: another number of layers is asked for, or the head to begin with is for another target.
+    """
+    if given is None:
+        anatomy = anatomy_for(target, size, normed=True)
+        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts or DRAFTS, mask_id=None)
+    shape = given.shape
+    if size.layers not in (None, shape.layers):
+        raise InvalidParameter(
+            f"The head to begin with has {shape.layers} layers, not {size.layers}; leave layers out."
+        )
+    if {shape.target_width, shape.anatomy.width} != {width}:
+        raise InvalidParameter(
+            f"The head to begin with reads states of width {shape.target_width} and is {shape.anatomy.width} wide, and "
+            f"the target {width}: it was trained for another target."
+        )
+    return replace(shape, block=(size.drafts or shape.drafts) + (not shape.shifted))
+
+
+def _dspark(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    vocab, width = ends.embedding.shape
+    given = start if isinstance(start, BlockHead) else None
+    shape = _block_shape(target, width, reads, size, given)
+    if shape.mask_id is None and not (given is not None and isinstance(given.path, Markov)):
+        end = target.config.get_text_config().eos_token_id
+        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
+    if shape.mask_id is not None and shape.mask_id >= vocab:
+        raise InvalidParameter(
+            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {vocab} tokens: it was "
+            "trained for another target."
+        )
+    path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
+    return _block(ends, shape, path, size)
+
+
+def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
+    """Return DSpark's term: the one that is asked for, or else like the given one.
+
+    Raises:
+        InvalidParameter: the given one goes on, and another rank is asked for.
+    """
+    like = given if isinstance(given, Markov) else None
+    kind = Markov if like is None else type(like)
+    kind = kind if size.term is None else TERMS[size.term]
+    if like is not None and type(like) is kind and size.rank not in (None, like.rank):
+        raise InvalidParameter(
+            f"The head to begin with has a term of rank {like.rank}, not {size.rank}; leave rank out."
+        )
+    rank = size.rank or (RANK if like is None else like.rank)
+    return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
+
+
+def _mixing(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    given = start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, Mixing) else None
+    shape = _block_shape(target, width, reads, size, given)
+    shape = shape if like is not None else replace(shape, mask_id=None)
+    sizes = (width, 3 * width // 2) if like is None else (like.size, cast(nn.Linear, like.mix[0]).out_features)
+    return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
+
+
+MAKERS: Mapping[str, HeadMaker] = {
+    "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
+    "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
+    "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
+    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
+    "mixing": HeadMaker(_mixing, ()),
+}
+"""Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""
+LAST_ONLY = ("medusa", "eagle")
+"""The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""
