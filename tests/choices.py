@@ -193,7 +193,7 @@ def chosen_drafts(choices: Choices) -> Iterator[None]:
 
 def law_of(
     target: Toy,
-    drafter: Drafter,
+    drafter: Drafter | Callable[[Choices], Drafter],
     rule: PathVerifier,
     policy: TreePolicy,
     prompts: Sequence[Sequence[int]],
@@ -209,6 +209,8 @@ def law_of(
     """Return the law of the first row's next tokens, and why drafters failed, in any of all steps.
 
     After `steps` steps, what is missing is written by the target. A planner is told of each text and of each step.
+    A drafter with choices of its own is made of them.
+
     `place` says on which device the text lies. With `processors`, `rest` is the law of so many more tokens.
     `together` are criteria that see all rows.
     """
@@ -217,7 +219,8 @@ def law_of(
     ending = Ending(len(prompts[0]) + new, eos=eos, together=together)
     plans = isinstance(policy, LearningPolicy)
     observer = Observer(target)
-    method = observer.watched(Method(drafter, Chosen(rule, choices), policy))
+    drafts = drafter(choices) if callable(drafter) else drafter
+    method = observer.watched(Method(drafts, Chosen(rule, choices), policy))
     asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
     first = begin(target, method, asked)
     with chosen_drafts(choices):

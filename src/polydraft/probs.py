@@ -266,6 +266,13 @@ class Record:
 
     numbers: int = 0
     drawn: list[tuple[int, Any, frozenset[int]]] = field(default_factory=list[tuple[int, Any, frozenset[int]]])
+    outer: "Record | None" = None
+
+    def count(self) -> None:
+        """Take note that numbers were drawn, here and in the record around this one."""
+        self.numbers += 1
+        if self.outer is not None:
+            self.outer.count()
 
     def only(self) -> tuple[Any, frozenset[int]] | None:
         """Return the only thing that was made of the numbers, and the rows of it that are nobody's.
@@ -347,6 +354,10 @@ class Noise:
         """Return the same streams with a record of their own, so that it is known whether a number was drawn."""
         return replace(self, record=Record())
 
+    def inside(self) -> "Noise":
+        """Return the same streams for a loop inside a drafter: what it makes of its numbers is not the drafter's."""
+        return self if self.record is None else replace(self, record=Record(outer=self.record))
+
     def note(self, drawn: Any) -> None:
         """Say what was made of the numbers drawn so far, for whoever reads the record."""
         if self.record is not None:
@@ -387,7 +398,7 @@ class Noise:
     def uniform(self, *shape: int) -> Shaped[Tensor, "b ..."]:
         """Draw float64 uniforms in [0, 1) of the given shape for every row."""
         if self.record is not None:
-            self.record.numbers += 1
+            self.record.count()
         rows = [torch.rand(shape, generator=one, device=one.device, dtype=torch.float64) for one in self.generators]
         return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)
 

@@ -207,5 +207,9 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     assert exported(verifiers, "law", "lossless") <= at_nodes
     assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
     named = {line.kind for line in tables.DRAFTERS} | {drafters.HeadDrafter}  # by a word, or by a folder
-    by_argument = {drafters.PredictedDrafter, drafters.TextDrafter}  # `prediction=`, and what text drafters derive from
+    by_argument = {
+        drafters.PredictedDrafter,
+        drafters.TextDrafter,
+        drafters.NestedDrafter,
+    }  # `prediction=`, and what text drafters derive from
     assert exported(drafters, "draft", "commit") - by_argument <= named

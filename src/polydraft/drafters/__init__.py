@@ -34,6 +34,7 @@ from polydraft.drafters.none import NoDraft
 from polydraft.drafters.routing import (
     LookupFirst,
     MergedDrafter,
+    NestedDrafter,
     RoutedDrafter,
     merge,
     merge_beside,
@@ -79,6 +80,7 @@ __all__ = [
     "MergedDrafter",
     "ModelDrafter",
     "Needs",
+    "NestedDrafter",
     "NgramDrafter",
     "NgramPool",
     "NoDraft",

@@ -221,7 +221,7 @@ class Loop:
         return replace(
             state,
             text=_with_room(text, room),
-            noise=noise,
+            noise=noise.inside(),
             endings=(ending,) * batch,
             steps=(0,) * batch,
             going=frozenset(range(batch)),

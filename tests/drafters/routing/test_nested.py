@@ -1,0 +1,121 @@
+"""A loop inside a drafter: its law over all draws, texts in ragged and running batches, and what it refuses."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from choices import Choices, Chosen, Toy, distance, law_of
+from doubles import perturbed, tiny_model
+
+import polydraft
+from polydraft import (
+    IID,
+    BlockVerification,
+    Chain,
+    HuggingFaceModel,
+    ModelDrafter,
+    NestedDrafter,
+    RecursiveRejection,
+    SpeculativeSampling,
+    TopDown,
+    TopK,
+    Widths,
+)
+from polydraft.drafters import NgramDrafter
+from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.schemes import Product
+from polydraft.trees import TreePolicy
+from polydraft.verifiers import Lenient, NaiveMatch, Optimal, PathVerifier
+
+VOCAB, ROWS = 24, [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
+INSIDE = {
+    "chains": (BlockVerification(), Chain(2)),
+    "trees": (TopDown(Optimal(IID())), Widths((2, 1))),
+    "nothing drafted well": (TopDown(SpeculativeSampling()), Chain(1)),
+}
+
+
+def of_choices(choices: Choices, inside: str, length: int) -> NestedDrafter:
+    rule, policy = INSIDE[inside]
+    return NestedDrafter(Toy(2, seed=1), ModelDrafter(Toy(2, seed=2)), Chosen(rule, choices), policy, length)
+
+
+@pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
+@pytest.mark.parametrize("inside", INSIDE)
+def test_over_all_draws_of_both_loops_the_law_is_the_targets(inside: str, rule: PathVerifier) -> None:
+    """Its own drafts, its own verdicts, and the target's; the loop inside gains other numbers of tokens each time."""
+    target = Toy(2)
+    made = partial(of_choices, inside=inside, length=2)
+    law, failures = law_of(target, made, rule, Chain(2), [[1, 0, 1]], 2, steps=1)
+    assert distance(law, target.texts([1, 0, 1], 2)) < 1e-12 and not failures
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
+def test_neighbours_that_gain_more_or_less_leave_a_rows_law_alone(rule: PathVerifier) -> None:
+    target = Toy(2)
+    made = partial(of_choices, inside="nothing drafted well", length=2)
+    law, failures = law_of(target, made, rule, Chain(2), [[1, 0, 1], [0, 1, 1]], 1, steps=1)
+    assert distance(law, target.texts([1, 0, 1], 1)) < 1e-12 and not failures
+
+
+TWO = Chain(2)
+
+
+def nested(target: Any, policy: TreePolicy = TWO, length: int = 4, **changes: Any) -> NestedDrafter:
+    middle, small = HuggingFaceModel(perturbed(target, 0.1)), HuggingFaceModel(perturbed(target, 0.2))
+    return NestedDrafter(middle, ModelDrafter(small), TopDown(RecursiveRejection()), policy, length, **changes)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("inside", [Chain(3), Widths((2, 1))], ids=repr)
+def test_a_row_of_a_ragged_batch_is_the_text_that_it_is_alone(inside: TreePolicy, heat: float) -> None:
+    target = tiny_model(vocab=VOCAB)
+    drafter, padded, mask = nested(target, inside), torch.zeros(3, 5).long(), torch.zeros(3, 5).long()
+    for row, tokens in enumerate(ROWS):
+        padded[row, 5 - len(tokens) :], mask[row, 5 - len(tokens) :] = torch.tensor(tokens), 1
+    given: dict[str, Any] = {"drafter": drafter, "temperature": heat, "seed": 3, "max_new_tokens": 16}
+    found = polydraft.generate(target, padded, attention_mask=mask, **given)
+    assert found.statistics.accepted > 0 and not found.statistics.fallback
+    alone = polydraft.generate(target, ROWS[0], **given).sequences
+    assert found.sequences[0].tolist() == alone[0].tolist()
+    many = [*polydraft.generate_many(target, [*ROWS, *ROWS], batch_size=2, **given)]
+    assert len(many) == 6 and not any(one.tokens == [] for one in many)
+    if not heat:
+        plain = polydraft.generate(target, padded, attention_mask=mask, **{**given, "drafter": "none"})
+        assert torch.equal(plain.sequences, found.sequences)
+        expected = {
+            one.name: one.tokens
+            for one in polydraft.generate_many(target, [*ROWS, *ROWS], **given | {"drafter": "none"})
+        }
+        assert {one.name: one.tokens for one in many} == expected
+
+
+def test_a_conversation_goes_on_from_what_was_read() -> None:
+    target = tiny_model(vocab=VOCAB)
+    given: dict[str, Any] = {"drafter": nested(target), "temperature": 1.0, "seed": 5, "max_new_tokens": 8}
+    first = polydraft.generate(target, ROWS[0], keep_past=True, **given)
+    more = [*first.sequences[0].tolist(), 7, 2]
+    fresh = polydraft.generate(target, more, **given)
+    again = polydraft.generate(target, more, past=first.past, **given)
+    assert fresh.sequences.tolist() == again.sequences.tolist() and again.statistics.prompt_known > 8
+
+
+def test_what_it_refuses() -> None:
+    target = tiny_model(vocab=VOCAB)
+    with pytest.raises(InvalidParameter, match="length must be at least 1"):
+        nested(target, length=0)
+    middle = HuggingFaceModel(target)
+    with pytest.raises(InvalidParameter, match="must be lossless"):
+        NestedDrafter(middle, ModelDrafter(middle), TopDown(Lenient()), Chain(2))
+    with pytest.raises(UnpairedScheme):
+        NestedDrafter(middle, NgramDrafter(), BlockVerification(), Chain(2))
+    for scheme in (TopK(), Product()):
+        with pytest.raises(UnpairedScheme, match="chains of independent draws"):
+            nested(target).check(scheme)
+    with pytest.raises(UnpairedScheme):
+        polydraft.generate(target, ROWS[0], drafter=nested(target), verifier=NaiveMatch(TopK()), max_new_tokens=4)
+    other = nested(tiny_model(vocab=5000))
+    with pytest.raises(VocabularyMismatch):
+        polydraft.generate(target, ROWS[0], drafter=other, max_new_tokens=4)
