@@ -404,7 +404,7 @@ def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkp
 
 
 def test_what_cannot_be_made_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameter, match="kind medusa, eagle, eagle-3, dspark, mixing, not 'hydra'"):
+    with pytest.raises(InvalidParameter, match="kind medusa, mlp, eagle, eagle-3, dspark, mixing, not 'hydra'"):
         HeadPlan("hydra")
     with pytest.raises(InvalidParameter, match="official or vllm, not 'speculators'"):
         HeadPlan("medusa", form="speculators")

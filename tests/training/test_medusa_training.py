@@ -15,7 +15,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID
-from polydraft.training.heads.medusas import MedusaTraining, asked_for, new_heads
+from polydraft.training.heads.last_state_training import MedusaTraining, asked_for, new_heads
 from polydraft.training.heads.row_losses import agreement, lk_alpha, lk_lambda, soft_cross_entropy, total_variation
 from polydraft.training.heads.targets import TargetEnds
 from polydraft.trees import Chain

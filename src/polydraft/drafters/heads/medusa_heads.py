@@ -96,7 +96,7 @@ class MedusaHead(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LastStates:
-    """What the heads read next.
+    """What a head reads next.
 
     Args:
         hidden: per row, the target's last hidden state at the last token that was read.
@@ -106,13 +106,36 @@ class LastStates:
     hidden: Float[Tensor, "b d"] = per_row()
     place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
 
+    def before_root(self, text: Text) -> Float[Tensor, "b 1 d"]:
+        """Return the state of the token before each root; zeros where it is not known, as in a text of one token."""
+        current = (self.place == text.lengths - 2).unsqueeze(-1)
+        return self.hidden.where(current, 0.0).unsqueeze(1)
 
-class MedusaHeads(HeadNetwork):
+
+class LastStateHead(HeadNetwork):
+    """A head that reads the target's last hidden state of one token, that before the root."""
+
+    reads = ("final",)
+
+    def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
+        """Return states of which nothing is known, in the target's precision."""
+        return LastStates(like.new_zeros(rows, self.target_width), torch.full((rows,), -1, device=like.device))
+
+    def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
+        """Take the state of each row's last token among these, where it is not behind the one that is known."""
+        place, column = features.places.max(dim=-1)
+        states = features.states["final"]
+        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
+        newer = (place >= 0) & (place >= memory.place)
+        hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
+        return replace(memory, hidden=hidden, place=place.where(newer, memory.place))
+
+
+class MedusaHeads(LastStateHead):
     """All heads of a drafter: the row of a node is that of its depth.
 
     Trees may be deeper than there are heads: below the last head nodes are drafted from its row again, which is a law
-    like any other, but a poor one. Where the state of the token before the root is not known, as in a text of one
-    token, zeros are read in its place: likewise.
+    like any other, but a poor one.
 
     Args:
         heads: the heads, that of the first draft first; all have output rows of their own, or none has.
@@ -126,7 +149,6 @@ class MedusaHeads(HeadNetwork):
 
     name = "medusa"
     title = "A Medusa head"
-    reads = ("final",)
 
     def __init__(
         self,
@@ -175,23 +197,9 @@ class MedusaHeads(HeadNetwork):
         """Check that a target may have as many tokens as the heads were trained for."""
         MadeFor(self.vocab_size).check(target)
 
-    def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
-        """Return states of which nothing is known, in the target's precision."""
-        return LastStates(like.new_zeros(rows, self.width), torch.full((rows,), -1, device=like.device))
-
-    def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
-        """Take the state of each row's last token among these, where it is not behind the one that is known."""
-        place, column = features.places.max(dim=-1)
-        states = features.states["final"]
-        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
-        newer = (place >= 0) & (place >= memory.place)
-        hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
-        return replace(memory, hidden=hidden, place=place.where(newer, memory.place))
-
     def root(self, memory: LastStates, text: Text, ends: BoundEnds) -> "tuple[DepthPass, LastStates]":
-        """Look whether each row's state is that of the token before the root."""
-        current = (memory.place == text.lengths - 2).unsqueeze(-1)
-        return DepthPass(self, memory.hidden.where(current, 0.0).unsqueeze(1), ends), memory
+        """Take the state of the token before the root."""
+        return DepthPass(self, memory.before_root(text), ends), memory
 
 
 @dataclass(frozen=True, eq=False)

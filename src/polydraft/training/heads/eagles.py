@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
+from polydraft.drafters.heads.eagle_head import EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
@@ -94,7 +94,12 @@ class _Training(nn.Module):
     """
 
     def __init__(
-        self, head: EagleHead, target: TargetEnds, passes: int, weights: EagleLoss, ends: HeadEnds | None
+        self,
+        head: EagleHead,
+        target: TargetEnds,
+        passes: int = 5,
+        weights: EagleLoss = EagleLoss(),
+        ends: HeadEnds | None = None,
     ) -> None:
         super().__init__()
         if passes < 1:
@@ -147,16 +152,6 @@ class Eagle1Training(_Training):
         ends: as for `Eagle3Training`.
     """
 
-    def __init__(
-        self,
-        head: Eagle1Head,
-        target: TargetEnds,
-        passes: int = 5,
-        weights: EagleLoss = EagleLoss(),
-        ends: HeadEnds | None = None,
-    ) -> None:
-        super().__init__(head, target, passes, weights, ends)
-
     def forward(
         self,
         ids: Int[Tensor, "b t"],
@@ -197,16 +192,6 @@ class Eagle3Training(_Training):
         weights: of the losses.
         ends: what the head has of its own at its ends, such as output rows that are trained; None for the target's.
     """
-
-    def __init__(
-        self,
-        head: Eagle3Head,
-        target: TargetEnds,
-        passes: int = 5,
-        weights: EagleLoss = EagleLoss(),
-        ends: HeadEnds | None = None,
-    ) -> None:
-        super().__init__(head, target, passes, weights, ends)
 
     def forward(
         self,

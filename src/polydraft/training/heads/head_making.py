@@ -18,7 +18,7 @@ from polydraft.drafters import Drafter, owned_networks
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
-from polydraft.training.heads.new_heads import LAST_ONLY, MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
+from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, READ_FINAL_STATE_ONLY, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.shard_writing import WritingPlan, check_size, write_shards
 from polydraft.training.heads.shards import Shards, own_counts
 from polydraft.training.heads.starting import begin_with, load_start, read_by, tokens_of
@@ -133,7 +133,7 @@ def make_head(
     """
     model = HuggingFaceModel(target)
     start = None if plan.start is None else load_start(plan.start, model)
-    reads = usual_reads(model.layers) if start is None or plan.kind in LAST_ONLY else read_by(start, model)
+    reads = usual_reads(model.layers) if start is None or plan.kind in READ_FINAL_STATE_ONLY else read_by(start, model)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
     head = None if start is None else _begun(target, start, reads, plan)

@@ -1,7 +1,7 @@
-"""Training Medusa's heads: every token of a text is a place to draft from, for all heads at once.
+"""Training heads that read the last state: Medusa's and MLP speculators, every token of a text a place to draft from.
 
-The heads read the target's last hidden state at token t. Head i predicts token t + i + 2, whose law by the target
-follows from the target's own state at token t + i + 1.
+The heads read the target's last hidden state at token t. Draft i is token t + i + 2, whose law by the target follows
+from the target's own state at token t + i + 1.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import agreement, cross_entropy, weighted
 from polydraft.training.heads.targets import TargetEnds
@@ -125,3 +126,42 @@ def asked_for(valid: Bool[Tensor, "b t"], drafts: int) -> Bool[Tensor, "b t D"]:
     """Tell for every place t and draft i whether token t + i + 2 is there and valid."""
     later = nn.functional.pad(valid, (0, drafts + 1))
     return torch.stack([later[:, draft + 2 : draft + 2 + valid.shape[1]] for draft in range(drafts)], dim=-1)
+
+
+class SpeculatorTraining(nn.Module):
+    """An MLP speculator with its loss: a batch of texts in, the loss and what it drafts like out.
+
+    Stage i reads the text's token p + 1 + i, and its row is compared with the target's own for token p + 2 + i.
+
+    Args:
+        network: what is trained.
+        target: the target's output rows, frozen.
+        row_loss: a loss of logits against the target's law; None for the cross entropy of the text's tokens.
+    """
+
+    def __init__(self, network: MlpSpeculator, target: TargetEnds, row_loss: RowLoss | None) -> None:
+        super().__init__()
+        self.network, self.row_loss, self.ends = network, row_loss, (target,)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        features: Float[Tensor, "b t r"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
+    ) -> dict[str, Tensor]:
+        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
+        asked, (target,) = asked_for(valid.bool(), len(self.network.stages)), self.ends
+        states = self.network.begin(final)
+        losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
+        for depth in range(len(self.network.stages)):
+            there, stage = asked[..., depth], self.network.stage(depth)
+            states = stage(states, ids.roll(-depth - 1, 1), self.network.scale)
+            logits, label = stage.head(states[there]), ids.roll(-depth - 2, 1)[there]
+            laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, lse)))
+            values = cross_entropy(logits, label) if self.row_loss is None else self.row_loss(logits, laws)
+            counts.append(there.sum())
+            losses.append(values.sum() / counts[-1].clamp_min(1))
+            overlaps.append(agreement(logits, laws).sum().detach() / counts[-1].clamp_min(1))
+        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}

@@ -18,14 +18,16 @@ from polydraft.drafters import (
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.formats.mlp_folders import write_mlp
 from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
-from polydraft.training.heads.medusas import MedusaTraining, RowLoss, new_heads
+from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, SpeculatorTraining, new_heads
 from polydraft.training.heads.row_losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 from polydraft.training.heads.targets import TargetEnds
 
@@ -318,13 +320,28 @@ def _mixing(
     return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
 
+def _mlp(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, MlpSpeculator) else None
+    inner, depths = (width, DRAFTS) if given is None else (given.inner, len(given.stages))
+    network = MlpSpeculator(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled)
+    drafter = HeadDrafter(network, HeadEnds())
+
+    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
+        write_mlp(drafter, folder, model, card=card)
+
+    return NewHead(SpeculatorTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write)
+
+
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
+    "mlp": HeadMaker(_mlp, (), (), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
     "mixing": HeadMaker(_mixing, ()),
 }
-"""Every kind by its word: Medusa, EAGLE-1, EAGLE-3, DSpark, and a block head whose rows know the whole drafted path."""
-LAST_ONLY = ("medusa", "eagle")
+"""Every kind by its word; the rows of a mixing block head know the whole drafted path."""
+READ_FINAL_STATE_ONLY = ("medusa", "mlp", "eagle")
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

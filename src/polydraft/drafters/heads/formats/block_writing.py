@@ -15,7 +15,7 @@ from torch import Tensor
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.formats.block_reading import block_tensors
-from polydraft.drafters.heads.formats.folder_fields import offsets_of
+from polydraft.drafters.heads.formats.folder_fields import offsets_of, sizes_of
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -101,33 +101,8 @@ def _scaled_ends(drafter: HeadDrafter[BlockHead], target: LanguageModel) -> dict
 
 def _sizes(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
-    own = drafter.network.shape.anatomy
-    turn = own.rotation
-    scaling = {
-        "": None,
-        "linear": {"rope_type": "linear", "factor": turn.factor},
-        "llama3": {
-            "rope_type": "llama3",
-            "factor": turn.factor,
-            "low_freq_factor": turn.low,
-            "high_freq_factor": turn.high,
-            "original_max_position_embeddings": turn.original,
-        },
-    }[turn.stretch]
-    return {
-        "model_type": "qwen3",
-        "hidden_size": own.width,
-        "intermediate_size": own.inner,
-        "num_hidden_layers": drafter.network.shape.layers,
-        "num_attention_heads": own.heads,
-        "num_key_value_heads": own.groups,
-        "head_dim": own.channels,
-        "hidden_act": "silu",
-        "rms_norm_eps": own.eps,
-        "attention_bias": own.bias,
-        "rope_theta": turn.theta,
-        "rope_scaling": scaling,
-    }
+    shape = drafter.network.shape
+    return {"model_type": "qwen3", **sizes_of(shape.anatomy, shape.layers), "attention_bias": shape.anatomy.bias}
 
 
 def _windows(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.formats.eagle_reading import IDS, OLD_NAMES
-from polydraft.drafters.heads.formats.folder_fields import offsets_of
+from polydraft.drafters.heads.formats.folder_fields import offsets_of, sizes_of
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, write_plain
 
@@ -156,31 +156,5 @@ def _speculator(kind: str, name: str) -> dict[str, Any]:
 def _sizes(drafter: HeadDrafter[EagleHead]) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
     own = drafter.network.anatomy
-    turn = own.rotation
-    scaling = {
-        "": None,
-        "linear": {"rope_type": "linear", "factor": turn.factor},
-        "llama3": {
-            "rope_type": "llama3",
-            "factor": turn.factor,
-            "low_freq_factor": turn.low,
-            "high_freq_factor": turn.high,
-            "original_max_position_embeddings": turn.original,
-        },
-    }[turn.stretch]
-    return {
-        "model_type": "qwen3" if own.normed else "llama",
-        "hidden_size": own.width,
-        "intermediate_size": own.inner,
-        "num_hidden_layers": drafter.network.depth,
-        "num_attention_heads": own.heads,
-        "num_key_value_heads": own.groups,
-        "head_dim": own.channels,
-        "hidden_act": "silu",
-        "rms_norm_eps": own.eps,
-        "attention_bias": own.output_bias,
-        "qkv_bias": own.bias,
-        "rope_theta": turn.theta,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": False,
-    }
+    named = {"model_type": "qwen3" if own.normed else "llama", "attention_bias": own.output_bias, "qkv_bias": own.bias}
+    return {**sizes_of(own, drafter.network.depth), **named, "tie_word_embeddings": False}

@@ -308,6 +308,34 @@ class Tensors:
             )
 
 
+def sizes_of(own: Anatomy, layers: int) -> dict[str, Any]:
+    """Return the sizes of so many layers, under Hugging Face's names."""
+    turn = own.rotation
+    scaling = {
+        "": None,
+        "linear": {"rope_type": "linear", "factor": turn.factor},
+        "llama3": {
+            "rope_type": "llama3",
+            "factor": turn.factor,
+            "low_freq_factor": turn.low,
+            "high_freq_factor": turn.high,
+            "original_max_position_embeddings": turn.original,
+        },
+    }[turn.stretch]
+    return {
+        "hidden_size": own.width,
+        "intermediate_size": own.inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": own.heads,
+        "num_key_value_heads": own.groups,
+        "head_dim": own.channels,
+        "hidden_act": "silu",
+        "rms_norm_eps": own.eps,
+        "rope_theta": turn.theta,
+        "rope_scaling": scaling,
+    }
+
+
 def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
     """Take the head's tokens out of a folder's tensors; None if there are none.
 

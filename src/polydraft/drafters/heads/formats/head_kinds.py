@@ -11,6 +11,7 @@ from polydraft.drafters.heads.formats.block_reading import holds_block, is_block
 from polydraft.drafters.heads.formats.eagle_reading import holds_eagle, is_eagle, read_eagle
 from polydraft.drafters.heads.formats.folder_fields import Shapes
 from polydraft.drafters.heads.formats.medusa_folders import holds_medusa, is_medusa, read_medusa
+from polydraft.drafters.heads.formats.mlp_folders import holds_mlp, is_mlp, read_mlp
 from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
 
@@ -36,6 +37,7 @@ KINDS: tuple[HeadKind, ...] = (
     HeadKind("block", is_block, holds_block, read_block),
     HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
     HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
+    HeadKind("MLP speculator", is_mlp, holds_mlp, read_mlp),
 )
 
 
