@@ -186,6 +186,12 @@ def usual_lengths(house: Sequence[Module]) -> Iterator[str]:
         yield f"a tenth of the functions has over {quantiles(lengths, n=10)[-1]} lines"
 
 
+RUN = 12
+"""How many equal lines are too many."""
+BOILERPLATE = ("cache: Cache,", 'mask: Bool[Tensor, "b n m"],')
+"""Lines of a run that may repeat: the arguments of a pass."""
+WIDEST = {"Cache": 11}
+"""Protocols that have more members than eight."""
 PROTOCOLS = ("law.py", "contract.py", "language_model.py")
 CONTRACTS = {"NodeVerifier", "ScalableVerifier", "TreeVerifier", "PathVerifier", "Scheme"}
 """What a rule or a scheme is; what else it can do, `traits` and the scheme's own attributes say."""
@@ -238,6 +244,46 @@ def questions_of_type(house: Sequence[Module]) -> Iterator[str]:
             yield f"{module.path} looks where methods are defined"
 
 
+def names_that_stand_once(house: Sequence[Module]) -> Iterator[str]:
+    ours = [one for one in house if one.room != LAB]
+    files = Counter(Path(one.path).name for one in ours)
+    kinds = Counter(node.name for one in ours for node in one.of(ast.ClassDef))
+    for what, counts in {"file": files, "class": kinds}.items():
+        yield from (
+            f"{what} name {name} stands {count} times"
+            for name, count in counts.items()
+            if count > 1 and name != "__init__.py"
+        )
+
+
+def equal_runs(house: Sequence[Module]) -> Iterator[str]:
+    """Find runs of 12 lines that stand twice; what is imported, and the arguments of a pass, stand where they are."""
+    seen = dict[tuple[str, ...], tuple[str, int]]()
+    for module in (one for one in house if one.room != LAB):
+        lines = [(at, line.strip()) for at, line in enumerate(module.text.splitlines(), 1) if line.strip()]
+        lines = [(at, line) for at, line in lines if not line.startswith(("import ", "from "))]
+        for first in range(len(lines) - RUN + 1):
+            run = tuple(line for _, line in lines[first : first + RUN])
+            place = module.path, lines[first][0]
+            other = seen.setdefault(run, place)
+            if other != place and not {*BOILERPLATE} <= {*run}:
+                yield f"{module.path} line {place[1]} repeats {other[0]} line {other[1]}"
+
+
+def wide_protocols(house: Sequence[Module]) -> Iterator[str]:
+    for module in house:
+        for node in (one for one in module.of(ast.ClassDef) if is_protocol(one)):
+            told = [one.name for one in node.body if isinstance(one, FUNCTIONS)]
+            told += [
+                one.target.id
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            ]
+            public = {name for name in told if not name.startswith("_")}
+            if len(public) > WIDEST.get(node.name, 8):
+                yield f"{module.path}: {node.name} has {len(public)} public members"
+
+
 def size_of_the_lab(house: Sequence[Module]) -> Iterator[str]:
     lines = sum(len(one.text.splitlines()) for one in house if one.room == LAB)
     if lines > MOST_LINES_OF_LAB:
@@ -245,7 +291,10 @@ def size_of_the_lab(house: Sequence[Module]) -> Iterator[str]:
 
 
 MODULE_RULES = [floor_plan, doors, ceilings, file_name, bans, docstrings, entrance]
-HOUSE_RULES = [cycles, crowding, usual_lengths, questions_of_type, size_of_the_lab]
+HOUSE_RULES = [
+    *(cycles, crowding, usual_lengths, questions_of_type, size_of_the_lab),
+    *(names_that_stand_once, equal_runs, wide_protocols),
+]
 HOUSE = [Module(str(path.relative_to(PACKAGE)), path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
 HOUSE += [Module(str(path.relative_to(ROOT)), path.read_text()) for path in sorted((ROOT / "lab").rglob("*.py"))]
 
@@ -315,6 +364,15 @@ BAD_HOUSES += [
         ],
     ),
     (size_of_the_lab, [Module("lab/polydraft_lab/a.py", "\n" * 2501), Module("lab/b.py", "\n" * 2500)]),
+]
+SAME = "\n".join(f"x{number} = {number}" for number in range(12))
+MEMBERS_OF_NINE = "\n".join(f"    def m{number}(self): ..." for number in range(9))
+BAD_HOUSES += [
+    (names_that_stand_once, [Module("trees/x.py", ""), Module("engine/x.py", "")]),
+    (names_that_stand_once, [Module("trees/x.py", "class A: ..."), Module("engine/y.py", "class A: ...")]),
+    (equal_runs, [Module("trees/x.py", SAME), Module("engine/y.py", f"y = 3\n{SAME}\nz = 4")]),
+    (equal_runs, [Module("trees/x.py", f"{SAME}\n\n{SAME}")]),
+    (wide_protocols, [Module("trees/x.py", f"class A(Protocol):\n{MEMBERS_OF_NINE}")]),
 ]
 SCHEME = Module("schemes/a.py", "class Fresh(SchemeOfLaw): ...")
 TRAIT = Module("verifiers/outcome_law.py", "class CanDo(Protocol): ...")

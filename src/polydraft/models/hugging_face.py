@@ -149,7 +149,7 @@ class HuggingFaceModel:
 
     def _empty(self, batch: int, capacity: int) -> TreeCache:
         placed = bool(sizes_of(self.windows)) and not self.counts
-        if self.facts.remembers:
+        if self.states:
             kind = RememberingCache if self.kept.own is None else listed_cache(self.kept.own)
             kind = HandedCache if self.cached_as == HANDED else kind
             config = self.model.config.get_text_config(decoder=True)
