@@ -8,7 +8,7 @@ from polydraft.planning import Costs, Opening, Spent
 from polydraft.planning.chances import MOST_LAWS, Chances, tokens_found, tokens_of
 from polydraft.planning.costs import Curve, StepCosts, costs_for
 from polydraft.planning.lessons import Lesson
-from polydraft.planning.sureness import Sureness
+from polydraft.planning.sureness import AcceptanceByProbability
 from polydraft.trees import Acceptance, Chain, TreeShape, Widths, expected_tokens
 
 PLAIN, GREEDY, PENALTY = TreeShape(()), ("temperature=0",), ("RepetitionPenalty", "temperature=0")
@@ -53,7 +53,7 @@ def test_each_law_and_each_source_has_chances_of_its_own() -> None:
 
 
 def test_laws_that_were_not_met_for_long_are_forgotten() -> None:
-    chances, sureness = Chances(), Sureness()
+    chances, sureness = Chances(), AcceptanceByProbability()
     laws = [(f"temperature={heat}",) for heat in range(2 * MOST_LAWS)]
     sure = [Lesson("", law, ((0, 0, 0.0, 1.0),), 1, 1, ((0, 0.5, 0.0),)) for law in laws]
     for law, own in zip(laws, sure, strict=True):

@@ -19,7 +19,7 @@ from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, Ouroboro
 from polydraft.drafters import Drafter, Session, merge_beside
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
 from polydraft.engine.calls.choices import Choices, chosen_method
-from polydraft.engine.many.pace import Pace
+from polydraft.engine.many.pace import PromptChunkSize
 from polydraft.probs import Noise
 from polydraft.reading import Reader, Text
 
@@ -57,7 +57,7 @@ class Served:
     """A batch that writes texts, each with a method of its own; seeds are numbers of texts."""
 
     def __init__(
-        self, heat: float, kind: str = "llama", size: int = 3, keeps: int = 8, pace: Pace | None = None
+        self, heat: float, kind: str = "llama", size: int = 3, keeps: int = 8, pace: PromptChunkSize | None = None
     ) -> None:
         self.model, self.heat, self.kind = HuggingFaceModel(target(kind)), heat, kind
         plain = chosen_method(Choices("none"), self.model, SamplingParams())
@@ -273,7 +273,7 @@ class Ticking:
 @pytest.mark.parametrize(("each", "token"), [(1.0, 0.05), (0.1, 0.05), (0.0, 0.2), (3.0, 0.01)])
 def test_a_stream_waits_three_steps_at_most_beside_a_long_prompt(each: float, token: float) -> None:
     clock, method, long = Ticking(each, token), method_of("none", 0.0), [*range(VOCAB)] * 3
-    served = Served(0.0, keeps=0, pace=Pace(64, clock, least=4))
+    served = Served(0.0, keeps=0, pace=PromptChunkSize(64, clock, least=4))
     served.join(0, [7], method, 80)
     with clock, widths_of(served) as seen:
         served.step()
@@ -292,7 +292,7 @@ def test_a_stream_waits_three_steps_at_most_beside_a_long_prompt(each: float, to
 
 def test_a_pace_learns_from_what_was_measured() -> None:
     clock = Ticking(0.0, 0.0)
-    pace = Pace(100, clock, least=10)
+    pace = PromptChunkSize(100, clock, least=10)
 
     def step(tokens: int, read: float, took: float) -> int | None:
         pace.begins(reads=True)
@@ -314,11 +314,11 @@ def test_a_pace_learns_from_what_was_measured() -> None:
     pace.has_read(0)
     pace.has_stepped()
     assert pace.size(delays=True) == 100
-    assert Pace(4, clock).size(delays=True) == 4 and Pace(None, clock).size(delays=True) is None
+    assert PromptChunkSize(4, clock).size(delays=True) == 4 and PromptChunkSize(None, clock).size(delays=True) is None
 
 
 def test_where_nobody_waits_the_most_is_read() -> None:
-    served, method = Served(0.0, keeps=0, pace=Pace(40, Ticking(1.0, 1.0))), method_of("none", 0.0)
+    served, method = Served(0.0, keeps=0, pace=PromptChunkSize(40, Ticking(1.0, 1.0))), method_of("none", 0.0)
     served.join(0, [*range(VOCAB)] * 3, method)
     with widths_of(served) as seen:
         served.exhaust()
@@ -335,7 +335,7 @@ def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:
         now[0] += random.choice((0.5, 0.8, 1.0, 1.3, 2.0))
         return now[0]
 
-    served, method = Served(heat, pace=Pace(12, clock, least=2)), method_of(name, heat)
+    served, method = Served(heat, pace=PromptChunkSize(12, clock, least=2)), method_of(name, heat)
     prompts = [[7], *([*range(own, VOCAB)] * 2 for own in range(4))]
     with widths_of(served) as seen:
         for own, prompt in enumerate(prompts):

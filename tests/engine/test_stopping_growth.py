@@ -24,7 +24,7 @@ from polydraft.models import HuggingFaceModel
 from polydraft.planning import Opening, Spent
 from polydraft.planning.chances import Chances
 from polydraft.planning.lessons import Lesson, keeps_overlaps
-from polydraft.planning.sureness import Sureness, class_of
+from polydraft.planning.sureness import AcceptanceByProbability, class_of
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme, TopK
 from polydraft.trees import Draft, Frontier, GrowingPolicy, TreePolicy, TreeShape, grow
@@ -99,7 +99,7 @@ def test_a_sure_draft_goes_on_and_a_doubtful_one_stops() -> None:
 
 
 def test_what_a_probability_means_is_learnt() -> None:
-    sureness, mean = Sureness(), (0.6, 0.3)
+    sureness, mean = AcceptanceByProbability(), (0.6, 0.3)
     assert all(set(row) == {mean[rank]} for rank, row in enumerate(sureness.hazards((), mean)))
     for _ in range(200):
         sureness.learn([Lesson("", (), (), 1, 1, ((0, 0.1, 1.0), (0, 0.95, 0.0), (1, 0.5, 1.0)))])

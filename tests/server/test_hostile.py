@@ -40,7 +40,7 @@ from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeB
 from polydraft.server.worker import Ask, Cancel, Event, Spell
 from polydraft.server.worker.answer_text import AnswerText
 from polydraft.server.worker.prompt_preparing import Preparing
-from polydraft.server.worker.served import Served, load_served
+from polydraft.server.worker.served import LoadedModels, load_served
 from polydraft.server.worker.working import _heard
 from polydraft.server.worker.writing import Writing
 
@@ -54,7 +54,7 @@ def guarded() -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Served:
+def served() -> LoadedModels:
     return load_served(Settings())
 
 
@@ -213,7 +213,7 @@ def test_tokens_to_be_spelt_have_a_queue_too() -> None:
     asyncio.run(flooded())
 
 
-def test_what_was_predicted_is_forgotten_with_its_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_predicted_is_forgotten_with_its_text(served: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, made = Writing(served, lambda event: None), list[weakref.ref[Method]]()
     method_for, warned = writing.shelf.method_for, writing._observer._warned
 
@@ -237,7 +237,7 @@ def test_what_was_predicted_is_forgotten_with_its_text(served: Served, monkeypat
     assert len(made) == 5 and not any(one() for one in made) and not warned
 
 
-def test_who_sends_without_end_does_not_stop_the_texts(served: Served) -> None:
+def test_who_sends_without_end_does_not_stop_the_texts(served: LoadedModels) -> None:
     said: list[Event] = []
     writing = Writing(served, said.append)
     writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=4))
@@ -282,7 +282,7 @@ def test_a_stream_tells_its_seeds_and_where_its_tokens_stand(app: TestClient) ->
         assert found == choice["logprobs"]["text_offset"]
 
 
-def test_prompts_that_are_told_are_scored_one_between_two_steps(served: Served) -> None:
+def test_prompts_that_are_told_are_scored_one_between_two_steps(served: LoadedModels) -> None:
     said: list[Event] = []
     writing = Writing(served, said.append)
     writing.take(Ask("text", (PROMPT,), seed=1, max_tokens=40, options={"temperature": 0.0}))
@@ -332,7 +332,7 @@ def test_a_long_prompt_that_is_told_is_read_in_chunks(goes_on: bool, monkeypatch
 
 
 def test_what_cannot_fit_is_not_made_into_tokens(
-    app: TestClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    app: TestClient, served: LoadedModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = time.monotonic()
     long = "word and " * 400_000
@@ -382,7 +382,9 @@ def test_large_bodies_are_refused_before_anybody_waits_for_them(
     assert max(gaps) < 0.6, gaps
 
 
-def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(
+    served: LoadedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise TypeError("cannot pickle")
 
@@ -396,7 +398,7 @@ def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(served: Served, monke
     preparing.end()
 
 
-def test_texts_are_spelt_and_prepared_beside_the_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_spelt_and_prepared_beside_the_steps(served: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
     said, told = list[Event](), deque[Any]([Ask("text", (PROMPT,), seed=1, max_tokens=40), Spell("spell", "a b")])
     writing, preparing, go = Writing(served, said.append), Preparing(served), threading.Event()
 

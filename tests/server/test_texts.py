@@ -17,7 +17,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.served import LoadedModels
 from polydraft.server.worker.writing import Writing
 
 PROMPTS = (PROMPT, "import os\nclass A:\n", "for i in range(10):\n    print(", "x = [1, 2, 3]\n" * 6)
@@ -340,7 +340,7 @@ def test_a_planner_chooses_the_trees_of_requests_without_a_seed(pair: Pair, plan
 
 def test_greedy_and_sampled_texts_have_planners_of_their_own(pair: Pair) -> None:
     served, events = (
-        Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)),
+        LoadedModels(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)),
         [],
     )
     writing = Writing(served, events.append)
@@ -380,7 +380,7 @@ def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest
         return GivenDrafter.start(self, text, session)
 
     monkeypatch.setattr(NgramDrafter, "start", start)
-    served = Served(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
+    served = LoadedModels(Settings(plan="auto"), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
     writing = Writing(served, lambda event: None)
     planner, rests = writing._planned[True].policy, list[float]()
     learn = planner.learn
@@ -396,7 +396,9 @@ def test_what_joining_takes_is_no_time_of_a_step(pair: Pair, monkeypatch: pytest
 def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     """A prompt that is still being read is no row, and a new text is told of though as many rows go on."""
     settings = Settings(plan="auto", batch_size=3, chunk=16)
-    writing = Writing(Served(settings, HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)), print)
+    writing = Writing(
+        LoadedModels(settings, HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft)), print
+    )
     planner = writing._planned[True].policy
     told, noted = [], []
     texts_opened, learn = planner.texts_opened, planner.learn

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from polydraft.errors import InvalidParameter
-from polydraft.planning.looking import Looking
+from polydraft.planning.looking import LookupCosts
 from polydraft.trees import TreeShape, step_seconds
 
 
@@ -155,7 +155,7 @@ class Costs:
         self._drafts: dict[TreeShape, Mean] = {}
         self._shares: dict[TreeShape, float] = {}  # how much of a draft's levels were drawn, where growth may stop
         self._rests: dict[Finder, Mean] = {}
-        self.looking = Looking(rows)
+        self.looking = LookupCosts(rows)
         self._sizes: dict[TreeShape, Mean] = {}  # the tokens that trees of a shape came to, not all of them full
         if self._known:
             self._passes = {count: Mean(seconds) for count, seconds in self._known.target.points}

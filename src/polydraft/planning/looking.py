@@ -8,7 +8,7 @@ AGAIN = 3
 """After a pause what was seen before counts as so many steps at most: texts change."""
 
 
-class Looking:
+class LookupCosts:
     """Learn whether looking for continuations pays, for one number of rows.
 
     Problem: to look takes time in every step and for every row, also where nothing is found, and where all rows
@@ -26,9 +26,9 @@ class Looking:
         self._saved, self._seen = {True: 0.0, False: 0.0}, {True: 0, False: 0}
         self._begun = {True: 0, False: 0}
 
-    def for_rows(self, rows: int) -> "Looking":
+    def for_rows(self, rows: int) -> "LookupCosts":
         """Return what this makes one expect of other rows: it takes time for each, and saves no more."""
-        after = Looking(rows)
+        after = LookupCosts(rows)
         after.took, after._timed = self.took * rows / self.rows, min(1, self._timed)
         after._saved, after._begun = dict(self._saved), dict(self._begun)
         after._seen = {drafts: min(AGAIN, count) for drafts, count in self._seen.items()}

@@ -20,7 +20,7 @@ from polydraft.models import LanguageModel, weight_bytes
 from polydraft.planning.chances import Chances, Law, tokens_found, tokens_of
 from polydraft.planning.costs import Costs, Finder, Spent, StepCosts, costs_for
 from polydraft.planning.lessons import Lesson
-from polydraft.planning.sureness import Going, Sureness, by_depth
+from polydraft.planning.sureness import AcceptanceByProbability, GrowthRule, by_depth
 from polydraft.trees import Acceptance, Chain, GrowingPolicy, LearningPolicy, Lookup, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
@@ -111,7 +111,7 @@ class Planner(LearningPolicy):
 
     Lookups: where the drafter finds continuations in a text (`LookupFirst`, `RoutedDrafter`), those rows take them
     whose rate, with all rows together, is higher than that of the best tree. What each finder brings is learnt apart.
-    Where looking for continuations takes more than it saves, nothing is looked up (`Looking`).
+    Where looking for continuations takes more than it saves, nothing is looked up (`LookupCosts`).
 
     Trials: chances that are not tried grow old. So another arm than the best is taken now and then, if all such steps
     together are expected to lose less than 0.8 % of the time. The first tree and the first plain step may each lose 1 %
@@ -143,7 +143,7 @@ class Planner(LearningPolicy):
         self._choose_from(BRANCHING if trees is None else trees)
         self.chances = Chances(plan.acceptance if plan else None)
         self.costs = self.timed = Costs(1, 0.25, plan.costs if plan else None)  # by which it chooses, and learns
-        self.sureness = Sureness()
+        self.sureness = AcceptanceByProbability()
         self._of_rows: dict[int, Costs] = {}
         self._gains: dict[Lookup, float] = {}  # until the next comparison
         self._looked, self._looks = False, True
@@ -172,7 +172,7 @@ class Planner(LearningPolicy):
     def _choose_from(self, trees: Sequence[TreePolicy]) -> None:
         self.shapes = (PLAIN, *dict.fromkeys(tree.shape for tree in trees))
         self._last, self._forgone = [0] * len(self.shapes), [0.0] * len(self.shapes)
-        self._going: Going | None = None
+        self._going: GrowthRule | None = None
 
     def texts_opened(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
@@ -304,12 +304,12 @@ class Planner(LearningPolicy):
         """Tell whether the next level is expected to bring as many tokens as its time is worth elsewhere.
 
         With R the expected number of this depth's nodes that will be accepted, in all texts, by the draft probabilities
-        of the drawn tokens (`Sureness`), and m_d the same by depth alone (`Chances`), the next level brings
-        R m_{d+1} / m_d tokens. It has to bring the best rate times its seconds.
+        of the drawn tokens (`AcceptanceByProbability`), and m_d the same by depth alone (`Chances`), the next level
+        brings R m_{d+1} / m_d tokens. It has to bring the best rate times its seconds.
         """
         return self._now().on(depth, chances.tolist())
 
-    def _now(self) -> "Going":
+    def _now(self) -> "GrowthRule":
         if self._going is None or self._going.shape is not self.shape:
             rows, law = sum(self._laws.values()), self._laws.most_common(1)[0][0]
             rates = self.chances.rates("", law)
@@ -324,7 +324,7 @@ class Planner(LearningPolicy):
             ]
             first = float(rates[0, 0])
             others = float(rates[0, 1]) / max(1e-9, 1 - first)
-            self._going = Going(shape, need, self.sureness.hazards(law, (first, min(1.0, others))))
+            self._going = GrowthRule(shape, need, self.sureness.hazards(law, (first, min(1.0, others))))
         return self._going
 
     def _forgive(self, lessons: Sequence[Lesson]) -> None:

@@ -20,7 +20,7 @@ Hazards = tuple[tuple[float, ...], ...]
 """By rank and class of probability: the chance of a draft, given that its node is reached and those before it fail."""
 
 
-class Sureness:
+class AcceptanceByProbability:
     """Learn how likely drafts are to be accepted, by the draft probability of their tokens.
 
     Problem: h(i, c) is the chance of a draft of rank i whose token has a draft probability of class c, if its node is
@@ -78,7 +78,7 @@ CHEAP = 0.1
 """Growth is not asked to stop where the next level needs to bring no more tokens of a text than this."""
 
 
-class Going:
+class GrowthRule:
     """Whether trees of a shape go on: what the nodes of a depth need to promise, and how likely drawn tokens are.
 
     Args:

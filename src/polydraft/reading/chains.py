@@ -15,7 +15,7 @@ from polydraft.reading.reader import Reader
 from polydraft.reading.values import Features, Scored, Text
 from polydraft.trees import Draft, Frontier, TokenTree, Verdict
 
-MOST_AGAIN = 12
+MOST_REREAD = 12
 """So many tokens are read again with the next chain before a pass of their own moves the states on.
 
 A guess: more costs time on a CPU, where tokens count, and less on a GPU, where passes do."""
@@ -42,7 +42,8 @@ class ChainReader(Reader):
     of `read` tokens: it reads again what was committed since, then the chain, row by row, with padding behind shorter
     rows, which would change their states. The states behind a pass are kept as a *mark*, and become the reader's if
     everything up to there was accepted and no padding was read; else they are dropped. So a rejection costs no pass,
-    only some tokens more in the next one; when these are over `MOST_AGAIN`, a pass without padding moves the states on.
+    only some tokens more in the next one; when these are over `MOST_REREAD`, a pass without padding moves the states
+    on.
 
     A draft model that cannot branch leaves a mark at each depth, so that it never reads again.
 
@@ -180,7 +181,7 @@ class ChainReader(Reader):
     def _moved(self, text: Text) -> tuple["ChainReader", Features | None]:
         """Read on in rows that have too much to read again."""
         again = zip(self.read, text.counts, strict=True)
-        ends = [count - 1 if count - 1 - read > MOST_AGAIN else read for read, count in again]
+        ends = [count - 1 if count - 1 - read > MOST_REREAD else read for read, count in again]
         return self._read_to(text, ends)
 
     def _read_to(self, text: Text, ends: Sequence[int], keep: int = 0) -> tuple["ChainReader", Features | None]:

@@ -20,7 +20,7 @@ from polydraft.drafters import (
     Session,
     merge_beside,
 )
-from polydraft.drafters.routing.split import HOPED, RowHistory, best_split, worth_of_budgets, worth_of_levels
+from polydraft.drafters.routing.split import PRIOR_DRAFTS, RowHistory, best_split, worth_of_budgets, worth_of_levels
 from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -101,7 +101,7 @@ def test_a_split_follows_guesses_and_what_was_kept_row_by_row(policy: TreePolicy
 
 def test_a_chance_begins_with_the_hope_and_is_learnt() -> None:
     assert RowHistory().chance(0.7) == 0.7 and RowHistory(16, 0).chance(0.5) == pytest.approx(
-        HOPED * 0.5 / (HOPED + 16)
+        PRIOR_DRAFTS * 0.5 / (PRIOR_DRAFTS + 16)
     )
     assert RowHistory(1000, 0).chance(0.5) == 0.01 and RowHistory(10**6, 10**6).chance(0.5) == 0.99
 

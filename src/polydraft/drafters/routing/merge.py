@@ -162,7 +162,7 @@ class MergedDrafter(SeveralDrafters):
             return given(text, guesses, scheme), after
         split = self._split(policy, bounds, state.kept, guesses)
         # streams of its own: how much a neighbour has drawn must not move the numbers that verify a row
-        draft, inner = self.other.draft(state.other, replace(request, policy=split.own, noise=noise.fork(_LEVEL)))
+        draft, inner = self.other.draft(state.other, replace(request, policy=split.own, noise=noise.fork(MERGE_STREAM)))
         pieces, joint = list[Piece](), list[tuple[tuple[int, ...], Branches]]()
         for piece, drafts in _shares(draft, split):
             own = [guesses[row].first(bounds.nodes - drafts) for row in piece.rows]
@@ -225,7 +225,7 @@ class MergedDrafter(SeveralDrafters):
         return Split(Fixed(deepest), drafts, tuple(one.max_children for one in levels), grows)
 
 
-_LEVEL = 0x4D65726765
+MERGE_STREAM = 0x4D65726765
 """Names the random numbers that the other drafter draws from."""
 
 

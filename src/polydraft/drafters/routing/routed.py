@@ -105,11 +105,11 @@ MOST = 9.0
 """A value that counts as a gain of one."""
 HOPE = 3.5
 """How many drafts of the other drafter are expected to be accepted before anything is known of it."""
-HOPED = 2
+PRIOR_STEPS = 2
 """How many steps this counts as."""
 LONG = 12
 """Tokens of a guess where another drafter's trees, whose levels cost passes, are not as deep."""
-WARM = 0.5
+TRUST_WHEN_SAMPLING = 0.5
 """The share of that which is believed above temperature 0: drawn text seldom repeats itself."""
 LEAST_COST = 0.25
 """The least cost of a pass of the other drafter, in passes of the target: however few weights it has, its many small
@@ -271,7 +271,7 @@ class RoutedDrafter(SeveralDrafters):
         members = tuple(one.start(text, session) for one in self.members)
         other = None if self.other is None else self.other.start(text, session)
         standings = (Standing(),) * len(text.counts)
-        trust = WARM if session.params.temperature else 1.0
+        trust = TRUST_WHEN_SAMPLING if session.params.temperature else 1.0
         return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session), trust)
 
     def draft(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
@@ -285,7 +285,7 @@ class RoutedDrafter(SeveralDrafters):
         if not (scheme.deterministic or scheme.several_rows):
             bounds = bounds.chains()
         offers, members = self._offers(state, text, bounds)
-        draws = noise.fork(_LEVEL).uniform().tolist()
+        draws = noise.fork(ROUTE_STREAM).uniform().tolist()
         passes = 0 if self.other is None else self.other.needs.passes or policy.shape.depth
         seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
@@ -395,7 +395,7 @@ class RoutedDrafter(SeveralDrafters):
                 gain, count = _gain(len(path) / one.seconds), standing.asked + 1
                 standing = replace(standing, asked=count, gain=standing.gain + (gain - standing.gain) / count)
             hope, told = _gain((1 + HOPE) / one.seconds), standing.asked
-            gains[OTHER, 0] = (HOPED * hope + told * standing.gain) / (HOPED + told)
+            gains[OTHER, 0] = (PRIOR_STEPS * hope + told * standing.gain) / (PRIOR_STEPS + told)
         return replace(standing, weights=hedged(standing.weights, gains, self.rate))
 
     def _value(self, accepted: float, guesses: int) -> float:
@@ -403,7 +403,7 @@ class RoutedDrafter(SeveralDrafters):
         return (1 + accepted) / (1 + (self.overhead if guesses else 0.0) + self.price * guesses)
 
 
-_LEVEL = 0x526F757465
+ROUTE_STREAM = 0x526F757465
 """Names the random numbers by which rows choose. No decoder inside a drafter may read the same ones: its drafts would
 not be draws from their rows, given that it was chosen."""
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from polydraft.reading import Step
 from polydraft.trees import Branches, TreeShape
 
-HOPED = 4
+PRIOR_DRAFTS = 4
 """How many drafts the hope counts as, beside those that were tried."""
 
 
@@ -27,7 +27,7 @@ class RowHistory:
 
     def chance(self, hope: float) -> float:
         """Return the chance that the next draft is kept, from 0.01 to 0.99 in steps of a hundredth."""
-        chance = (HOPED * hope + self.kept) / (HOPED + self.tried)
+        chance = (PRIOR_DRAFTS * hope + self.kept) / (PRIOR_DRAFTS + self.tried)
         return min(99, max(1, round(100 * chance))) / 100
 
     def after(self, both: Branches, row: int, written: Sequence[int]) -> "RowHistory":

@@ -18,7 +18,7 @@ LATEST = 5
 Clock = Callable[[], float]
 
 
-class Pace:
+class PromptChunkSize:
     """Learns from the passes measured so far how many tokens may be read beside texts in progress.
 
     A pass over w tokens takes a + b w seconds. Of the last one only the sum is known, T for W tokens. More tokens than

@@ -15,7 +15,7 @@ from polydraft.engine.loop.batch import Batch, Method, empty, placed
 from polydraft.engine.loop.prefill import Prompts, begin, opened, read_on, room_for
 from polydraft.engine.loop.step import step
 from polydraft.engine.many.kept import KeptTexts, copied, known_of
-from polydraft.engine.many.pace import Pace, clock_of
+from polydraft.engine.many.pace import PromptChunkSize, clock_of
 from polydraft.engine.observer import Observer
 from polydraft.engine.stopping import Ending
 from polydraft.engine.target_law import TargetLaw
@@ -116,8 +116,8 @@ class RunningBatch:
     have ended. Whatever was interrupted has happened or not, which `last` and `joined` tell, and may be done again.
 
     Prompts are read as they join, or in chunks: in passes of their own, in every step as many tokens as a chunk has, so
-    that no text waits for another's long prompt. Chunks are as large as their time allows (`Pace`). Texts of one kin
-    with the same prompt have it read once: those that come later wait for the first, or go on from its row.
+    that no text waits for another's long prompt. Chunks are as large as their time allows (`PromptChunkSize`). Texts of
+    one kin with the same prompt have it read once: those that come later wait for the first, or go on from its row.
 
     The last texts are kept with what target and drafter made of them: prompts when they were read, and the whole when
     a text ends. What a new prompt begins with is then not read again, but copied (`Past`). That is exact, since keys
@@ -149,13 +149,13 @@ class RunningBatch:
         fixed: SamplingParams | None = None,
         chunk: int | None = None,
         keeps: int = 0,
-        pace: Pace | None = None,
+        pace: PromptChunkSize | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.target, self.method, self.size, self.capacity = target, method, size, capacity
         self.observer = observer or Observer(target)
         self._fixed, self._chunk, self._kept = fixed, chunk, KeptTexts(keeps)
-        self._pace = pace or Pace(chunk, clock_of(target.facts.device))
+        self._pace = pace or PromptChunkSize(chunk, clock_of(target.facts.device))
         batch = empty(target, size, capacity) if fixed is None else self._idle(fixed)
         self._standing = _Standing(batch, texts=() if fixed is None else (None,) * size)
 

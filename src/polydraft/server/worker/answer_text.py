@@ -8,8 +8,8 @@ from polydraft.drafters import Followed
 from polydraft.engine import Block, Emission
 from polydraft.machine_code import clock
 from polydraft.models import StreamDecoder
-from polydraft.server.worker.asking import Wanted
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.asking import TextRequest
+from polydraft.server.worker.served import LoadedModels
 
 LEAST = -9999.0
 """What is told of a token that the model rules out: JSON has no infinity."""
@@ -25,7 +25,7 @@ class AnswerText:
         wanted: the text.
     """
 
-    def __init__(self, served: Served, wanted: Wanted) -> None:
+    def __init__(self, served: LoadedModels, wanted: TextRequest) -> None:
         self.served, self.ask, self.begun = served, wanted.ask, clock()
         self.trace = wanted.ask.speculation.trace
         self._decoder = StreamDecoder(
@@ -141,7 +141,7 @@ def _deepest(block: Block, row: int) -> int:
     return int((block.tree.depth[row] * block.tree.valid[row]).max())
 
 
-def _tree(served: Served, block: Block, row: int) -> dict[str, Any]:
+def _tree(served: LoadedModels, block: Block, row: int) -> dict[str, Any]:
     """Return a row's tree, with its nodes' numbers as the engine has them: 0 is the root."""
     tree, verdict = block.tree, block.verdict
     ids = tree.tokens[row].tolist()
@@ -164,7 +164,7 @@ def by_depth(offered: Sequence[int], kept: Sequence[int]) -> list[float]:
     return [round(one / of, 4) for one, of in zip(padded, offered, strict=False)]
 
 
-def spelt(served: Served, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def spelt(served: LoadedModels, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
     """Return a token's log-probability and those of the likeliest in its place, with their texts and bytes."""
     return {
         "token": token,

@@ -19,7 +19,7 @@ from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.blame import with_name
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.served import LoadedModels
 from polydraft.trees import Chain, LearningPolicy, TreePolicy
 
 MOST_NODES = 128
@@ -33,7 +33,7 @@ MOST_KEPT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class TextRequest:
     """A text that is to be written.
 
     Args:
@@ -56,7 +56,7 @@ class Wanted:
         return self.ask.name, self.number
 
 
-def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
+def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
     """Return the texts that a request asks for.
 
     Raises:
@@ -71,7 +71,7 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
     with about(ask.grammar.field if ask.grammar else "response_format"):
         grammar = grammar_of(ask)
-    found: list[Wanted] = []
+    found: list[TextRequest] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
             served.check_size((prompt, ask.tools), "The prompt")
@@ -79,7 +79,7 @@ def wanted_of(served: Served, ask: Ask) -> list[Wanted]:
                 _check_length(served, len(prompt), ask)
             tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
             _check_length(served, len(tokens), ask)
-        found += [Wanted(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
+        found += [TextRequest(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
     with about("logprobs"):
         _check_echo(ask, sum(len(one.tokens) for one in found))
     return found
@@ -100,7 +100,7 @@ def _check_echo(ask: Ask, count: int) -> None:
         )
 
 
-def _check_length(served: Served, count: int, ask: Ask) -> None:
+def _check_length(served: LoadedModels, count: int, ask: Ask) -> None:
     """Check that a prompt of so many tokens may be taken, with as many new ones as are asked for.
 
     Raises:
@@ -120,7 +120,7 @@ def _check_length(served: Served, count: int, ask: Ask) -> None:
             )
 
 
-def request_of(served: Served, wanted: Wanted) -> Request:
+def request_of(served: LoadedModels, wanted: TextRequest) -> Request:
     """Prepare a text as Hugging Face's `generate` does; who drafts for it is still to be said.
 
     Raises:
@@ -183,7 +183,7 @@ class MethodShelf:
         served: the models.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: LoadedModels) -> None:
         self.served = served
         self._known: OrderedDict[Hashable, Method] = OrderedDict()
 

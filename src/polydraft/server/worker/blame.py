@@ -15,7 +15,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import RowProcessor
 
 
-class Culprit(Exception):
+class RequestError(Exception):
     """An error of what one request brought along.
 
     Args:
@@ -76,7 +76,7 @@ def _blaming(whose: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise Culprit(whose, error) from error
+        raise RequestError(whose, error) from error
 
 
 def with_name(request: Request, whose: str) -> Request:

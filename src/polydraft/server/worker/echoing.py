@@ -7,9 +7,9 @@ import torch
 
 from polydraft.models import StreamDecoder, cache_in
 from polydraft.server.worker.answer_text import spelt
-from polydraft.server.worker.asking import Wanted
+from polydraft.server.worker.asking import TextRequest
 from polydraft.server.worker.asks import Ask
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.served import LoadedModels
 
 SCORED = 256
 """Rows of log-probabilities that are in double precision at a time."""
@@ -28,7 +28,7 @@ class Echo:
         told: what was found of each prompt.
     """
 
-    def __init__(self, served: Served, ask: Ask, texts: Sequence[Wanted], begun: Mapping[str, Any]) -> None:
+    def __init__(self, served: LoadedModels, ask: Ask, texts: Sequence[TextRequest], begun: Mapping[str, Any]) -> None:
         self.served, self.ask, self.texts, self.begun = served, ask, texts, begun
         self.told: list[dict[str, Any]] = []
         self._left = self._steps()

@@ -9,7 +9,7 @@ from typing import Any
 
 from polydraft.server.worker.asking import wanted_of
 from polydraft.server.worker.asks import Ask, Spell, about
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.served import LoadedModels
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Preparing:
         served: the models.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: LoadedModels) -> None:
         self._served = replace(served, tokenizer=_copied(served.tokenizer))
         self._told: queue.SimpleQueue[Ask | Spell | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[FoundTexts] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def spelling(served: Served, told: Spell) -> dict[str, Any]:
+def spelling(served: LoadedModels, told: Spell) -> dict[str, Any]:
     """Return the tokens or the text that somebody wants to see.
 
     Raises:

@@ -20,7 +20,7 @@ LEAST_LONGEST = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class LoadedModels:
     """A target with what drafts for it.
 
     Args:
@@ -154,7 +154,7 @@ def _characters(value: object) -> int:
     return count
 
 
-def load_served(settings: Settings) -> Served:
+def load_served(settings: Settings) -> LoadedModels:
     """Load the models that are named.
 
     Raises:
@@ -174,4 +174,4 @@ def load_served(settings: Settings) -> Served:
         )
     if pair.tokenizer is None:
         raise InvalidParameter("The server needs the target's tokenizer, which its folder does not have.")
-    return Served(settings, target, pair.tokenizer, None if pair.draft is None else as_drafter(pair.draft))
+    return LoadedModels(settings, target, pair.tokenizer, None if pair.draft is None else as_drafter(pair.draft))

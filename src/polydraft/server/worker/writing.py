@@ -14,19 +14,19 @@ from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.answer_text import AnswerText, nothing
-from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, Wanted, request_of, wanted_of
+from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, TextRequest, request_of, wanted_of
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
-from polydraft.server.worker.blame import Culprit
+from polydraft.server.worker.blame import RequestError
 from polydraft.server.worker.echoing import Echo
-from polydraft.server.worker.served import Served
+from polydraft.server.worker.served import LoadedModels
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
 SEEDS = 2**53
-KINDS = {True: SamplingParams(temperature=0), False: SamplingParams()}
+SAMPLING_BY_GREEDY = {True: SamplingParams(temperature=0), False: SamplingParams()}
 """Greedy texts and sampled ones: other drafters and trees suit them, so each kind has a planner of its own."""
-AHEAD = 10_000
+EXPECTED_TOKENS = 10_000
 """So many tokens a planner is told to have before it: what it learns serves all texts that will come."""
 
 
@@ -34,7 +34,7 @@ AHEAD = 10_000
 class _Text:
     """A text in progress: what was wanted, what is told of it, and the method that only it has."""
 
-    wanted: Wanted
+    wanted: TextRequest
     telling: AnswerText
     own: Method | None = None
 
@@ -56,13 +56,15 @@ class Writing:
         UnpairedScheme: a drafter, verifier and tree of the server's own that go together for no text.
     """
 
-    def __init__(self, served: Served, say: Say) -> None:
+    def __init__(self, served: LoadedModels, say: Say) -> None:
         settings, target = served.settings, served.target
         self.served, self.say = served, say
         self.shelf = MethodShelf(served)
         plan, none = settings.plan, chosen_method(Choices("none"), target, SamplingParams())
         self._planned = (
-            {} if plan is None else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in KINDS.items()}
+            {}
+            if plan is None
+            else {kind: self.shelf.planned(PLANNERS[plan](), one) for kind, one in SAMPLING_BY_GREEDY.items()}
         )
         usual = self._usual_methods()
         self.rule = {"verifier": usual[-1].verifier.name, "lossless": all(one.verifier.lossless for one in usual)}
@@ -76,7 +78,7 @@ class Writing:
         kept = {"chunk": settings.chunk, "keeps": settings.kept_texts, "observer": self._observer}
         self._batch = RunningBatch(target, none, settings.batch_size, capacity, **kept)
         self._old: list[Method] = []
-        self._waiting: deque[Wanted] = deque()
+        self._waiting: deque[TextRequest] = deque()
         self._echoing: deque[Echo] = deque()
         self._texts: dict[Hashable, _Text] = {}
 
@@ -100,7 +102,7 @@ class Writing:
         except PolydraftError as error:
             self.say(refusal(ask.name, error))
 
-    def begin(self, ask: Ask, texts: Sequence[Wanted]) -> None:
+    def begin(self, ask: Ask, texts: Sequence[TextRequest]) -> None:
         """Take the texts of a request.
 
         Raises:
@@ -117,7 +119,7 @@ class Writing:
         else:
             self._begin(ask, texts, told)
 
-    def _begin(self, ask: Ask, texts: Sequence[Wanted], told: dict[str, Any]) -> None:
+    def _begin(self, ask: Ask, texts: Sequence[TextRequest], told: dict[str, Any]) -> None:
         """Say that a request was taken, and let its texts wait."""
         self.say(Event("begun", ask.name, told))
         if ask.max_tokens == 0:  # the prompt alone is wanted
@@ -192,7 +194,7 @@ class Writing:
             if own and (new or before != (len(counts), soon)):
                 longest, law = max((len(own[one].tokens) for one in new), default=0), [*own.values()][-1].law
                 others = max(counts) if own.keys() & names else 0
-                self._observer.opens(method, longest, AHEAD, len(counts), law, others, soon)
+                self._observer.opens(method, longest, EXPECTED_TOKENS, len(counts), law, others, soon)
             self._known[kind] = (len(counts), soon), frozenset(own)
 
     def _join(self) -> None:
@@ -211,7 +213,7 @@ class Writing:
             self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
-    def _request(self, wanted: Wanted) -> tuple[Request, Method | None]:
+    def _request(self, wanted: TextRequest) -> tuple[Request, Method | None]:
         """Return a text as the batch takes it, and the method that it has for itself."""
         request = request_of(self.served, wanted)
         if wanted.ask.planned:
@@ -234,7 +236,7 @@ class Writing:
     def _usual_methods(self) -> list[Method]:
         """Return what drafts for greedy and for sampled texts; where neither can be, the operator is told why."""
         found, errors = list[Method](), list[PolydraftError]()
-        for kind in KINDS.values():
+        for kind in SAMPLING_BY_GREEDY.values():
             try:
                 found.append(self.shelf.method_for(Speculation(), kind))
             except PolydraftError as error:
@@ -245,7 +247,7 @@ class Writing:
 
     def _tell(self, step: RunningStep) -> None:
         """Say what a step brought: first its tokens in all, so that whoever has an answer finds it counted."""
-        tokens, said, failed = 0, list[tuple[Wanted, dict[str, Any]]](), list[tuple[str, Exception]]()
+        tokens, said, failed = 0, list[tuple[TextRequest, dict[str, Any]]](), list[tuple[str, Exception]]()
         for row, gain in step.block.rows.items():
             request = step.texts[row]
             text = None if request is None else self._texts.get(request.name)
@@ -281,7 +283,7 @@ class Writing:
 
         The step is taken again with the others.
         """
-        if isinstance(error, Culprit):
+        if isinstance(error, RequestError):
             self._fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
             return
         for name in {one.wanted.ask.name for one in self._texts.values()}:
@@ -293,7 +295,7 @@ class Writing:
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
         self.say(Event("failed", name, {"message": reason, "code": code}))
 
-    def _told(self, ask: Ask, texts: Sequence[Wanted]) -> dict[str, Any]:
+    def _told(self, ask: Ask, texts: Sequence[TextRequest]) -> dict[str, Any]:
         prompts = [one.tokens for one in texts[:: ask.n]]
         return {
             "verifier": None,  # as long as nothing is to be written
@@ -303,7 +305,7 @@ class Writing:
             "seeds": [ask.seed_of(one.number) for one in texts],
         }
 
-    def _say(self, kind: str, wanted: Wanted, said: dict[str, Any]) -> None:
+    def _say(self, kind: str, wanted: TextRequest, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
 
 

@@ -22,7 +22,7 @@ from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.probs import Noise, sample
 
-HEATS = (1.0, 0.0, 0.7, 1.0)
+TEMPERATURES = (1.0, 0.0, 0.7, 1.0)
 """Temperatures of the texts, in turn: heads are asked at all of them, and at 1 most texts differ."""
 BYTES_OF_NUMBERS = 9
 """Bytes per token beside hidden states: id, whether it may be asked for, and the logits' sum."""
@@ -168,8 +168,8 @@ def _write(
 def _heat(text: int, prompts: int) -> float:
     """Return a text's temperature: greedy once for a prompt, since it would be the same text again."""
     turn = text // prompts
-    heat = HEATS[(text + turn) % len(HEATS)]
-    return heat if heat or turn < len(HEATS) else 1.0
+    heat = TEMPERATURES[(text + turn) % len(TEMPERATURES)]
+    return heat if heat or turn < len(TEMPERATURES) else 1.0
 
 
 @torch.no_grad()
