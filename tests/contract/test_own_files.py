@@ -18,8 +18,8 @@ from polydraft.catalogue import drafter_line, names_file, own_drafter, own_rule,
 from polydraft.cli import main
 from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
 from polydraft.conformance import check_rule
-from polydraft.errors import CheckpointError, InvalidParameter
-from polydraft.schemes import IID, Given
+from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme
+from polydraft.schemes import IID, Given, Product
 from polydraft.verifiers import RecursiveRejection, TopDown
 from polydraft_lab.limits import LimitsSettings
 
@@ -275,3 +275,32 @@ def test_servers_and_python_run_no_file(command: Command, tmp_path: Path) -> Non
 def test_words_of_the_catalogue_are_no_files() -> None:
     assert names_file("my.py:A") and names_file("/a b/c.py") and names_file("C:\\x.py:A")
     assert not any(map(names_file, ("ngram:3", "rest:texts.py", "suffix:a.py:b", "optimal", "org/name", "a.pyc:B", "")))
+
+
+SAMPLED = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "design" / "extending.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_drafter_that_samples_runs_as_it_stands(temperature: float, tmp_path: Path) -> None:
+    (text,) = [one for one in SAMPLED if "class Unigram" in one]
+    named = dict[str, Any]()
+    exec(text, named)
+    pair = polydraft.load_pair()
+    ids = pair.tokenizer("def add(a, b):", return_tensors="pt")["input_ids"]
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "temperature": temperature}
+    found = polydraft.generate(pair.target, ids, drafter=named["Unigram"](), seed=1, **options)
+    assert found.statistics.drafted > 10 and not found.statistics.fallback
+    for scheme in (Product(), Given()):
+        with pytest.raises(UnpairedScheme):
+            named["Unigram"]().check(scheme)
+
+
+@pytest.mark.filterwarnings("ignore:.*decoded without drafts")
+def test_a_drafter_of_fewer_tokens_than_it_says_does_not_pass_unseen(command: Command) -> None:
+    page = next(one for one in SAMPLED if "class Unigram" in one)
+    Path("wide.py").write_text(page.replace("return session.vocab_size", "return session.vocab_size + 9"))
+    Path("fits.py").write_text(page)
+    code, out, _ = command("conformance", "--drafter", "fits.py:Unigram", "--quick", "--json")
+    assert code == 0 and json.loads(out)["passed"] and json.loads(out)["failed"] == []
+    code, out, _ = command("conformance", "--drafter", "wide.py:Unigram", "--quick", "--json")
+    assert code == 1 and not json.loads(out)["passed"] and "target's tokens are 0 to 4" in json.loads(out)["failed"][0]

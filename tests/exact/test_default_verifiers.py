@@ -41,6 +41,7 @@ from polydraft.verifiers import (
     BlockVerification,
     ByShape,
     NaiveMatch,
+    Optimal,
     PathVerifier,
     RecursiveRejection,
     RecursiveRejectionWithoutReplacement,
@@ -76,6 +77,7 @@ POLICIES: list[GrowingPolicy] = [
 VERIFIERS: list[PathVerifier] = [
     TopDown(NaiveMatch(Given())),
     TopDown(NaiveMatch(TopK())),
+    TopDown(NaiveMatch(IID())),
     TopDown(NaiveMatch(Product())),
     TopDown(RecursiveRejection(Product())),
     ByShape(),
@@ -85,6 +87,10 @@ VERIFIERS: list[PathVerifier] = [
     ByShape(BlockVerification(ConditionalPoisson()), TopDown(NaiveMatch(ConditionalPoisson()))),
     ByShape(BlockVerification(SpecHub()), TopDown(SpecHubRule())),
     ByShape(BlockVerification(Product()), TopDown(RecursiveRejection(Product()))),
+    *(
+        ByShape(BlockVerification(one), TopDown(Optimal(one)))
+        for one in (IID(), WithoutReplacement(), ConditionalPoisson())
+    ),
 ]
 WORLDS = ((5, False), (2, True))
 
@@ -180,6 +186,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         ModelDrafter(model),
         EnsembleDrafter(((model, None),)),
         LookupFirst(ModelDrafter(model)),
+        drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
         drafters.JacobiDrafter(),
         drafters.LookaheadDrafter(),
         drafters.OuroborosDrafter(model),
@@ -220,3 +227,21 @@ def test_an_unknown_bound_is_met_by_the_rule_for_trees() -> None:
     assert isinstance(rule.tree.rule, TopThenSampleRule)
     grown = grow(root, Widths(()), IID(), DeepWorld.random(1).propose, Silence(()))
     assert grown.most_children == 0
+
+
+@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), ConditionalPoisson()], ids=lambda one: one.name)
+def test_a_drafter_of_one_scheme_has_the_optimal_rule_for_it(scheme: Scheme) -> None:
+    """Where the usual rule draws by another scheme, as that of independent drafts does."""
+
+    class Only(ModelDrafter):
+        def check(self, asked: Scheme) -> None:
+            if asked != scheme:
+                raise UnpairedScheme("Another scheme.")
+
+        def defaults(self, params: SamplingParams) -> drafters.Defaults:
+            return drafters.Defaults(scheme, Widths((2, 1)))
+
+    drafter = Only(HuggingFaceModel(tiny_model("llama")))
+    assert default_verifier(drafter, SamplingParams()) == ByShape(BlockVerification(scheme), TopDown(Optimal(scheme)))
+    assert default_verifier(drafter, SamplingParams(temperature=0)) == TopDown(NaiveMatch(scheme))
+    assert default_verifier(ModelDrafter(drafter.model), SamplingParams()) == ByShape()

@@ -90,7 +90,7 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
     Raises:
         InvalidParameter: the drafter cannot draft for such a model, or the rule cannot be had.
     """
-    model, drafted = tiny_target(vocabulary=SMALL), Counter[str]()
+    model, drafted, failures = tiny_target(vocabulary=SMALL), Counter[str](), Counter[str]()
     options: dict[str, Any] = {"drafter": drafter, "temperature": 1.0, "top_k": 0, "max_new_tokens": 3}
     options |= {} if verifier is None else {"verifier": verifier}
 
@@ -98,6 +98,7 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
         ids = torch.tensor(prompts)
         found = stream(model, ids, attention_mask=torch.ones_like(ids), seed=seeds[0], **options).exhaust()
         drafted.update(drafted=found.statistics.drafted, accepted=found.statistics.accepted)
+        failures.update([found.statistics.fallback] if found.statistics.fallback else [])
         return found.new_tokens
 
     try:
@@ -108,12 +109,17 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
             )
     except KeyboardInterrupt:
         return stopped()
+    passed = report.passed and not failures
     if as_json:
-        sys.stdout.write(json.dumps({"drafter": drafter, "passed": report.passed, **drafted, **asdict(report)}) + "\n")
+        told = {"drafter": drafter, "passed": passed, "failed": [*failures], **drafted, **asdict(report)}
+        sys.stdout.write(json.dumps(told) + "\n")
     else:
         new_console().print(styled(f"{drafter}: {report}", "default"), soft_wrap=True)
         new_console().print(f"{drafted['accepted']} of {drafted['drafted']} drafts were kept.")
-    return 0 if report.passed else 1
+        for reason in failures:  # texts without its drafts say nothing of it
+            said = f"The drafter failed: {reason.rstrip('.')}. The model has {SMALL} tokens (session.vocab_size)."
+            new_console().print(styled(said, "red"), soft_wrap=True)
+    return 0 if passed else 1
 
 
 def chosen(wanted: str | None) -> tuple[list[NodeRule], list[TreeVerifier]]:

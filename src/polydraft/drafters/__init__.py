@@ -23,6 +23,9 @@ from polydraft.drafters.contract import (
 from polydraft.drafters.ensemble import EnsembleDrafter
 from polydraft.drafters.heads import (
     HeadDrafter,
+    HeadEnds,
+    HeadNetwork,
+    TreePass,
     is_head,
     load_head,
     write_block,
@@ -74,6 +77,8 @@ __all__ = [
     "EnsembleDrafter",
     "Followed",
     "HeadDrafter",
+    "HeadEnds",
+    "HeadNetwork",
     "JacobiDrafter",
     "LookaheadDrafter",
     "LookupFirst",
@@ -98,6 +103,7 @@ __all__ = [
     "SuffixStore",
     "TextDrafter",
     "TextStore",
+    "TreePass",
     "drafters_in",
     "drafts_name",
     "finished",

@@ -1,17 +1,21 @@
 """Choices that are right without thinking: who drafts, which rule and which tree, in one place for every surface."""
 
+from contextlib import suppress
+
 import torch
 from torch import nn
 
 from polydraft.drafters import Defaults, Drafter, ModelDrafter, model_defaults, route_first
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, Given, Product, Scheme, TopK
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
+    BlockVerification,
     ByShape,
     NaiveMatch,
+    Optimal,
     RecursiveRejection,
     TopDown,
     TreeVerifier,
@@ -35,9 +39,29 @@ sampled token have an optimal rule that costs next to nothing (docs/choosing.md)
 
 
 def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
-    """Return the rule for the drafts that suit this drafter at this temperature; naive match is exact for all."""
+    """Return the rule for the drafts that suit this drafter at this temperature.
+
+    Where the usual rule is for another scheme than the drafter's own and the drafter cannot draft so, and for schemes
+    that have none, chains are verified as blocks and trees by the optimal rule of a node, as far as there are these for
+    the scheme; else by naive match, which is exact for all.
+    """
     scheme = _usual(drafter, params).scheme
-    return (DRAWN if params.temperature else CERTAIN).get(scheme) or TopDown(NaiveMatch(scheme))
+    usual = (DRAWN if params.temperature else CERTAIN).get(scheme)
+    if usual is not None and _drafts_under(drafter, usual.scheme):
+        return usual
+    if params.temperature:
+        with suppress(UnpairedScheme):
+            tree = TopDown(Optimal(scheme))
+            return ByShape(BlockVerification(scheme), tree) if scheme.lone_draft_is_drawn else tree
+    return TopDown(NaiveMatch(scheme))
+
+
+def _drafts_under(drafter: Drafter, scheme: Scheme) -> bool:
+    try:
+        drafter.check(scheme)
+    except UnpairedScheme:
+        return False
+    return True
 
 
 def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:

@@ -1,6 +1,6 @@
 """One drafter for all heads: what differs between them is the network (`HeadNetwork`), and how a tree grows from it."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -128,8 +128,8 @@ class TreePass(Protocol):
         ...
 
 
-class HeadNetwork(nn.Module):
-    """What a head is, but for its ends and settings.
+class HeadNetwork(nn.Module, ABC):
+    """What a head is, but for its ends and settings; derive from it.
 
     Attributes:
         name: its drafter's name in tables.

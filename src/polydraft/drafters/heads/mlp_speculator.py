@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polydraft.drafters.contract import Defaults
 from polydraft.drafters.heads.drafter import MadeFor, parents_of, with_nodes
 from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
-from polydraft.drafters.heads.medusa_heads import LastStateHead, LastStates
+from polydraft.drafters.heads.last_state import LastStateHead, LastStates
 from polydraft.drafters.heads.sublayers import Norm
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel
