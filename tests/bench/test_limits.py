@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import tiny_model, tiny_tokenizer
+from doubles import perturbed, tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from polydraft.bench import Prompt
@@ -296,3 +296,23 @@ def test_drafters_that_fail_or_draft_nothing_are_not_measured(
         next(iter(measure(drafts_of(models, Fails()), prompts, settings.suited(Fails()))))
     with pytest.raises(InvalidParameter, match="drafts by no scheme"):
         settings.suited(NoDraft())
+
+
+def test_a_models_own_filters_do_not_change_what_is_measured(prompts: list[Prompt]) -> None:
+    """Rules are measured on the law at a temperature, whatever the target's generation settings say beside."""
+    target = tiny_model("llama", 101)
+    pair = Pair(target, perturbed(target, 0.1), tiny_tokenizer())
+    drafter = ModelDrafter(HuggingFaceModel(pair.draft))
+    own = LimitsSettings((0.8,), drafts=(1,), max_tokens=4, shortlist=8, tree_every=0).suited(drafter)
+    (plain,) = measure(Models.of(pair, drafter), prompts[:1], own)
+    target.generation_config.update(do_sample=True, top_p=0.3, min_p=0.2, repetition_penalty=1.4, top_k=3)
+    (found,) = measure(Models.of(pair, drafter), prompts[:1], own)
+    assert found == plain
+
+
+def test_trees_that_a_scheme_cannot_draw_are_no_part_of_a_record(models: Models, prompts: list[Prompt]) -> None:
+    drafter = ModelDrafter(HuggingFaceModel(models.pair.draft))
+    own = LimitsSettings((0.8,), drafts=(1,), max_tokens=4, shortlist=8, tree_every=2, shapes=("4,2",)).suited(drafter)
+    (record,) = measure(Models.of(models.pair, drafter), prompts[:1], own)
+    assert {name: {*rules} for name, rules in record.trees["4,2"].items()} == own.tree_layout()["4,2"]
+    assert "spechub" not in record.trees["4,2"] and "spechub" in record.nodes

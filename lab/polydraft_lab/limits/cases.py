@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.catalogue import RuleLine, SchemeLine, every_scheme, parse_policy, schemes_of, tables
-from polydraft.schemes import Scheme
+from polydraft.schemes import Scheme, most_drafts_of
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
     BottomUp,
@@ -86,6 +86,10 @@ class TreeCase:
     label: str
     verifier: PathVerifier
     chain: bool = False
+
+    def fits(self, policy: TreePolicy) -> bool:
+        """Tell whether the case is for trees of a policy, and whether these can be drawn by the rule's scheme."""
+        return self.chain == is_chain(policy) and policy.shape.max_children <= most_drafts_of(self.verifier.scheme)
 
 
 def node_cases() -> tuple[NodeCase, ...]:

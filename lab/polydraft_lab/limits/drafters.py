@@ -18,7 +18,7 @@ from polydraft.schemes.scheme import most_drafts_of
 from polydraft.trees import Draft, TreePolicy, Verdict, Widths
 from polydraft.verifiers import NaiveMatch, TopDown, expected_accepted
 from polydraft_lab.limits.branching import Accepted
-from polydraft_lab.limits.cases import TreeCase, is_chain
+from polydraft_lab.limits.cases import TreeCase
 
 Rows = tuple[Float[Tensor, "m A"], Float[Tensor, "m A"]]
 """The draft's and the target's rows at some positions, on the same atoms: the draft's tokens and the tail."""
@@ -142,8 +142,8 @@ def look(
         at_roots = looked(scheme, (), Widths((min(drafts, most),))).rows
         rows[scheme.name], seen = joined(at_roots), len(at_roots)
         for name, policy in policies.items() if every else ():
-            own = [one for one in rules if one.verifier.scheme == scheme and one.chain == is_chain(policy)]
-            if own and policy.shape.max_children <= most:
+            own = [one for one in rules if one.verifier.scheme == scheme and one.fits(policy)]
+            if own:
                 trees.setdefault(name, {})[scheme.name] = looked(scheme, own, policy).accepted
     return Looked(rows, trees, seen)
 

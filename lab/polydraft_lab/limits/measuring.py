@@ -21,7 +21,6 @@ from polydraft_lab.limits.cases import (
     TREE_SHAPES,
     NodeCase,
     TreeCase,
-    is_chain,
     node_cases,
     tree_cases,
     tree_policies,
@@ -29,6 +28,8 @@ from polydraft_lab.limits.cases import (
 from polydraft_lab.limits.drafters import look, schemes_under
 from polydraft_lab.limits.positions import Models, generate_sample, rows_on_atoms
 
+UNFILTERED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+"""What a model's own generation settings may not change: rules are measured on the law at a temperature alone."""
 OPTIMUM = "optimum"
 """The name under which a scheme's optimal acceptance stands beside its rules'."""
 
@@ -121,7 +122,7 @@ class LimitsSettings:
         """Return what a record's sums on trees are of: shape -> scheme -> the rules."""
         found: dict[str, dict[str, set[str]]] = {}
         for name, policy in tree_policies(self.shapes).items():
-            for case in (one for one in self.tree_cases if one.chain == is_chain(policy)):
+            for case in (one for one in self.tree_cases if one.fits(policy)):
                 found.setdefault(name, {}).setdefault(case.verifier.scheme.name, set()).add(case.label)
         return found
 
@@ -226,7 +227,7 @@ def _measure_drafter(
     """Generate one text and evaluate all rules on what a drafter drafts along it."""
     ids, policies = encode(models.pair, prompt, settings.excerpt_tokens), tree_policies(settings.shapes)
     sampling = dict[str, Any](temperature=temperature, seed=seed_of(prompt, settings.seed))
-    sampling |= {"top_k": 0} if temperature else {}
+    sampling |= {**UNFILTERED, "repetition_penalty": 1.0} if temperature else {"repetition_penalty": 1.0}
     tokens = max(1, min(settings.max_tokens, models.room - ids.shape[1] - 1))
     looks = tokens, settings.tree_every, max(settings.drafts), settings.shortlist
     seen = look(models.pair.target, drafter, ids, policies, settings.tree_cases, sampling, looks)

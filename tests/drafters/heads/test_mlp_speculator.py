@@ -149,3 +149,30 @@ def test_what_is_learnt_is_what_is_drafted() -> None:
                 both.append(torch.minimum(mine, out.logits[row, place + 1 + depth].double().softmax(-1)).sum())
         overlaps.append(float(torch.stack(both).mean()))
     assert found["overlap"].tolist() == pytest.approx(overlaps, abs=1e-4)
+
+
+DAMAGED = {
+    "more stages than its tensors hold": ('"n_predict": 3', '"n_predict": 12', "n_predict"),
+    "more stages than any has": ('"n_predict": 3', '"n_predict": 1000000000', "at most 16"),
+    "a word for a flag": ('"tie_weights": false', '"tie_weights": "no"', "must be true or false"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_folder_that_asks_for_more_than_it_holds_is_refused(case: str, tmp_path: Path) -> None:
+    before, after, said = DAMAGED[case]
+    write_mlp(speculator(), tmp_path, HuggingFaceModel(tiny_model(vocab=VOCAB)))
+    config = (tmp_path / "config.json").read_text()
+    assert before in config
+    (tmp_path / "config.json").write_text(config.replace(before, after))
+    with pytest.raises(CheckpointError, match=said):
+        polydraft.load_head(str(tmp_path))
+
+
+def test_a_folder_of_empty_tables_is_refused(tmp_path: Path) -> None:
+    write_mlp(speculator(), tmp_path, HuggingFaceModel(tiny_model(vocab=VOCAB)))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["speculator.emb.0.weight"] = torch.zeros(VOCAB, 0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is empty"):
+        polydraft.load_head(str(tmp_path))

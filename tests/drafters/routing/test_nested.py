@@ -119,3 +119,5 @@ def test_what_it_refuses() -> None:
     other = nested(tiny_model(vocab=5000))
     with pytest.raises(VocabularyMismatch):
         polydraft.generate(target, ROWS[0], drafter=other, max_new_tokens=4)
+    with pytest.raises(VocabularyMismatch, match="has 25 tokens and the target 24"):
+        polydraft.generate(target, ROWS[0], drafter=nested(tiny_model(vocab=25)), max_new_tokens=4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import LanguageModel, check_same_size
 from polydraft.probs import SamplingParams, sent
 from polydraft.reading import Features, Step, Text
@@ -33,6 +33,10 @@ class NestedDrafter(Drafter):
     above it, and these rows are reported. So the chain is a draft like that of a draft model, and exact under every
     rule for chains. How many tokens the loop inside gains in a step does not matter: each row keeps its first `length`.
 
+    An error inside costs the rows their drafts, and what was drawn before it is lost, which the warning says. A drafter
+    inside that learns within a text, such as token recycling, learns from steps that were taken for slower neighbours:
+    a row's text may then be another than alone, by the same law.
+
     Args:
         middle: the middle model.
         drafter: who drafts for it.
@@ -43,7 +47,7 @@ class NestedDrafter(Drafter):
 
     Raises:
         InvalidParameter: the rule inside is lossy, or a number too small.
-        VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
+        VocabularyMismatch: at the start, if the middle has more tokens than the target, or fewer by more than padding.
 
     Source: vertical cascades, arXiv 2312.11462; TriForce, 2404.11912.
     """
@@ -74,7 +78,13 @@ class NestedDrafter(Drafter):
 
     def start(self, text: Text, session: Session) -> NestedState:
         """Begin the middle model's loop, which has read nothing."""
-        check_same_size(session.vocab_size, self.middle.facts.vocab_size)
+        own_size = self.middle.facts.vocab_size
+        check_same_size(session.vocab_size, own_size)
+        if own_size > session.vocab_size:
+            raise VocabularyMismatch(
+                f"The middle model has {own_size} tokens and the target {session.vocab_size}: what it writes beyond "
+                "these could not be verified."
+            )
         if session.decoder is None:
             raise InvalidParameter(
                 f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none."

@@ -10,8 +10,10 @@ from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.folder_fields import Fields, Shapes, Tensors
 from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
+from polydraft.errors import CheckpointError, shown
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
+MOST_STAGES = 16
 NAMES = {"emb.weight": "emb", "proj.weight": "proj", "ln.weight": "ln", "shift": "ln", "head.weight": "head"}
 """Which list of the folder holds a parameter of a stage; `shift` is its norm's bias."""
 
@@ -34,9 +36,11 @@ def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
     """
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("speculator.",))
     (vocab, inner), (_, width) = tensors.matrix("emb.0.weight"), tensors.matrix("proj.0.weight")
-    depths = fields.count("n_predict", 1, each=inner)
-    network = MlpSpeculator(width, inner, vocab, depths, scaled=bool(fields.get("scale_input", False)))
-    tied, shared = bool(fields.get("tie_weights", False)), dict[str, torch.Tensor]()
+    if not min(vocab, inner, width):
+        raise CheckpointError(f"The head in {folder.name} is damaged: a table of it is empty.")
+    tied, shared = _flag(fields, "tie_weights"), dict[str, torch.Tensor]()
+    depths = fields.count("n_predict", 1, most=MOST_STAGES, each=0 if tied else 2 * vocab * inner)
+    network = MlpSpeculator(width, inner, vocab, depths, scaled=_flag(fields, "scale_input"))
     for depth in range(depths):
         stage, names = network.stage(depth), {own: _named(own, depth) for own in NAMES}
         for own, name in names.items() if tied else ():
@@ -65,6 +69,15 @@ def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: Languag
         for own in NAMES
     }
     write_plain(folder, config, tensors, card)
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise CheckpointError(
+            f"config.json in {fields.name} says that {name} is {shown(value)}; it must be true or false."
+        )
+    return value
 
 
 def _named(own: str, depth: int) -> str:
