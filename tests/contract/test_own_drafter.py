@@ -61,7 +61,7 @@ def test_the_error_names_a_verifier_and_that_verifier_works(temperature: float) 
     with pytest.raises(UnpairedScheme) as caught:
         generated(temperature, drafter=Mine())
     says = str(caught.value)
-    assert says.startswith("Mine works with drafts that are given, not top") and says.count(". ") == 0
+    assert says.startswith("Mine works with drafts that are given, not ") and says.count(". ") == 0
     (hint,) = re.findall(r"for example verifier=(.*)\.$", says)
     assert hint == "TopDown(NaiveMatch(Given()))"
     verifier = eval(hint, {**vars(verifiers), **vars(schemes)})
@@ -82,7 +82,7 @@ def test_every_scheme_is_hinted_at_by_its_own_name() -> None:
 
 
 def test_a_drafter_of_a_foreign_scheme_needs_a_verifier_of_its_own() -> None:
-    with pytest.raises(UnpairedScheme, match=r"drafts that are foreign, not top.*; it takes none of .* of its own"):
+    with pytest.raises(UnpairedScheme, match=r"drafts that are foreign, not iid; it takes none of .* of its own"):
         generated(0.8, drafter=Mine((Foreign,)))
 
 
