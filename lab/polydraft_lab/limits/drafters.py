@@ -9,12 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.catalogue import every_scheme
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, drafts_under
 from polydraft.engine import stream
-from polydraft.errors import InvalidParameter, UnpairedScheme
+from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, to_atoms
-from polydraft.schemes import Scheme
-from polydraft.schemes.scheme import most_drafts_of
+from polydraft.schemes import Scheme, most_drafts_of
 from polydraft.trees import Draft, TreePolicy, Verdict, Widths
 from polydraft.verifiers import NaiveMatch, TopDown, expected_accepted
 from polydraft_lab.limits.branching import Accepted
@@ -26,15 +25,7 @@ Rows = tuple[Float[Tensor, "m A"], Float[Tensor, "m A"]]
 
 def schemes_under(drafter: Drafter) -> tuple[Scheme, ...]:
     """Return the ways of drawing by which a drafter can draft, each with one row at a node."""
-    return tuple(one for one in every_scheme() if not one.several_rows and _drafts_under(drafter, one))
-
-
-def _drafts_under(drafter: Drafter, scheme: Scheme) -> bool:
-    try:
-        drafter.check(scheme)
-    except UnpairedScheme:
-        return False
-    return True
+    return tuple(one for one in every_scheme() if not one.several_rows and drafts_under(drafter, one))
 
 
 @dataclass(frozen=True, eq=False)

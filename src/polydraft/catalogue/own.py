@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import polydraft.catalogue.tables as tables
 from polydraft.catalogue.lines import DrafterLine, LimitsEntry, RuleLine
-from polydraft.errors import InvalidParameter, PolydraftError, UnpairedScheme, lowered, near
+from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 
 if TYPE_CHECKING:
     from polydraft.drafters import Drafter
@@ -100,13 +100,9 @@ def _of_package(lines: tuple[DrafterLine, ...]) -> list[DrafterLine]:
 
 def _bound(drafter: "Drafter") -> Any:
     """Return the scheme that a drafter drafts under, if it is the only one."""
-    able = list[Any]()
-    for line in tables.SCHEMES:
-        try:
-            drafter.check(line.scheme)
-            able.append(line.scheme)
-        except UnpairedScheme:
-            continue
+    from polydraft.drafters import drafts_under
+
+    able = [line.scheme for line in tables.SCHEMES if drafts_under(drafter, line.scheme)]
     return able[0] if len(able) == 1 else None
 
 

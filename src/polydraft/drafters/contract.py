@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 import polydraft.rows as rows
+from polydraft.errors import UnpairedScheme
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -58,8 +59,11 @@ class Decoder(Protocol):
         """Read a text but for its last tokens, which the first step would read else."""
         ...
 
-    def step(self, state: Any) -> tuple[Any, Step]:
-        """Take a step in all rows; what it emits is `step.verdict`."""
+    def step(self, state: Any, *, mends: bool = False) -> tuple[Any, Step]:
+        """Take a step in all rows; what it emits is `step.verdict`.
+
+        Errors of what drafts inside are raised, or cost the loop its drafts if the step `mends` them.
+        """
         ...
 
     def drafts(self, state: Any) -> Any:
@@ -262,6 +266,15 @@ class Collects(Protocol):
 def is_sound(drafter: Drafter) -> bool:
     """Tell whether a drafter says that it is sound; a class derived from such a one must say so itself."""
     return "sound" in vars(type(drafter)) and isinstance(drafter, SoundDrafter) and drafter.sound
+
+
+def drafts_under(drafter: Drafter, scheme: Scheme) -> bool:
+    """Tell whether a drafter can draft under a scheme."""
+    try:
+        drafter.check(scheme)
+    except UnpairedScheme:
+        return False
+    return True
 
 
 def proposes(drafter: Drafter) -> bool:

@@ -5,7 +5,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from polydraft.drafters import Defaults, Drafter, ModelDrafter, model_defaults, route_first
+from polydraft.drafters import Defaults, Drafter, ModelDrafter, drafts_under, model_defaults, route_first
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
 from polydraft.probs import SamplingParams
@@ -47,21 +47,13 @@ def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
     """
     scheme = _usual(drafter, params).scheme
     usual = (DRAWN if params.temperature else CERTAIN).get(scheme)
-    if usual is not None and _drafts_under(drafter, usual.scheme):
+    if usual is not None and drafts_under(drafter, usual.scheme):
         return usual
     if params.temperature:
         with suppress(UnpairedScheme):
             tree = TopDown(Optimal(scheme))
             return ByShape(BlockVerification(scheme), tree) if scheme.lone_draft_is_drawn else tree
     return TopDown(NaiveMatch(scheme))
-
-
-def _drafts_under(drafter: Drafter, scheme: Scheme) -> bool:
-    try:
-        drafter.check(scheme)
-    except UnpairedScheme:
-        return False
-    return True
 
 
 def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:

@@ -1,5 +1,6 @@
 """A loop inside a drafter: its law over all draws, texts in ragged and running batches, and what it refuses."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,8 +23,9 @@ from polydraft import (
     TopK,
     Widths,
 )
-from polydraft.drafters import NgramDrafter
+from polydraft.drafters import DraftRequest, NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.reading import Step
 from polydraft.schemes import Product
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import Lenient, NaiveMatch, Optimal, PathVerifier
@@ -58,6 +60,67 @@ def test_neighbours_that_gain_more_or_less_leave_a_rows_law_alone(rule: PathVeri
     made = partial(of_choices, inside="nothing drafted well", length=2)
     law, failures = law_of(target, made, rule, Chain(2), [[1, 0, 1], [0, 1, 1]], 1, steps=1)
     assert distance(law, target.texts([1, 0, 1], 1)) < 1e-12 and not failures
+
+
+class Raises(ModelDrafter):
+    """Fails where the text or what was drawn ends in token 1: before it draws, behind that, or when it is told."""
+
+    at = "before"
+
+    def draft(self, state: Any, request: DraftRequest) -> Any:
+        if self.at == "before" and request.text.counts[0] > 3 and int(request.text.last()[0]) == 1:
+            raise OSError("no more")
+        found = super().draft(state, request)
+        if self.at == "behind" and int(found[0].tree.tokens[0, -1]) == 1:
+            raise OSError("no more")
+        return found
+
+    def commit(self, state: Any, step: Step) -> Any:
+        if self.at == "told" and int(step.verdict.next_token[0]) == 1:
+            raise OSError("no more")
+        return super().commit(state, step)
+
+
+class Breaks(Toy):
+    """A model without a pass where what was written ends in token 1, or without numbers at any such token."""
+
+    raises = True
+
+    def forward(self, tokens: Any, positions: Any, *given: Any, **named: Any) -> Any:
+        bad = (tokens == 1) & (positions >= 3)
+        if self.raises and bool(bad[:, 0].any()):
+            raise OSError("no more")
+        found = super().forward(tokens, positions, *given, **named)
+        return replace(found, logits=found.logits.masked_fill(bad.unsqueeze(-1), torch.nan))
+
+
+def failing(kind: str) -> tuple[Toy, ModelDrafter]:
+    """Return a middle model and a small drafter, of which one fails in some steps."""
+    middle, small = Toy(2, seed=1), ModelDrafter(Toy(2, seed=2))
+    if kind in ("before", "behind", "told"):
+        small = Raises(small.model)
+        object.__setattr__(small, "at", kind)
+    else:
+        broken = Breaks(2, seed=1 if kind.startswith("middle") else 2)
+        broken.raises = kind.endswith("raises")
+        middle, small = (broken, small) if kind.startswith("middle") else (middle, ModelDrafter(broken))
+    return middle, small
+
+
+@pytest.mark.filterwarnings("ignore:.*drafter inside a loop failed", "ignore:.*decoded without drafts")
+@pytest.mark.parametrize("inside", [Chain(1), Chain(2)], ids=repr)
+@pytest.mark.parametrize(
+    "kind",
+    ["before", "behind", "told", "small raises", "small has no numbers", "middle raises", "middle has no numbers"],
+)
+def test_an_error_that_follows_from_drawn_tokens_leaves_the_law_alone(kind: str, inside: TreePolicy) -> None:
+    """What the middle model wrote before it is verified; what comes behind is as if never asked for."""
+    target = Toy(2)
+    middle, small = failing(kind)
+    rule = BlockVerification()
+    made = lambda choices: NestedDrafter(middle, small, Chosen(rule, choices), inside, 2)  # noqa: E731
+    law, _ = law_of(target, made, rule, Chain(2), [[1, 0, 1]], 2, steps=1)
+    assert distance(law, target.texts([1, 0, 1], 2)) < 1e-12
 
 
 TWO = Chain(2)

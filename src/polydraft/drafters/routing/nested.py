@@ -14,7 +14,7 @@ from polydraft.probs import SamplingParams, sent
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import cut, parts, shared
 from polydraft.schemes import IID, Scheme
-from polydraft.trees import Chain, Draft, TokenTree, TreePolicy, TreeShape, topology
+from polydraft.trees import MENDABLE, Chain, Draft, TokenTree, TreePolicy, TreeShape, topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,12 @@ class NestedDrafter(Drafter):
     above it, and these rows are reported. So the chain is a draft like that of a draft model, and exact under every
     rule for chains. How many tokens the loop inside gains in a step does not matter: each row keeps its first `length`.
 
-    An error inside costs the rows their drafts, and what was drawn before it is lost, which the warning says. A drafter
-    inside that learns within a text, such as token recycling, learns from steps that were taken for slower neighbours:
-    a row's text may then be another than alone, by the same law.
+    Where the drafter inside fails, the middle model goes on without it, with a warning. Where the middle model fails,
+    what it wrote is verified, and no more is drafted. That is exact unless its pass failed because of tokens that were
+    drafted for it: then what it writes elsewhere is not its law.
+
+    A drafter inside that learns within a text, such as token recycling, learns from steps that were taken for slower
+    neighbours: a row's text may then be another than alone, by the same law.
 
     Args:
         middle: the middle model.
@@ -102,16 +105,24 @@ class NestedDrafter(Drafter):
         text, depth = request.text, min(self.length, request.policy.shape.depth)
         if not depth:
             return Draft.nothing(text.last()), state
-        loop = state.decoder.on(state.loop, text, request.noise.fork(0))
+        loop, failure = state.decoder.on(state.loop, text, request.noise.fork(0)), None
         tokens, laws = [list[int]() for _ in text.counts], [list[Tensor]() for _ in text.counts]
-        while min(map(len, tokens)) < depth:
-            loop, step = state.decoder.step(loop)
-            for row, (kept, written) in enumerate(
-                zip(step.verdict.kept, step.verdict.tokens(step.tree).tolist(), strict=True)
-            ):
-                tokens[row] += written[: kept + 1]
+        while min(map(len, tokens)) < depth and failure is None:
+            try:
+                loop, step = state.decoder.step(loop, mends=True)
+            except MENDABLE:
+                raise
+            except Exception as error:  # noqa: BLE001  of the middle model, before it wrote more
+                failure = error
+                continue
+            written = step.verdict.tokens(step.tree).tolist()
+            for row, kept in enumerate(step.verdict.kept):
+                tokens[row] += written[row][: kept + 1]
                 laws[row] += step.probs[row, [0, *step.verdict.path[row, :kept].tolist()]].unbind()
-        return chain_of(text, [one[:depth] for one in tokens], [one[:depth] for one in laws]), replace(state, loop=loop)
+        if failure is not None and not any(tokens):
+            raise failure
+        draft = chain_of(text, [one[:depth] for one in tokens], [one[:depth] for one in laws])
+        return replace(draft, failure=failure), replace(state, loop=loop)
 
     def commit(self, state: NestedState, step: Step) -> NestedState:
         """Take back what was not kept."""
@@ -122,13 +133,14 @@ class NestedDrafter(Drafter):
 
 
 def chain_of(text: Text, tokens: Sequence[Sequence[int]], laws: Sequence[Sequence[Tensor]]) -> Draft:
-    """Return chains of tokens with the rows that each was drawn from, over the whole vocabulary."""
-    drafted = sent(torch.tensor([list(one) for one in tokens]), text.tokens.device)
-    chain = torch.cat([text.last().unsqueeze(-1), drafted], dim=1)
-    probs = torch.stack([torch.stack([*one, torch.zeros_like(one[0])]) for one in laws])
-    shape = topology(TreeShape(((1,),) * drafted.shape[1]), len(chain), chain.device)
-    listed = torch.arange(probs.shape[-1], device=chain.device).expand(probs.shape)
-    atoms = torch.cat([torch.full_like(chain[:, :1], -1), drafted], dim=1)
-    return Draft(
-        TokenTree(chain, shape, torch.ones_like(chain, dtype=torch.bool)), atoms, listed, probs, most_children=1
-    )
+    """Return a chain for each row with the rows that its tokens were drawn from, over the whole vocabulary."""
+    last, most = text.last(), max(map(len, tokens))
+    drafted = torch.tensor([[*one, *(-1,) * (most - len(one))] for one in tokens])
+    atoms = torch.cat([torch.full_like(last, -1).unsqueeze(-1), sent(drafted, last.device)], dim=1)
+    none = torch.zeros_like(next(law for one in laws for law in one))
+    probs = torch.stack([torch.stack([*one, *(none,) * (most + 1 - len(one))]) for one in laws])
+    shape = topology(TreeShape(((1,),) * most), len(last), last.device)
+    chain, valid = torch.cat([last.unsqueeze(-1), atoms[:, 1:].clamp_min(0)], dim=1), atoms >= 0
+    valid[:, 0] = True
+    listed = torch.arange(probs.shape[-1], device=last.device).expand(probs.shape)
+    return Draft(TokenTree(chain, shape, valid), atoms, listed, probs, most_children=1)

@@ -1,5 +1,6 @@
 """Prompts: how a batch begins with them, and how they are read; and the loop for drafters that decode inside."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -195,7 +196,7 @@ def _with_room(prompt: Text, capacity: int) -> Text:
 class Loop:
     """The decode loop, for drafters that decode with a model of their own (`drafters.Decoder`); its state is a batch.
 
-    An error of what drafts inside is the outer drafter's own.
+    An error of what drafts inside is the outer drafter's own, unless a step mends it.
     """
 
     def begin(
@@ -231,9 +232,12 @@ class Loop:
         """Read a text but for its last tokens."""
         return read_on(replace(state, text=_with_room(text, state.text.tokens.shape[1])), mends=False)
 
-    def step(self, state: Batch) -> tuple[Batch, Step]:
-        """Take a step in all rows."""
-        after, _, taken = step(state, mends=False)
+    def step(self, state: Batch, *, mends: bool = False) -> tuple[Batch, Step]:
+        """Take a step in all rows; rows go on without drafts where those inside fail, with a warning, if it `mends`."""
+        after, block, taken = step(state, mends=mends)
+        for fault in block.faults:
+            said = f"The {fault.method.drafter.name} drafter inside a loop failed ({fault.reason}); it goes on without."
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         return after, taken.step
 
     def drafts(self, state: Batch) -> Any:
