@@ -29,7 +29,7 @@ def schemes_under(drafter: Drafter) -> tuple[Scheme, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Looking:
+class NotingVerifier:
     """A verifier that keeps no draft, and notes what rules would accept of it: the text is the target's alone.
 
     Args:
@@ -49,7 +49,7 @@ class Looking:
     shortlist: int
     accepted: dict[str, float] = field(default_factory=dict)
     rows: list[Rows | None] = field(default_factory=list)
-    name = "looking"
+    name = "noting"
     lossless = True
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
@@ -76,7 +76,7 @@ class Looking:
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class DraftsOfText:
     """What was seen along one text.
 
     Args:
@@ -91,15 +91,15 @@ class Looked:
 
 
 @torch.no_grad()
-def look(
+def drafts_along(
     model: nn.Module,
     drafter: Drafter,
     ids: Int[Tensor, "1 t"],
     policies: Mapping[str, TreePolicy],
     rules: Sequence[TreeCase],
     sampling: Mapping[str, Any],
-    looks: tuple[int, int, int, int],
-) -> Looked:
+    bounds: tuple[int, int, int, int],
+) -> DraftsOfText:
     """Let the target write one text, once for each scheme and tree, and a drafter draft at each of its positions.
 
     Since no draft is kept, the text is the same each time. The rows at the roots are those of drafts of one level.
@@ -111,32 +111,32 @@ def look(
         policies: the trees, by their names.
         rules: the rules for trees.
         sampling: temperature and seed of the text.
-        looks: at how many positions to look; at every how many of them at trees, 0 for none; the most drafts of a
+        bounds: at how many positions to look; at every how many of them at trees, 0 for none; the most drafts of a
             root; and how many tokens its row has.
 
     Raises:
         InvalidParameter: the drafter failed.
     """
-    positions, every, drafts, shortlist = looks
+    positions, every, drafts, shortlist = bounds
 
-    def looked(scheme: Scheme, own: Sequence[TreeCase], policy: TreePolicy) -> Looking:
-        looking = Looking(scheme, own, positions, every or 1, shortlist)
+    def noted(scheme: Scheme, own: Sequence[TreeCase], policy: TreePolicy) -> NotingVerifier:
+        noting = NotingVerifier(scheme, own, positions, every or 1, shortlist)
         options = {**sampling, "max_new_tokens": positions + 1, "policy": policy}  # for the last none is drafted
-        told = stream(model, ids, drafter=drafter, verifier=looking, **options).exhaust().statistics
+        told = stream(model, ids, drafter=drafter, verifier=noting, **options).exhaust().statistics
         if told.fallback:
             raise InvalidParameter(f"The drafter {drafter.name} failed: {told.fallback}.")
-        return looking
+        return noting
 
     rows, trees, seen = dict[str, Rows | None](), dict[str, Accepted](), 0
     for scheme in schemes_under(drafter):
         most = most_drafts_of(scheme)
-        at_roots = looked(scheme, (), Widths((min(drafts, most),))).rows
+        at_roots = noted(scheme, (), Widths((min(drafts, most),))).rows
         rows[scheme.name], seen = joined(at_roots), len(at_roots)
         for name, policy in policies.items() if every else ():
             own = [one for one in rules if one.verifier.scheme == scheme and one.fits(policy)]
             if own:
-                trees.setdefault(name, {})[scheme.name] = looked(scheme, own, policy).accepted
-    return Looked(rows, trees, seen)
+                trees.setdefault(name, {})[scheme.name] = noted(scheme, own, policy).accepted
+    return DraftsOfText(rows, trees, seen)
 
 
 def joined(rows: Sequence[Rows | None]) -> Rows | None:

@@ -25,7 +25,7 @@ from polydraft_lab.limits.cases import (
     tree_cases,
     tree_policies,
 )
-from polydraft_lab.limits.drafters import look, schemes_under
+from polydraft_lab.limits.drafters import drafts_along, schemes_under
 from polydraft_lab.limits.positions import Models, generate_sample, rows_on_atoms
 
 UNFILTERED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
@@ -229,8 +229,8 @@ def _measure_drafter(
     sampling = dict[str, Any](temperature=temperature, seed=seed_of(prompt, settings.seed))
     sampling |= {**UNFILTERED, "repetition_penalty": 1.0} if temperature else {"repetition_penalty": 1.0}
     tokens = max(1, min(settings.max_tokens, models.room - ids.shape[1] - 1))
-    looks = tokens, settings.tree_every, max(settings.drafts), settings.shortlist
-    seen = look(models.pair.target, drafter, ids, policies, settings.tree_cases, sampling, looks)
+    bounds = tokens, settings.tree_every, max(settings.drafts), settings.shortlist
+    seen = drafts_along(models.pair.target, drafter, ids, policies, settings.tree_cases, sampling, bounds)
     nodes: Acceptance = {}
     empty = (torch.zeros(0, settings.shortlist + 1, dtype=torch.float64),) * 2
     for scheme, rows in seen.rows.items():

@@ -32,6 +32,7 @@ from polydraft.drafters.heads import (
     write_block,
     write_eagle,
     write_medusa,
+    write_mlp,
 )
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
@@ -129,4 +130,5 @@ __all__ = [
     "write_block",
     "write_eagle",
     "write_medusa",
+    "write_mlp",
 ]

@@ -2,7 +2,7 @@
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadNetwork, TreePass
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats import is_head, load_head, write_block, write_eagle, write_medusa
+from polydraft.drafters.heads.formats import is_head, load_head, write_block, write_eagle, write_medusa, write_mlp
 
 __all__ = [
     "HeadDrafter",
@@ -14,4 +14,5 @@ __all__ = [
     "write_block",
     "write_eagle",
     "write_medusa",
+    "write_mlp",
 ]

@@ -14,11 +14,11 @@ from polydraft.drafters import (
     write_block,
     write_eagle,
     write_medusa,
+    write_mlp,
 )
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.mlp_folders import write_mlp
 from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
