@@ -411,7 +411,8 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
         writing.take(Ask(f"{number}", ("word " * words,), options={"do_sample": False}, max_tokens=12, ignore_eos=True))
     while not writing.idle:
         writing.step()
-    assert noted and all(rows == lessons and scored % rows == 0 for rows, lessons, scored in noted)
-    assert {rows for rows, _, _ in noted} >= {1, 2} and told[0].others == 0 and told[-1].rows <= noted[-1][0]
+    assert noted and all(rows == lessons <= scored for rows, lessons, scored in noted)
+    counts = {rows for rows, _, _ in noted}
+    assert counts >= {1, 2} and told[0].others == 0 and told[-1].rows <= max(counts)
     assert any(one.others and one.length for one in told), "one joined those in progress"
     assert any(one.soon > one.rows for one in told), "a prompt is being read, and soon there is one more"
