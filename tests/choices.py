@@ -41,8 +41,14 @@ class Memory(Cache):
                 if node >= 0:
                     self.slots[:, row, base[row] + 1 + depth] = before[:, row, base[row] + node]
 
-    def join(self, row: int, other: "Memory", length: int) -> None:
+    def put(self, row: int, other: "Memory", length: int) -> "Memory":
         self.slots[:, row, :length] = other.slots[:, 0, :length]
+        return self
+
+    def compacted(self, slots: Tensor, room: int) -> "Memory":
+        fewer = Memory(len(slots), 0)
+        fewer.slots = torch.nn.functional.pad(self.slots.gather(2, slots.expand(2, -1, -1)), (0, room))
+        return fewer
 
 
 class Toy(LanguageModel):

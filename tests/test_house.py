@@ -190,8 +190,6 @@ RUN = 12
 """How many equal lines are too many."""
 BOILERPLATE = ("cache: Cache,", 'mask: Bool[Tensor, "b n m"],')
 """Lines of a run that may repeat: the arguments of a pass."""
-WIDEST = {"Cache": 11}
-"""Protocols that have more members than eight."""
 PROTOCOLS = ("law.py", "contract.py", "language_model.py")
 CONTRACTS = {"NodeVerifier", "ScalableVerifier", "TreeVerifier", "PathVerifier", "Scheme"}
 """What a rule or a scheme is; what else it can do, `traits` and the scheme's own attributes say."""
@@ -280,7 +278,7 @@ def wide_protocols(house: Sequence[Module]) -> Iterator[str]:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
             ]
             public = {name for name in told if not name.startswith("_")}
-            if len(public) > WIDEST.get(node.name, 8):
+            if len(public) > 8:
                 yield f"{module.path}: {node.name} has {len(public)} public members"
 
 

@@ -110,7 +110,7 @@ def _logits(door: HuggingFaceModel) -> torch.Tensor:
 def test_a_cache_loses_nothing_of_a_wider_precision(batch: int) -> None:
     """Keys of bfloat16 first, then of float32: both come back as they were, in the precision that they had."""
     cache = TreeCache(2, batch, 6)
-    view = cache.of_row(batch - 1) if batch > 1 else cache
+    view = cache.select([batch - 1]) if batch > 1 else cache
     rows = torch.randn(2, 1, 2, 3, 4)
     narrow, wide = rows.bfloat16(), rows
     view.place(torch.tensor([0]), 3, 3)

@@ -33,8 +33,9 @@ class Memory(Cache):
                     kept[row, base[row] + 1 + depth] = self.slots[row, base[row] + node]
         self.slots = kept
 
-    def join(self, row: int, other: "Memory", length: int) -> None:
+    def put(self, row: int, other: "Memory", length: int) -> "Memory":
         self.slots[row, :length], self.sources[row] = other.slots[0, :length], other.sources[0]
+        return self
 
 
 class Toy(LanguageModel):

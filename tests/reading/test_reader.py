@@ -291,7 +291,7 @@ def test_views_that_scored_nothing_yet_are_copied_and_joined_with_their_keys() -
         rows = known.shape[1]
         close(view.compact(every[:rows], 4).cache.store[..., :length, :], known[..., :length, :])
         if rows == 1:
-            close(replace(view).cache.extended().store[:, :1], known)
+            close(replace(view).cache.put(1, view.cache, length).store[:, :1], known)
     fresh = new(1).put(0, whole.select([1]))
     close(fresh.cache.store[..., :length, :], store[:, 1:2, :, :length])
     check_scores(fresh, EVEN[1:2])

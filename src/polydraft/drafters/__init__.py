@@ -34,6 +34,7 @@ from polydraft.drafters.heads import (
     write_medusa,
     write_mlp,
 )
+from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, model_defaults
 from polydraft.drafters.none import NoDraft
 from polydraft.drafters.routing import (
@@ -94,9 +95,11 @@ __all__ = [
     "OuroborosDrafter",
     "Outside",
     "PredictedDrafter",
+    "Recent",
     "RecyclingDrafter",
     "RetrievalDrafter",
     "RoutedDrafter",
+    "SelfDrafter",
     "Session",
     "SoundDrafter",
     "StoreVocabulary",

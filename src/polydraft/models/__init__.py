@@ -37,7 +37,7 @@ from polydraft.models.generation import (
 )
 from polydraft.models.grammar import Grammar
 from polydraft.models.hugging_face import HuggingFaceModel, same_model
-from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
+from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer, ShowsSlots
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -99,6 +99,7 @@ __all__ = [
     "Refusal",
     "RowProcessor",
     "Serial",
+    "ShowsSlots",
     "StreamDecoder",
     "TokenBias",
     "TreeCache",

@@ -188,17 +188,19 @@ class TreeCache(TransformersCache):
             if self.positions is not None:
                 self.positions[rows, goal] = self.positions[rows, source]
 
-    def join(self, row: int, other: "TreeCache", length: int) -> None:
-        """Copy the first `length` slots of the only row of another cache over a row's.
+    def put(self, row: int, other: "TreeCache", length: int) -> "TreeCache":
+        """Copy the first `length` slots of the only row of another cache over a row's, or behind a copy of all rows.
 
         Raises:
             UnsupportedModel: they do not fit.
         """
+        if row == self.shape[1]:
+            return self._extended().put(row, other, length)
         if isinstance(other, _View):
             other._look()
         self.sources[row] = other.sources[0]
         if not other.stores:  # nothing was scored yet: the prompt is a single token
-            return
+            return self
         if length > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {length} are needed.")
         self._opened(other.stores[0][0])
@@ -207,6 +209,7 @@ class TreeCache(TransformersCache):
             own[:, row, :, :length] = store[:, 0, :, :length]
         if other.positions is not None:
             self._positions(other.positions)[row, :length] = other.positions[0, :length]
+        return self
 
     def in_slot(self, slot: int) -> tuple[Tensor, ...]:
         """Return copies of the keys and values in a slot of the first row, in the order of entries."""
@@ -227,7 +230,7 @@ class TreeCache(TransformersCache):
     def begin(self, states: Any) -> None:
         """Do nothing: a text begins in its first slot."""
 
-    def extended(self) -> "TreeCache":
+    def _extended(self) -> "TreeCache":
         """Return a cache with the same slots and an empty row behind the last."""
         more = self.empty(self.shape[1] + 1, self.shape[2])
         more._hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
@@ -240,13 +243,9 @@ class TreeCache(TransformersCache):
         """Return a view of the keys of some layers."""
         return _View(self, layers=range(first, self.shape[0] if stop is None else stop))
 
-    def of_row(self, row: int) -> "TreeCache":
-        """Return a view of the keys of one row."""
-        return _View(self, rows=range(row, row + 1))
-
-    def of_first(self, rows: int) -> "TreeCache":
-        """Return a view of the keys of the first rows: a batch may have fewer rows than there is memory for."""
-        return _View(self, rows=range(rows))
+    def select(self, rows: Sequence[int]) -> "TreeCache":
+        """Return a view of the keys of a run of rows; none too: a batch may have fewer than there is memory for."""
+        return _View(self, rows=range(rows[0], rows[-1] + 1) if rows else range(0))
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
@@ -299,20 +298,15 @@ class _View(TreeCache):
         self._look()
         super().keep(base, path)
 
-    def join(self, row: int, other: TreeCache, length: int) -> None:
-        """Copy slots of another cache into the part."""
+    def put(self, row: int, other: TreeCache, length: int) -> TreeCache:
+        """Copy slots of another cache into the part, or behind a copy of it."""
         self._look()
-        super().join(row, other, length)
+        return super().put(row, other, length)
 
     def in_slot(self, slot: int) -> tuple[Tensor, ...]:
         """Return copies of the part's keys and values in a slot."""
         self._look()
         return super().in_slot(slot)
-
-    def extended(self) -> TreeCache:
-        """Return a copy of the part with an empty row behind the last."""
-        self._look()
-        return super().extended()
 
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
         """Return a copy of some slots of the part."""

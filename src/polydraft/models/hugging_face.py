@@ -143,7 +143,7 @@ class HuggingFaceModel:
             if not isinstance(source, ReadPrompt | None):
                 raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
             if source is not None and source.cache is not None:
-                cache.join(row, source.cache, source.length)
+                cache.put(row, source.cache, source.length)
                 cache.begin(source.states)
                 cache.sources[row] = source.taken_over()
 

@@ -38,13 +38,17 @@ class Cache(Protocol):
         """
         ...
 
-    def join(self, row: int, other: Any, length: int) -> None:
-        """Put the first `length` slots of the only row of another cache of the same model in place of a row's."""
-        ...
+    def put(self, row: int, other: Any, length: int) -> "Cache":
+        """Put the first `length` slots of the only row of another cache of the same model in place of a row's.
 
-    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
-        """Return copies of what a slot of the first row holds in every layer; () of a cache that does not tell."""
-        return ()
+        Returns:
+            this cache; or, where they come behind the last row, one with a copy of its slots and theirs.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} takes in no rows of other caches; it needs `put`.")
+
+    def select(self, rows: Sequence[int]) -> "Cache":
+        """Return a view of the keys of a run of rows: what is written there is written here."""
+        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
 
     def known(self) -> tuple[int, ...]:
         """Return how many tokens of each row came with its source, so that they need not be read; () for none."""
@@ -59,25 +63,22 @@ class Cache(Protocol):
         if states is not None:
             raise UnsupportedModel(f"{type(self).__name__} holds keys alone, no states.")
 
-    def extended(self) -> "Cache":
-        """Return a cache with the same slots and an empty row behind the last."""
-        raise UnsupportedModel(f"{type(self).__name__} has a fixed number of rows.")
-
     def of_layers(self, first: int, stop: int | None) -> "Cache":
         """Return a view of the keys of some layers: what is written there is written here."""
         raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of layers apart.")
 
-    def of_row(self, row: int) -> "Cache":
-        """Return a view of the keys of one row: what is written there is written here."""
-        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
-
-    def of_first(self, rows: int) -> "Cache":
-        """Return a view of the keys of the first rows: what is written there is written here."""
-        raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of rows apart.")
-
     def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
         """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
         raise UnsupportedModel(f"{type(self).__name__} cannot be copied in part.")
+
+
+@runtime_checkable
+class ShowsSlots(Protocol):
+    """A cache that tells what it holds, so that keys read twice can be compared."""
+
+    def in_slot(self, slot: int) -> tuple[Tensor, ...]:
+        """Return copies of what a slot of the first row holds in every layer."""
+        ...
 
 
 @dataclass(frozen=True)

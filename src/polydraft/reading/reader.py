@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel, Layer, agree, module_of
+from polydraft.models import Cache, LanguageModel, Layer, ShowsSlots, agree, module_of
 from polydraft.probs import sent
 from polydraft.reading.values import Features, Scored, Text
 from polydraft.trees import Draft, Frontier, Resume, Riders, TokenTree, Verdict, tree_mask
@@ -174,15 +174,17 @@ class Reader:
     def agrees(self, text: Text) -> bool:
         """Read the last known token of the only row once more, and tell whether it has the keys and values that it had.
 
-        Those of this pass take their place. Without a module to ask for its precision, nothing is read.
+        Those of this pass take their place. Nothing is read without a module to ask for its precision, or of a cache
+        that does not show its slots.
         """
         model: Any = module_of(self.model)
-        if model is None or not self.read[0]:
+        cache = self.cache
+        if model is None or not self.read[0] or not isinstance(cache, ShowsSlots):
             return True
         slot = self._slots(self.read)[0] - 1
-        before = self.cache.in_slot(slot)
+        before = cache.in_slot(slot)
         self.cut(0, self.read[0] - 1).catch_up(text, 1)
-        pairs = zip(before, self.cache.in_slot(slot), strict=True)
+        pairs = zip(before, cache.in_slot(slot), strict=True)
         return all(agree(model, now.flatten(), then.flatten()) for then, now in pairs)
 
     def cut(self, row: int, length: int) -> "Reader":
@@ -194,8 +196,7 @@ class Reader:
     def put(self, row: int, other: "Reader") -> "Reader":
         """Let the only row of another reader take the place of a row, or come behind the last."""
         read, gone = other.read[0], other.dropped[0] if other.dropped else 0
-        cache = self.cache if row < len(self.read) else self.cache.extended()
-        cache.join(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
+        cache = self.cache.put(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
         dropped = _put(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
         return replace(self, cache=cache, read=_put(self.read, row, read), dropped=dropped)
 
@@ -207,7 +208,7 @@ class Reader:
         """Return a view of one row, over the same keys."""
         (row,) = rows
         dropped = self.dropped[row : row + 1]
-        return replace(self, cache=self.cache.of_row(row), read=(self.read[row],), dropped=dropped)
+        return replace(self, cache=self.cache.select(rows), read=(self.read[row],), dropped=dropped)
 
     def first_layers(self, count: int) -> "Reader":
         """Return a view of the first layers, with the last norm and the head behind them, over the same keys."""

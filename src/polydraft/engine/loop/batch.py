@@ -295,7 +295,7 @@ class Batch:
             steps=short[2],
             noise=Noise(placed(self.noise.generators, row, self.noise.generators[last])[:last]),
             going=frozenset(row if own == last else own for own in self.going - {row}),
-            reader=replace(reader, cache=spare.reader.cache.of_first(last), read=reader.read[:last]),
+            reader=replace(reader, cache=spare.reader.cache.select(range(last)), read=reader.read[:last]),
             parts=_peopled(_renamed(part.left(row), last, row) for part in self.parts),
         )
 
@@ -321,7 +321,7 @@ class Batch:
             tokens = torch.nn.functional.pad(self.text.tokens, (0, 0, 0, 1))
             reader = self.reader if count > 1 else replace(self.reader, read=(0,))
             return replace(self, text=Text(tokens, lengths), reader=reader)
-        cache, read = self.spare.reader.cache.of_first(count), (*self.reader.read, 0)
+        cache, read = self.spare.reader.cache.select(range(count)), (*self.reader.read, 0)
         return replace(
             self,
             text=Text(self.spare.tokens[:count], lengths),
@@ -334,7 +334,7 @@ def empty(target: LanguageModel, size: int, capacity: int) -> Batch:
     tokens = torch.zeros(size, capacity, dtype=torch.int64, device=target.facts.device)
     text, moves = Text(tokens[:0], tokens[:0, 0]), target.facts.branches
     whole = reader_of(target, size if moves else 1, capacity)
-    reader = replace(whole, cache=whole.cache.of_first(0) if moves else whole.cache, read=())
+    reader = replace(whole, cache=whole.cache.select(()) if moves else whole.cache, read=())
     spare = Spare(whole, tokens) if moves else None
     return Batch(text, (), (), Noise(()), (), frozenset(), reader, (), spare=spare)
 

@@ -314,7 +314,7 @@ class RunningBatch:
         if batch.spare is None:
             return empty(self.target, self.size, self.capacity)
         whole, tokens = batch.spare.reader, batch.spare.tokens
-        reader, none = replace(whole, cache=whole.cache.of_first(0), read=()), Text(tokens[:0], tokens[:0, 0])
+        reader, none = replace(whole, cache=whole.cache.select(()), read=()), Text(tokens[:0], tokens[:0, 0])
         return Batch(none, (), (), Noise(()), (), frozenset(), reader, (), spare=batch.spare)
 
     def _method_of(self, guest: _Guest) -> Method:

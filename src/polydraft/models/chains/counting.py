@@ -73,7 +73,7 @@ def _row(
 ) -> Forward:
     first = min(first, most - 1)  # a chain that begins behind the context is no text, and its logits do not matter
     width = min(tokens.shape[1], most - first)
-    own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
+    own, given = cache.select([row]), None if embeddings is None else embeddings[row : row + 1, :width]
     own.place(torch.tensor([first]), width, first + width)
     found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given, 0)
     behind = (0, 0, 0, tokens.shape[1] - width)

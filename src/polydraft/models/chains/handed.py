@@ -1,6 +1,6 @@
 """Caches of models that keep states in their own way: in a list of tensors (RWKV), or inside a class (MiniMax)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -89,10 +89,10 @@ class HandedCache(WholeCache):
         read = torch.stack([one.flatten(1).any(-1) for one in self.held]).any(0)
         self.held[PEAK][~read] = LOWEST
 
-    def of_row(self, row: int) -> "HandedCache":
-        """Return a cache of one row, with copies of its states."""
-        alone = self.empty(1, self.shape[2])
-        alone.held = None if self.held is None else [one[row : row + 1].clone() for one in self.held]
+    def select(self, rows: Sequence[int]) -> "HandedCache":
+        """Return a cache of some rows, with copies of their states."""
+        alone = self.empty(len(rows), self.shape[2])
+        alone.held = None if self.held is None else [one[list(rows)] for one in self.held]
         return alone
 
 
@@ -103,7 +103,7 @@ def row_by_row(score: Callable[[int, HandedCache], Forward], cache: HandedCache)
         score: scores a row with its own cache.
         cache: the states of all rows; those that the passes hand back take their place.
     """
-    own = [cache.of_row(row) for row in range(cache.shape[1])]
+    own = [cache.select([row]) for row in range(cache.shape[1])]
     found = [score(row, one) for row, one in enumerate(own)]
     held = [one.held or [] for one in own]
     cache.held = [torch.cat(rows) for rows in zip(*held, strict=True)]

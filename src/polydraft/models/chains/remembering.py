@@ -133,7 +133,7 @@ class WholeCache(TreeCache):
         """
         raise UnsupportedModel("A model with layers that remember cannot be read in part.")
 
-    def of_row(self, row: int) -> TreeCache:
+    def select(self, rows: Sequence[int]) -> TreeCache:
         """Refuse; errors are those of `of_layers`."""
         return self.of_layers(0, None)
 
