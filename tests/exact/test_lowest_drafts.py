@@ -10,7 +10,7 @@ from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
 from polydraft.theory.quadrature import _log_end
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
-from polydraft.verifiers.selection.lowest import LowestFirst
+from polydraft.verifiers.selection.successive import LowestFirst
 
 
 def draft_row(size: int, spread: float, seed: int) -> Tensor:

@@ -63,7 +63,7 @@ RULES: tuple[RuleLine, ...] = (
     ),
     RuleLine(
         "recursive",
-        f"{_NODES}.recursive_iid:RecursiveRejection",
+        f"{_NODES}.speculative:RecursiveRejection",
         (_IID, _PRODUCT),
         measured=LimitsEntry(short="recursive"),
         own_name="recursive rejection",
@@ -118,7 +118,7 @@ RULES: tuple[RuleLine, ...] = (
     ),
     RuleLine(
         "by-shape",
-        f"{_TREES}.by_shape:ByShape",
+        f"{_TREES}.block_verification:ByShape",
         measured=LimitsEntry(trees=()),
         own_name="block verification on chains, top then sample on trees",
     ),

@@ -4,7 +4,8 @@ import numpy as np
 
 from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.clipped import Clipped
-from polydraft.verifiers.selection.ordered import FIRST, LOWEST, Numbers, OrderedRow, Places
+from polydraft.verifiers.selection.ordered import FIRST, LOWEST, OrderedRow
+from polydraft.verifiers.selection.rule import Numbers, Places
 
 NOISE = 1e-14
 """Probabilities below this are rounding errors."""
