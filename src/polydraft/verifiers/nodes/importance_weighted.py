@@ -1,16 +1,24 @@
 """Importance-weighted selection: pick one of the drafts with weights from a maximum flow, then verify that one."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.machine_code import compiled
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.selection.rule import Flags, Numbers, Places, SelectionRule, counted
+from polydraft.verifiers.selection.rule import Flags, Numbers, Places, SelectionRule
 
 NOISE = 1e-15
 """Masses below this are rounding errors."""
+
+
+class _Entrant(NamedTuple):
+    """A draft, or the winner of a match: the law of its token, and the probability of being each of a node's drafts."""
+
+    law: Numbers
+    chances: Numbers
 
 
 @dataclass(frozen=True)
@@ -63,20 +71,19 @@ class ImportanceWeighted(SelectionRule):
 
     def at_node(self, row: Numbers, mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts, copies of a token apart, and min(m, s)."""
-        winner = self._winner(_entrants(row, count), mass)
-        marginal = np.minimum(mass, winner.law)
-        accepted = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
-        return winner.chances(drafts) * accepted, marginal
-
-    def _winner(self, entrants: "list[_Entrant]", mass: Numbers) -> "_Entrant":
+        rows, alone = row.reshape(-1, row.shape[-1]), np.eye(count, len(drafts))
+        entrants = [_Entrant(rows[place % len(rows)], alone[place]) for place in range(count)]
         while len(entrants) > 1:
             pairs = zip(entrants[::2], entrants[1::2], strict=False)
-            matches = [self._match(left, right, mass) for left, right in pairs]
+            matches = [self._match(left, right, mass, drafts) for left, right in pairs]
             entrants = matches + entrants[2 * len(matches) :]
-        return entrants[0]
+        law, chances = entrants[0]
+        marginal = np.minimum(mass, law)
+        accepted = marginal[drafts] / np.where(law[drafts] > 0, law[drafts], 1)
+        return chances * accepted, marginal
 
-    def _match(self, left: "_Entrant", right: "_Entrant", mass: Numbers) -> "_Entrant":
-        """Let two entrants meet: choose the weights and compute the winner's law."""
+    def _match(self, left: _Entrant, right: _Entrant, mass: Numbers, drafts: Places) -> _Entrant:
+        """Let two entrants meet: choose the weights and return the winner."""
         listed = _likeliest(mass, self.alphabet)
         order = ((left.law + right.law) / 2 - mass + 4 * ~listed).argsort(kind="stable")
         number = int(listed.sum())
@@ -85,7 +92,7 @@ class ImportanceWeighted(SelectionRule):
         pairs = won + won.T
         shared = share_pairs(won, mass[order[:number]] - fixed)
         result, rank, weight = _divided(law, fixed, pairs, shared, order)
-        return _Entrant(result, matched=_Match(left, right, rank, weight))
+        return _Entrant(result, _chances(left.chances, right.chances, drafts, rank, weight))
 
 
 @compiled
@@ -131,47 +138,16 @@ def _divided(
     return result, rank, weight
 
 
-@dataclass(frozen=True, eq=False)
-class _Entrant:
-    """A draft, or the winner of a match of two entrants: its law, and where it comes from.
+@compiled
+def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
+    """Return the probability that each of a node's drafts wins a match; one half against itself.
 
     Args:
-        law: the law of its token.
-        place: the draft's place; -1 for a winner.
-        matched: for a winner, the match.
-    """
-
-    law: Numbers
-    place: int = -1
-    matched: "_Match | None" = None
-
-    def chances(self, drafts: Places) -> Numbers:
-        """Return the probability that each of a node's drafts is this entrant, given all of them."""
-        if self.matched is None:
-            return (counted(len(drafts)) == self.place).astype(np.float64)
-        match = self.matched
-        return _chances(match.left.chances(drafts), match.right.chances(drafts), drafts, match.rank, match.weight)
-
-
-@dataclass(frozen=True, eq=False)
-class _Match:
-    """A match of two entrants.
-
-    Args:
-        left, right: the entrants.
+        ours, theirs: the probabilities that it is one entrant, or the other.
+        drafts: the node's drafts.
         rank: each token's place in the order by which pairs are decided that are not weighted.
         weight: entry [i, j] is Pr[the token of rank i wins against that of rank j], for the first ranks.
     """
-
-    left: _Entrant
-    right: _Entrant
-    rank: Places
-    weight: Numbers
-
-
-@compiled
-def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
-    """Return the probability that each of a node's drafts wins a match; one half against itself."""
     result, free = np.zeros(len(ours)), len(weight)
     for i in range(len(drafts)):
         for j in range(len(drafts)):
@@ -184,12 +160,6 @@ def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weigh
                 result[i] += met * wins
                 result[j] += met * (1 - wins)
     return result
-
-
-def _entrants(rows: Numbers, number: int) -> list[_Entrant]:
-    """Return the drafts, drawn from one row or several in turn."""
-    rows = rows.reshape(-1, rows.shape[-1])
-    return [_Entrant(rows[j % len(rows)], j) for j in range(number)]
 
 
 def _likeliest(mass: Numbers, number: int | None) -> Flags:

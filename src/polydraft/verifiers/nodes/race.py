@@ -154,8 +154,9 @@ class RaceLaw:
         Drafts in H can only become tokens of H. The order is that of m / (how often a token is drafted), after the
         tokens drafted for certain: for drafts of one row the least is the optimum (`optimal_set`), for others a bound.
         """
-        order = _needs(self.expected, target_mass, self.certain).argsort(kind="stable")
-        return _limit(order, self.rows, self.draws, target_mass, self.certain)
+        need = np.divide(target_mass, self.expected, out=np.full(len(target_mass), np.inf), where=self.expected > 0)
+        need[self.certain] = -np.inf
+        return _limit(need.argsort(kind="stable"), self.rows, self.draws, target_mass, self.certain)
 
 
 def fitted_rates(law: RaceLaw, target_mass: Numbers) -> Numbers:
@@ -195,15 +196,6 @@ def _drawn_in_turn(rows: Numbers, certain: Flags, drawn: int) -> tuple[Numbers, 
     for i in range(len(certain)):
         expected[i] += 1.0 if certain[i] else 0.0
     return scaled, draws, expected
-
-
-@compiled
-def _needs(expected: Numbers, mass: Numbers, certain: Flags) -> Numbers:
-    """Return the keys of the order of `RaceLaw.limit`."""
-    keys = np.empty(len(mass))
-    for i in range(len(mass)):
-        keys[i] = -np.inf if certain[i] else mass[i] / expected[i] if expected[i] > 0 else np.inf
-    return keys
 
 
 @compiled

@@ -125,7 +125,12 @@ def average_accepted(draft_row: Numbers, target_mass: Numbers, count: int) -> Nu
     ended, several = np.zeros((2, len(row.draft) + 1)), [_Sequences(NONE, np.ones(1), np.zeros(1), np.ones(1))]
     for _ in range(count - 2):
         several = [longer for batch in several for longer in _longer(batch, _followed(row, batch, ended))]
-        _require_few(sum(len(batch.weight) for batch in several) * len(row.draft), count)
+        sequences = sum(len(batch.weight) for batch in several) * len(row.draft)
+        if sequences > MOST:
+            raise NotConverged(
+                f"The acceptance of {count} drafts without replacement cannot be enumerated: {sequences} sequences of "
+                f"rejected drafts are more than {MOST}; ask for fewer drafts or a shorter shortlist."
+            )
     for batch in several:
         _end(row, batch, _followed(row, batch, ended), ended)
     return _accepted(row, ended, len(draft_row))
@@ -182,14 +187,6 @@ class _Following(NamedTuple):
     others: Numbers
     dose: Numbers
     left: Numbers
-
-
-def _require_few(sequences: int, count: int) -> None:
-    if sequences > MOST:
-        raise NotConverged(
-            f"The acceptance of {count} drafts without replacement cannot be enumerated: {sequences} sequences of "
-            f"rejected drafts are more than {MOST}; ask for fewer drafts or a shorter shortlist."
-        )
 
 
 def _longer(before: _Sequences, following: _Following) -> list[_Sequences]:

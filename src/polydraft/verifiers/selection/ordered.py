@@ -72,27 +72,16 @@ class Independent:
 
 
 def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
-    """Mark the tokens of a row that are drafted for certain (`theory.containment.certain_and_drawn`).
+    """Mark the tokens of a row that are drafted for certain, earlier ones first among equals.
 
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    law = set_law_of(scheme)
-    return _likeliest(draft_row, law.certain(count), law.alike)
-
-
-@compiled
-def _likeliest(draft: Numbers, number: int, alike: bool) -> Flags:
-    """Mark the likeliest tokens that have any mass, earlier ones first among equals; if tokens are alike, the first."""
-    marked = np.zeros(len(draft), dtype=np.bool_)
-    for _ in range(number):
-        best = -1
-        for i in range(len(draft)):
-            if draft[i] > 0 and not marked[i] and (best < 0 or (not alike and draft[i] > draft[best])):
-                best = i
-        if best < 0:
-            break
-        marked[best] = True
+    law, marked = set_law_of(scheme), np.zeros(len(draft_row), dtype=np.bool_)
+    if number := law.certain(count):
+        tokens = np.flatnonzero(draft_row > 0)
+        likeliest = tokens if law.alike else tokens[(-draft_row[tokens]).argsort(kind="stable")]
+        marked[likeliest[:number]] = True
     return marked
 
 
@@ -147,7 +136,11 @@ class Conditional:
     def of(cls, weights: Numbers, count: int) -> "Conditional":
         """Prepare a row in the order; at most its whole support is drafted."""
         logs = np.log(weights)
-        before = _log_sums(logs, min(count, int((weights > 0).sum())))
+        count = min(count, int((weights > 0).sum()))
+        before = np.full((count + 1, len(logs) + 1), -np.inf)
+        before[0] = 0
+        for j in range(1, count + 1):
+            before[j, 1:] = np.logaddexp.accumulate(logs + before[j - 1, :-1])
         return cls(np.exp(before[-1] - before[-1, -1]), logs, before)
 
     def taken(self, low: int, high: int) -> Numbers:
@@ -157,17 +150,6 @@ class Conditional:
     def choice(self, low: int, high: int) -> int:
         """Return `LOWEST`."""
         return LOWEST
-
-
-@compiled
-def _log_sums(logs: Numbers, count: int) -> Numbers:
-    """Return log e_j of the first i weights for j <= count and i = 0..A."""
-    table = np.full((count + 1, len(logs) + 1), -np.inf)
-    table[0] = 0
-    for j in range(1, count + 1):
-        for i in range(len(logs)):
-            table[j, i + 1] = np.logaddexp(table[j, i], logs[i] + table[j - 1, i])
-    return table
 
 
 @compiled
