@@ -14,8 +14,11 @@ from polydraft.verifiers.selection.rule import Numbers, counted, numbers, tensor
 
 
 @dataclass(frozen=True, eq=False)
-class LowestFirst:
-    """A row of successive drafts and the rule that takes a block's lowest draft.
+class Successive:
+    """Successive drafts.
+
+    The simple rule of a block at the end of the order takes the first draft in it, in drafting order: a draw from the
+    draft row restricted to the block. In any other block it takes the lowest draft.
 
     With X_j = (places below low and places j..high - 1), the chance that all drafts lie in X_j falls as j grows by the
     chance that the rule takes the token at j. By `SuccessiveLaw`,
@@ -38,6 +41,9 @@ class LowestFirst:
         start: e^{-t} at every node, times the node's weight over `SCALE`, for integration over time in units of the
             mean time of the first ring.
         law: the same as tensors.
+        inside: Q of every prefix.
+        above: the draft mass of all but the first j places.
+        end: the first place after which no token can be drafted.
     """
 
     weights: Numbers
@@ -46,10 +52,13 @@ class LowestFirst:
     odds: Numbers
     start: Numbers
     law: SuccessiveLaw
+    inside: Numbers
+    above: Numbers
+    end: int
 
     @classmethod
-    def of(cls, weights: Numbers, count: int) -> "LowestFirst":
-        """Prepare a row for `count` drafts, or for its whole support if that is smaller."""
+    def of(cls, weights: Numbers, count: int) -> "Successive":
+        """Prepare a row in the order for `count` drafts, or for its whole support if that is smaller."""
         count = min(count, int(np.count_nonzero(weights)))
         law = SuccessiveLaw.of(tensor(weights[None]), torch.tensor([count]))
         time, share = (numbers(table)[0] for table in (law.nodes.time, law.nodes.weight))
@@ -57,16 +66,27 @@ class LowestFirst:
             time, share = time[:0], share[:0]
         lone, odds, start = _prepared(weights, time, share, count)
         np.expm1(odds, out=odds)
-        return cls(weights, count, lone, odds, start, law)
+        inside, above = 1 - numbers(law.missed_chain())[0], np.zeros(len(weights) + 1)
+        weights[::-1].cumsum(out=above[-2::-1])  # added up from the end: small tails stay exact
+        end = len(weights) - int((weights[::-1] > 0).argmax())
+        return cls(weights, count, lone, odds, start, law, inside, above, end)
 
-    def missed_by_prefixes(self) -> Numbers:
-        """Return 1 - Q of every prefix: of blocks that end before the first place."""
-        return numbers(self.law.missed_chain())[0]
+    def taken(self, low: int, high: int) -> Numbers:
+        """Return a straight line over the draft mass for blocks at the end, and 1 - Q(X_j) plus a constant else."""
+        first = self.above[low]
+        if self.above[high] > 0:
+            return self.missed(low, high) + (self.inside[low] + self.inside[high] - 1)
+        return 1 - (1 - self.inside[low]) * (self.above / first) if first > 0 else self.inside
 
-    def missed(self, low: int, high: int, above: float) -> Numbers:
-        """Return 1 - Q(X_j) for j = low..high; `above` is the draft mass from `high` on."""
+    def choice(self, low: int, high: int) -> int:
+        """Return `FIRST` in blocks at the end and `LOWEST` in others."""
+        return FIRST if high >= self.end else LOWEST
+
+    def missed(self, low: int, high: int) -> Numbers:
+        """Return 1 - Q(X_j) for j = low..high."""
         if self.count > MOST_LINEAR:
             return self._missed_in_order(low, high)
+        above = float(self.above[high])
         return _missed(self.weights, self.lone, self.odds, self.start, self.count, low, high, above)
 
     def _missed_in_order(self, low: int, high: int) -> Numbers:
@@ -141,48 +161,3 @@ def _missed(
                     inside[b, node] += grown
         result[j] = min(result[j] + result[j] * SCALE * summed, 1.0)
     return result
-
-
-@dataclass(frozen=True, eq=False)
-class Successive:
-    """Successive drafts.
-
-    The simple rule of a block at the end of the order takes the first draft in it, in drafting order: a draw from the
-    draft row restricted to the block. In any other block it takes the lowest draft.
-
-    Args:
-        inside: Q of every prefix.
-        above: the draft mass of all but the first j places.
-        end: the first place after which no token can be drafted.
-        blocks: how often the lowest draft of a block is at each place.
-    """
-
-    inside: Numbers
-    above: Numbers
-    end: int
-    blocks: LowestFirst
-
-    @classmethod
-    def of(cls, weights: Numbers, count: int) -> "Successive":
-        """Prepare a row in the order; `weights` sum to one, or are all zero."""
-        blocks = LowestFirst.of(weights, count)
-        end = len(weights) - int((weights[::-1] > 0).argmax())
-        return cls(1 - blocks.missed_by_prefixes(), suffix_sums(weights), end, blocks)
-
-    def taken(self, low: int, high: int) -> Numbers:
-        """Return a straight line over the draft mass for blocks at the end, and 1 - Q(X_j) plus a constant else."""
-        above, first = float(self.above[high]), self.above[low]
-        if above > 0:
-            return self.blocks.missed(low, high, above) + (self.inside[low] + self.inside[high] - 1)
-        return 1 - (1 - self.inside[low]) * (self.above / first) if first > 0 else self.inside
-
-    def choice(self, low: int, high: int) -> int:
-        """Return `FIRST` in blocks at the end and `LOWEST` in others."""
-        return FIRST if high >= self.end else LOWEST
-
-
-def suffix_sums(mass: Numbers) -> Numbers:
-    """Return the mass of all but the first j places for j = 0..A, added up from the end: small tails stay exact."""
-    sums = np.zeros(len(mass) + 1)
-    mass[::-1].cumsum(out=sums[-2::-1])
-    return sums
