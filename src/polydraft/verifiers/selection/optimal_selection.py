@@ -1,4 +1,4 @@
-"""How the optimal rule selects: what drafts can bear of the target, and a walk through ever smaller blocks of tokens."""
+"""How the optimal rule selects: what drafts can bear of the target, and a walk through ever smaller blocks of it."""
 
 from dataclasses import dataclass
 
