@@ -10,7 +10,7 @@ from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
 from polydraft.theory.quadrature import _log_end
 from polydraft.theory.ringing import fewer_rung, odds_of_ringing
-from polydraft.verifiers.selection.lowest import LowestFirst
+from polydraft.verifiers.selection.successive import Successive
 
 
 def draft_row(size: int, spread: float, seed: int) -> Tensor:
@@ -26,9 +26,9 @@ def all_inside(draft: Tensor, k: int, members: list[int]) -> float:
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_the_chance_that_no_low_draft_is_in_a_block_agrees_with_the_enumeration(k: int):
     draft = draft_row(6, 1.0 + 2.0 * (k % 2), k)
-    blocks = LowestFirst.of(draft.numpy(), k)
+    blocks = Successive.of(draft.numpy(), k)
     for low, high in ((0, 5), (1, 5), (3, 5), (0, 4), (2, 4), (1, 4)):
-        found = blocks.missed(low, high, float(draft[high:].sum()))
+        found = blocks.missed(low, high)
         for j in range(low, high + 1):
             expected = 1 - all_inside(draft, k, [*range(low), *range(j, high)])
             assert found[j] == pytest.approx(expected, abs=1e-13)
@@ -42,9 +42,9 @@ def test_a_token_that_has_long_rung_before_all_others_leaves_chances_at_most_one
         draft = rare * torch.tensor([1, 2, 3, 1.5, 1, 2], dtype=torch.float64)
         draft[common] = 1.0
         law = SuccessiveLaw.of(draft.unsqueeze(0), torch.tensor([k]))
-        blocks = LowestFirst.of(draft.numpy(), k)
+        blocks = Successive.of(draft.numpy(), k)
         for low, high in ((0, 3), (0, 5), (1, 4), (2, 6), (3, 5)):
-            found = blocks.missed(low, high, float(draft[high:].sum()))
+            found = blocks.missed(low, high)
             order = torch.tensor([[*range(low), *range(low, high)[::-1], *range(high, 6)]])
             expected = law.missed_chain(order)[0, low : high + 1].flip(-1).numpy()
             np.testing.assert_allclose(found[low : high + 1], expected, rtol=1e-12, atol=0)
@@ -59,7 +59,7 @@ def test_prefixes_have_the_containment_of_the_law(k: int):
     counts = [k, max(k - 1, 0), k, k, k, k]
     law = SuccessiveLaw.of(rows, torch.tensor(counts))
     nodes = zip(rows.numpy(), counts, strict=True)
-    found = np.stack([LowestFirst.of(row, count).missed_by_prefixes() for row, count in nodes])
+    found = np.stack([Successive.of(row, count).law.missed_chain()[0].numpy() for row, count in nodes])
     np.testing.assert_allclose(found, law.missed_chain().numpy(), rtol=1e-12, atol=0)
 
 
@@ -67,9 +67,9 @@ def test_prefixes_have_the_containment_of_the_law(k: int):
 def test_the_lowest_of_many_drafts_agrees_with_fractions(case: TwoWeights):
     """With odds cut to keep their products in range, the last case was wrong by 0.086."""
     draft, size = case.row(), case.size
-    blocks = LowestFirst.of(draft.numpy(), case.drafts)
+    blocks = Successive.of(draft.numpy(), case.drafts)
     for low, high in ((0, size - 1), (case.heavy // 2, size - 3), (2, size - case.light // 4)):
-        found = blocks.missed(low, high, float(draft[high:].sum()))
+        found = blocks.missed(low, high)
         inside = [case.containment([*range(low), *range(j, high)]) for j in range(low, high + 1)]
         expected = np.array([float(1 - chance) for chance in inside])
         np.testing.assert_allclose(found[low : high + 1], expected, rtol=0, atol=1e-12)

@@ -27,8 +27,8 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers import KSeq, Race, RecursiveRejection, SpeculativeSampling
+from polydraft.verifiers.nodes.race import WIDEST, RaceLaw, race_shares
 from polydraft.verifiers.outcome_law import onto_first_copies
-from polydraft.verifiers.selection.race_law import WIDEST, RaceLaw, race_shares
 
 SCHEMES: list[Scheme] = [
     IID(),

@@ -10,8 +10,8 @@ from torch import Tensor
 from polydraft.errors import NotConverged
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.verifiers import Optimal, OutcomeLaw, RecursiveRejectionWithoutReplacement
-from polydraft.verifiers.selection import rejections
-from polydraft.verifiers.selection.rejections import average_accepted
+from polydraft.verifiers.nodes import recursive_without_replacement as rejections
+from polydraft.verifiers.nodes.recursive_without_replacement import average_accepted
 
 RULE = RecursiveRejectionWithoutReplacement()
 

@@ -11,7 +11,7 @@ from zoo import ZOO
 
 from polydraft.schemes import IID, Product
 from polydraft.verifiers import ImportanceWeighted
-from polydraft.verifiers.selection.shared_pairs import share_pairs
+from polydraft.verifiers.nodes.importance_weighted import share_pairs
 
 
 def by_program(met: np.ndarray, need: np.ndarray) -> float:

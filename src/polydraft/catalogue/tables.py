@@ -10,14 +10,14 @@ from polydraft.catalogue.lines import DrafterLine, LimitsEntry, PolicyLine, Rule
 
 _IID = SchemeLine("iid", "polydraft.schemes.iid:IID")
 _WITHOUT = SchemeLine("without-replacement", "polydraft.schemes.without_replacement:WithoutReplacement")
-_POISSON = SchemeLine("conditional-poisson", "polydraft.schemes.conditional_poisson:ConditionalPoisson")
-_TOP_THEN_SAMPLE = SchemeLine("top-then-sample", "polydraft.schemes.top_then:TopThenSample")
-_SPEC_HUB = SchemeLine("spec-hub", "polydraft.schemes.spec_hub:SpecHub", own_name="spechub")
-_TOP_THEN_IID = SchemeLine("top-then-iid", "polydraft.schemes.top_then:TopThenIID", (1,), "top 1 then iid")
-_PRODUCT = SchemeLine("product", "polydraft.schemes.product:Product")
+_POISSON = SchemeLine("conditional-poisson", "polydraft.schemes.iid:ConditionalPoisson")
+_TOP_THEN_SAMPLE = SchemeLine("top-then-sample", "polydraft.schemes.top:TopThenSample")
+_SPEC_HUB = SchemeLine("spec-hub", "polydraft.schemes.top:SpecHub", own_name="spechub")
+_TOP_THEN_IID = SchemeLine("top-then-iid", "polydraft.schemes.top:TopThenIID", (1,), "top 1 then iid")
+_PRODUCT = SchemeLine("product", "polydraft.schemes.iid:Product")
 _TOP_K = SchemeLine("top-k", "polydraft.schemes.top:TopK", own_name="top-k")
-_COUPLED = SchemeLine("coupled", "polydraft.schemes.coupled:Coupled")
-_GIVEN = SchemeLine("given", "polydraft.schemes.given:Given")
+_COUPLED = SchemeLine("coupled", "polydraft.schemes.without_replacement:Coupled")
+_GIVEN = SchemeLine("given", "polydraft.schemes.top:Given")
 
 SCHEMES: tuple[SchemeLine, ...] = (
     _IID,
@@ -63,7 +63,7 @@ RULES: tuple[RuleLine, ...] = (
     ),
     RuleLine(
         "recursive",
-        f"{_NODES}.recursive_iid:RecursiveRejection",
+        f"{_NODES}.speculative:RecursiveRejection",
         (_IID, _PRODUCT),
         measured=LimitsEntry(short="recursive"),
         own_name="recursive rejection",
@@ -118,7 +118,7 @@ RULES: tuple[RuleLine, ...] = (
     ),
     RuleLine(
         "by-shape",
-        f"{_TREES}.by_shape:ByShape",
+        f"{_TREES}.block_verification:ByShape",
         measured=LimitsEntry(trees=()),
         own_name="block verification on chains, top then sample on trees",
     ),

@@ -6,8 +6,7 @@ from typing import Protocol, runtime_checkable
 from polydraft.catalogue import every_scheme, node_rules, tree_rules
 from polydraft.schemes import Scheme
 from polydraft.verifiers import OutcomeLaw, TreeVerifier
-from polydraft.verifiers.lift import Lift
-from polydraft.verifiers.outcome_law import DraftRows, Drafts, Row, VerificationRule
+from polydraft.verifiers.outcome_law import DraftRows, Drafts, Lift, Row, VerificationRule
 
 __all__ = ["NodeRule", "label", "node_rules", "schemes", "tree_rules"]
 

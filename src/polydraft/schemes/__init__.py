@@ -1,10 +1,6 @@
 """Schemes: how the drafts of one node are drawn."""
 
-from polydraft.schemes.conditional_poisson import ConditionalPoisson
-from polydraft.schemes.coupled import Coupled
-from polydraft.schemes.given import Given
-from polydraft.schemes.iid import IID
-from polydraft.schemes.product import Product
+from polydraft.schemes.iid import IID, ConditionalPoisson, Product
 from polydraft.schemes.scheme import (
     MOST_DRAFTS,
     Draws,
@@ -21,10 +17,8 @@ from polydraft.schemes.scheme import (
     require_scheme,
     set_law_of,
 )
-from polydraft.schemes.spec_hub import SpecHub, hub_of, require_pairs
-from polydraft.schemes.top import TopK
-from polydraft.schemes.top_then import TopThenIID, TopThenSample
-from polydraft.schemes.without_replacement import WithoutReplacement
+from polydraft.schemes.top import Given, SpecHub, TopK, TopThenIID, TopThenSample, hub_of, require_pairs
+from polydraft.schemes.without_replacement import Coupled, WithoutReplacement
 
 __all__ = [
     "IID",

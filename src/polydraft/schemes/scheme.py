@@ -15,6 +15,16 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 
+Row = Float[Tensor, "*b K"]
+"""A number for each token of the shortlist of each node."""
+Drafts = Int[Tensor, "*b k"]
+"""The drafts of nodes: atoms in drafting order, -1 where they are absent."""
+Counts = Int[Tensor, "*b"]
+"""How many drafts each node has."""
+RandomNumbers = Float[Tensor, "*b u"]
+"""Uniform numbers for each node."""
+Rate = Float[Tensor, "*b"]
+"""A number for each node."""
 MOST_DRAFTS = 4096
 """More drafts than a node of a tree can have."""
 
@@ -69,9 +79,7 @@ class Scheme(Protocol):
         """The random numbers by which the drafts are drawn."""
         ...
 
-    def sample(
-        self, draft_probs: Float[Tensor, "*rows K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
-    ) -> Int[Tensor, "*b k"]:
+    def sample(self, draft_probs: Float[Tensor, "*rows K"], counts: Counts, uniforms: RandomNumbers, k: int) -> Drafts:
         """Draw `counts` drafts per row, at most `k`, in drafting order, padded with -1.
 
         `uniforms` holds u >= max(k, K) numbers per row. Fewer drafts than asked for come back where the row's
@@ -79,7 +87,7 @@ class Scheme(Protocol):
         """
         ...
 
-    def probability(self, draft_probs: Float[Tensor, "*rows K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    def probability(self, draft_probs: Float[Tensor, "*rows K"], drafts: Drafts) -> Rate:
         """Return the probability of drawing exactly these drafts in this order."""
         ...
 
@@ -173,37 +181,31 @@ def _name(kind: type[object]) -> str:
     return name if isinstance(name, str) else kind.__name__
 
 
-def cut(drafts: Int[Tensor, "*b k"], counts: Int[Tensor, "*b"]) -> Int[Tensor, "*b k"]:
+def cut(drafts: Drafts, counts: Counts) -> Drafts:
     """Keep the first `counts` drafts of each row."""
     rank = torch.arange(drafts.shape[-1], device=drafts.device)
     return drafts.where(rank < counts.unsqueeze(-1), -1)
 
 
-def padded(drafts: Int[Tensor, "*b j"], k: int) -> Int[Tensor, "*b k"]:
+def padded(drafts: Int[Tensor, "*b j"], k: int) -> Drafts:
     """Pad drafts to k places with -1."""
     missing = k - drafts.shape[-1]
     return torch.nn.functional.pad(drafts, (0, missing), value=-1) if missing else drafts
 
 
-def clocks(rates: Float[Tensor, "*b K"], uniforms: Float[Tensor, "*b u"]) -> Float[Tensor, "*b K"]:
+def clocks(rates: Row, uniforms: RandomNumbers) -> Row:
     """Return the logarithms of independent exponential clocks with the given rates; infinite where a rate is zero."""
     exponential = uniforms[..., : rates.shape[-1]].double().neg().log1p_().neg_()
     times = exponential.log_().sub_(rates.double().log())  # logarithms: a tiny rate must not overflow
     return times.where(rates > 0, torch.inf)
 
 
-def last_positive(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
-    """Return the place of each row's last positive entry; -1 in a row without any."""
-    places = torch.arange(probs.shape[-1], device=probs.device)
-    return places.where(probs > 0, -1).amax(dim=-1)
-
-
-def support_size(probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+def support_size(probs: Row) -> Counts:
     """Return the number of positive entries of each row."""
     return (probs > 0).sum(dim=-1)
 
 
-def largest_count(counts: Int[Tensor, "*b"]) -> int:
+def largest_count(counts: Counts) -> int:
     """Return the largest of some numbers of drafts; zero if there are none."""
     return int(counts.max()) if counts.numel() else 0
 
@@ -219,14 +221,6 @@ def log_symmetric_sums(logs: Float[Tensor, "*b A"], sizes: int) -> Float[Tensor,
         sums = (logs + chains[-1][..., :-1]).logcumsumexp(dim=-1)
         chains.append(torch.nn.functional.pad(sums, (1, 0), value=-torch.inf))
     return torch.stack(chains, dim=-2)
-
-
-def indicator(scheme: Scheme, draft_probs: Float[Tensor, "*b K"], drafts: Int[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
-    """Return one where the drafts are those of a deterministic scheme, else zero."""
-    k = drafts.shape[-1]
-    counts = torch.full(draft_probs.shape[:-1], k, device=draft_probs.device)
-    own = scheme.sample(draft_probs, counts, draft_probs.new_zeros(*draft_probs.shape[:-1], k), k)
-    return (own == drafts).all(dim=-1).to(draft_probs.dtype)
 
 
 MOST_CERTAIN = 1 << 20

@@ -7,20 +7,27 @@ from polydraft.verifiers.nodes.lossy import Lenient, TopBeta, TypicalAcceptance
 from polydraft.verifiers.nodes.naive import NaiveMatch
 from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.nodes.race import Race
-from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection
 from polydraft.verifiers.nodes.recursive_without_replacement import RecursiveRejectionWithoutReplacement
 from polydraft.verifiers.nodes.spec_hub_rule import SpecHubRule
-from polydraft.verifiers.nodes.speculative import SpeculativeSampling
+from polydraft.verifiers.nodes.speculative import RecursiveRejection, SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
-from polydraft.verifiers.outcome_law import NodeVerifier, OutcomeLaw, ScalableVerifier, SharesRule, TreeVerifier
+from polydraft.verifiers.outcome_law import (
+    NodeVerifier,
+    OutcomeLaw,
+    ScalableVerifier,
+    SharesRule,
+    Traits,
+    TreeVerifier,
+    has_marginal,
+    most_drafts,
+    require_few,
+    traits,
+)
 from polydraft.verifiers.selection.rule import SelectionRule
-from polydraft.verifiers.traits import Traits, has_marginal, most_drafts, require_few, traits
-from polydraft.verifiers.trees.block_verification import BlockVerification
-from polydraft.verifiers.trees.bottom_up import BottomUp
-from polydraft.verifiers.trees.by_shape import ByShape
-from polydraft.verifiers.trees.path_law import PathLaw, PathVerifier, expected_accepted
+from polydraft.verifiers.trees.block_verification import BlockVerification, ByShape
+from polydraft.verifiers.trees.kept_path import PathLaw, PathVerifier, expected_accepted
+from polydraft.verifiers.trees.lifts import BottomUp, TopDown
 from polydraft.verifiers.trees.shared_noise import SharedNoise
-from polydraft.verifiers.trees.top_down import TopDown
 from polydraft.verifiers.trees.traversal import TraversalVerification
 
 __all__ = [

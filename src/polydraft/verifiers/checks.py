@@ -80,28 +80,6 @@ def _is_law(target: Row) -> Bool[Tensor, "*b"]:
     return target.isfinite().all(dim=-1)
 
 
-def check_node_rule(rule: object, who: str) -> None:
-    """Check that a value is a node rule, and not the class of one.
-
-    Raises:
-        InvalidParameter: it is none.
-    """
-    if isinstance(rule, type) or not isinstance(rule, NodeVerifier):
-        raise InvalidParameter(f"{who} lifts node rules such as NaiveMatch(), but got {rule!r}.")
-
-
-def check_scalable(rule: object, who: str) -> None:
-    """Check that a node rule can verify a fraction of the target.
-
-    Raises:
-        InvalidParameter: it cannot.
-    """
-    if not isinstance(rule, ScalableVerifier):
-        raise InvalidParameter(
-            f"{who} lifts rules with shares and a marginal, which {type(rule).__name__} has not; use TopDown."
-        )
-
-
 def check_rows(drafts: Drafts, draft_probs: DraftRows, target_probs: Float[Tensor, "*b W"]) -> None:
     """Check what a node rule is to be given: rows that are distributions on one set of atoms, and drafts among them.
 

@@ -5,31 +5,26 @@ emitted when no draft is kept. *Bonus*: the token emitted at a leaf. Correction 
 outcome "rest" of a node's law.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.errors import UnpairedScheme
 from polydraft.probs import Noise
-from polydraft.schemes import Scheme
+from polydraft.schemes import MOST_DRAFTS, Scheme, most_drafts_of
+from polydraft.schemes.scheme import Counts, Drafts, Rate
 from polydraft.trees import Draft, Verdict
 
-Drafts = Int[Tensor, "*b k"]
-"""The drafts of nodes: atoms in drafting order, -1 where they are absent."""
-Counts = Int[Tensor, "*b"]
-"""How many drafts each node has."""
 Row = Float[Tensor, "*b A"]
 """A number for each atom of each node: target rows, a target mass, a marginal, draft rows where a node has one."""
 DraftRows = Float[Tensor, "*rows A"]
 """The draft rows of nodes, one or several for each."""
 Shares = Float[Tensor, "*b k"]
 """A number for each draft of each node."""
-Rate = Float[Tensor, "*b"]
-"""A number for each node."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,18 +105,6 @@ class ScalableVerifier(NodeVerifier, Protocol):
         ...
 
 
-_Division = Callable[..., tuple[Shares, Row]]
-
-
-class _Divides(Protocol):
-    def divided(self, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]: ...
-
-
-def _divided_of(kind: Any) -> _Division:
-    """Return how a class divides, unbound."""
-    return kind.divided
-
-
 class SharesRule:
     """What follows from the shares and the marginal of a scalable rule, which derives from this.
 
@@ -134,8 +117,8 @@ class SharesRule:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        written, both = vars(cls), _divided_of(cls)
-        if "divided" in written or both is _divided_of(SharesRule) or not {"shares", "marginal"} & written.keys():
+        written, both = vars(cls), cls.divided
+        if "divided" in written or both is SharesRule.divided or not {"shares", "marginal"} & written.keys():
             return
 
         def halves(self: ScalableVerifier, drafts: Tensor, rows: Tensor, mass: Tensor) -> tuple[Any, Any]:
@@ -144,11 +127,11 @@ class SharesRule:
 
         setattr(cls, "divided", halves)  # noqa: B010  a derived rule's own half is honoured
 
-    def divided(self: ScalableVerifier, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]:
+    def divided(self: Any, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]:
         """Return the shares and the marginal."""
         return self.shares(drafts, draft_probs, target_mass), self.marginal(draft_probs, target_mass, present(drafts))
 
-    def shares(self: _Divides, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> Shares:
+    def shares(self: Any, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> Shares:
         """Return the probability of accepting each draft, given the drafts; for a repeated token at its first copy."""
         return self.divided(drafts, draft_probs, target_mass)[0]
 
@@ -170,10 +153,101 @@ class TreeVerifier(VerificationRule, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What a rule says of itself, by attributes of the same names.
+
+    Args:
+        best_alone: whether it keeps a lone drawn draft as often as draft and target rows overlap, which is best; False
+            if it does not say.
+        most_drafts: the most drafts at a node that it and its scheme are defined for; 4095 if neither names a number.
+        node_rule: the node rule that it is made of; None if there is none.
+    """
+
+    best_alone: bool
+    most_drafts: int
+    node_rule: NodeVerifier | None
+
+
+def traits(rule: VerificationRule) -> Traits:
+    """Return what a rule says of itself."""
+    most = min(getattr(rule, "most_drafts", MOST_DRAFTS - 1), most_drafts_of(rule.scheme))
+    return Traits(getattr(rule, "best_alone", False), most, getattr(rule, "node_rule", None))
+
+
+def most_drafts(rule: VerificationRule) -> int:
+    """Return the most drafts at a node that a rule and its scheme are defined for; 4095 where any number will do."""
+    return traits(rule).most_drafts
+
+
+def require_few(rule: VerificationRule, drafts: int) -> None:
+    """Check that a rule and its scheme are defined for so many drafts at a node.
+
+    Raises:
+        UnpairedScheme: they are for fewer.
+    """
+    if drafts > 1 and drafts > (most := most_drafts(rule)):
+        few, narrow = ("one draft", "a chain") if most == 1 else (f"at most {most} drafts", f"at most {most} children")
+        name = rule.name[:1].upper() + rule.name[1:]
+        raise UnpairedScheme(
+            f"{name} verifies {few} per node, but the tree has {drafts}; use {narrow}, or a rule of more drafts."
+        )
+
+
+def has_marginal(rule: NodeVerifier, drafts: int, tokens: int) -> bool:
+    """Tell whether a rule's average over so many drafts of so many tokens can be computed.
+
+    A rule whose average is a sum over the orders in which drafts may be rejected says by `follows(drafts, tokens)`
+    whether these are too many.
+    """
+    follows = getattr(rule, "follows", None)
+    return follows is None or follows(drafts, tokens)
+
+
+Rule = TypeVar("Rule", bound=NodeVerifier)
+
+
+class Lift(Generic[Rule]):
+    """A rule for trees that is made of a node rule, and says of itself what that says."""
+
+    rule: Rule
+    direction: str
+
+    @property
+    def node_rule(self) -> NodeVerifier:
+        """The node rule, whose rates at nodes are about those of the lift."""
+        return self.rule
+
+    @property
+    def scheme(self) -> Scheme:
+        """The node rule's scheme."""
+        return self.rule.scheme
+
+    @property
+    def name(self) -> str:
+        """The node rule's name."""
+        return self.rule.name
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the node rule is lossless."""
+        return self.rule.lossless
+
+    @property
+    def best_alone(self) -> bool:
+        """Whether the node rule keeps a lone drawn draft as often as draft and target rows overlap."""
+        return traits(self.rule).best_alone
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts at a node that the node rule and its scheme are defined for."""
+        return traits(self.rule).most_drafts
+
+
 def divided(rule: ScalableVerifier, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row]:
     """Return a rule's shares and marginal, by one computation if it can."""
-    both: _Division = getattr(rule, "divided", None) or partial(_divided_of(SharesRule), rule)
-    return both(drafts, draft_probs, target_mass)
+    divide = getattr(rule, "divided", None) or partial(SharesRule.divided, rule)
+    return divide(drafts, draft_probs, target_mass)
 
 
 def lone_draft(scheme: Scheme, drafts: Drafts, draft_probs: DraftRows, target_mass: Row) -> tuple[Shares, Row] | None:
@@ -205,7 +279,7 @@ def law_of_shares(shares: Shares, marginal: Row, target_probs: Row) -> OutcomeLa
     return OutcomeLaw(shares, torch.where(empty, rejected * target_probs, rest))
 
 
-def present(drafts: Drafts) -> Int[Tensor, "*b"]:
+def present(drafts: Drafts) -> Counts:
     """Return the number of drafts at each node."""
     return (drafts >= 0).sum(dim=-1)
 

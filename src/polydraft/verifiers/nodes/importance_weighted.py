@@ -1,15 +1,24 @@
 """Importance-weighted selection: pick one of the drafts with weights from a maximum flow, then verify that one."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.machine_code import compiled
 from polydraft.schemes import IID, Product, Scheme, require_scheme
-from polydraft.verifiers.selection.ordered import Flags, Numbers, Places, counted
-from polydraft.verifiers.selection.rule import SelectionRule
-from polydraft.verifiers.selection.shared_pairs import share_pairs
+from polydraft.verifiers.selection.rule import Flags, Numbers, Places, SelectionRule
+
+NOISE = 1e-15
+"""Masses below this are rounding errors."""
+
+
+class _Entrant(NamedTuple):
+    """A draft, or the winner of a match: the law of its token, and the probability of being each of a node's drafts."""
+
+    law: Numbers
+    chances: Numbers
 
 
 @dataclass(frozen=True)
@@ -62,20 +71,19 @@ class ImportanceWeighted(SelectionRule):
 
     def at_node(self, row: Numbers, mass: Numbers, count: int, drafts: Places) -> tuple[Numbers, Numbers]:
         """Return the shares of a node's drafts, copies of a token apart, and min(m, s)."""
-        winner = self._winner(_entrants(row, count), mass)
-        marginal = np.minimum(mass, winner.law)
-        accepted = marginal[drafts] / np.where(winner.law[drafts] > 0, winner.law[drafts], 1)
-        return winner.chances(drafts) * accepted, marginal
-
-    def _winner(self, entrants: "list[_Entrant]", mass: Numbers) -> "_Entrant":
+        rows, alone = row.reshape(-1, row.shape[-1]), np.eye(count, len(drafts))
+        entrants = [_Entrant(rows[place % len(rows)], alone[place]) for place in range(count)]
         while len(entrants) > 1:
             pairs = zip(entrants[::2], entrants[1::2], strict=False)
-            matches = [self._match(left, right, mass) for left, right in pairs]
+            matches = [self._match(left, right, mass, drafts) for left, right in pairs]
             entrants = matches + entrants[2 * len(matches) :]
-        return entrants[0]
+        law, chances = entrants[0]
+        marginal = np.minimum(mass, law)
+        accepted = marginal[drafts] / np.where(law[drafts] > 0, law[drafts], 1)
+        return chances * accepted, marginal
 
-    def _match(self, left: "_Entrant", right: "_Entrant", mass: Numbers) -> "_Entrant":
-        """Let two entrants meet: choose the weights and compute the winner's law."""
+    def _match(self, left: _Entrant, right: _Entrant, mass: Numbers, drafts: Places) -> _Entrant:
+        """Let two entrants meet: choose the weights and return the winner."""
         listed = _likeliest(mass, self.alphabet)
         order = ((left.law + right.law) / 2 - mass + 4 * ~listed).argsort(kind="stable")
         number = int(listed.sum())
@@ -84,7 +92,7 @@ class ImportanceWeighted(SelectionRule):
         pairs = won + won.T
         shared = share_pairs(won, mass[order[:number]] - fixed)
         result, rank, weight = _divided(law, fixed, pairs, shared, order)
-        return _Entrant(result, matched=_Match(left, right, rank, weight))
+        return _Entrant(result, _chances(left.chances, right.chances, drafts, rank, weight))
 
 
 @compiled
@@ -130,47 +138,16 @@ def _divided(
     return result, rank, weight
 
 
-@dataclass(frozen=True, eq=False)
-class _Entrant:
-    """A draft, or the winner of a match of two entrants: its law, and where it comes from.
+@compiled
+def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
+    """Return the probability that each of a node's drafts wins a match; one half against itself.
 
     Args:
-        law: the law of its token.
-        place: the draft's place; -1 for a winner.
-        matched: for a winner, the match.
-    """
-
-    law: Numbers
-    place: int = -1
-    matched: "_Match | None" = None
-
-    def chances(self, drafts: Places) -> Numbers:
-        """Return the probability that each of a node's drafts is this entrant, given all of them."""
-        if self.matched is None:
-            return (counted(len(drafts)) == self.place).astype(np.float64)
-        match = self.matched
-        return _chances(match.left.chances(drafts), match.right.chances(drafts), drafts, match.rank, match.weight)
-
-
-@dataclass(frozen=True, eq=False)
-class _Match:
-    """A match of two entrants.
-
-    Args:
-        left, right: the entrants.
+        ours, theirs: the probabilities that it is one entrant, or the other.
+        drafts: the node's drafts.
         rank: each token's place in the order by which pairs are decided that are not weighted.
         weight: entry [i, j] is Pr[the token of rank i wins against that of rank j], for the first ranks.
     """
-
-    left: _Entrant
-    right: _Entrant
-    rank: Places
-    weight: Numbers
-
-
-@compiled
-def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weight: Numbers) -> Numbers:
-    """Return the probability that each of a node's drafts wins a match; one half against itself."""
     result, free = np.zeros(len(ours)), len(weight)
     for i in range(len(drafts)):
         for j in range(len(drafts)):
@@ -185,15 +162,58 @@ def _chances(ours: Numbers, theirs: Numbers, drafts: Places, rank: Places, weigh
     return result
 
 
-def _entrants(rows: Numbers, number: int) -> list[_Entrant]:
-    """Return the drafts, drawn from one row or several in turn."""
-    rows = rows.reshape(-1, rows.shape[-1])
-    return [_Entrant(rows[j % len(rows)], j) for j in range(number)]
-
-
 def _likeliest(mass: Numbers, number: int | None) -> Flags:
     if number is None or number >= len(mass):
         return np.ones(len(mass), dtype=np.bool_)
     listed = np.zeros(len(mass), dtype=np.bool_)
     listed[np.argpartition(-mass, number)[:number]] = True
     return listed
+
+
+@compiled
+def share_pairs(won: Numbers, need: Numbers) -> Numbers:
+    """Move mass within pairs of tokens until sum_i min(need_i, what i has won) is as large as it can be.
+
+    Problem: the pair {i, j} has the mass won[i][j] + won[j][i], of which i has won the former; a negative need counts
+    as zero. Every pair may be divided anew.
+    Method: shortest augmenting paths. From tokens that have won more than they need to one that lacks, over tokens i, j
+    with won[i][j] > 0; moving v along a path takes v off won[i][j] and puts it on won[j][i] for its steps, so that what
+    the first has too much comes to the last. Divisions without such a path are optimal: the pairs within the tokens
+    that are reached, which all have what they need, and those alone, give them all they have won. A path empties a
+    step, a surplus or a lack exactly, so in floating point there are O(n^3) paths at most too.
+    Cost: O(n^2) a path; usually a path is one step and its token's last, so that there are fewer than 2 n of them.
+    Source: Edmonds and Karp, J. ACM 19 (1972).
+
+    Args:
+        won: n x n, the diagonal zero; changed in place and returned.
+        need: what counts of each token's mass.
+    """
+    number = len(need)
+    before, queue, extra = np.empty(number, np.int64), np.empty(number, np.int64), np.empty(number)
+    for i in range(number):
+        extra[i] = won[i].sum() - max(need[i], 0.0)
+    while True:
+        tail, end = 0, -1
+        for i in range(number):
+            before[i] = -2  # not seen
+            if extra[i] > NOISE:
+                before[i], queue[tail], tail = -1, i, tail + 1
+        head = 0
+        while head < tail and end < 0:
+            i, head = queue[head], head + 1
+            for j in range(number):
+                if before[j] == -2 and won[i, j] > NOISE:
+                    before[j], queue[tail], tail = i, j, tail + 1
+                    if extra[j] < -NOISE:
+                        end = j
+                        break
+        if end < 0:
+            return won
+        moved, j = -extra[end], end
+        while before[j] >= 0:
+            moved, j = min(moved, won[before[j], j]), before[j]
+        moved = min(moved, extra[j])
+        extra[j], extra[end], j = extra[j] - moved, extra[end] + moved, end
+        while before[j] >= 0:
+            i = before[j]
+            won[i, j], won[j, i], j = won[i, j] - moved, won[j, i] + moved, i

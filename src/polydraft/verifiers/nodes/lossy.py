@@ -11,7 +11,7 @@ from polydraft.errors import InvalidParameter, is_whole, require_number
 from polydraft.schemes import IID, Scheme, TopK, check_scheme, require_scheme
 from polydraft.schemes.scheme import largest_count
 from polydraft.theory import containment
-from polydraft.verifiers.nodes.recursive_iid import RecursiveRejection, after_rejection
+from polydraft.verifiers.nodes.speculative import RecursiveRejection, after_rejection
 from polydraft.verifiers.outcome_law import Counts, DraftRows, Drafts, OutcomeLaw, Rate, Row
 
 

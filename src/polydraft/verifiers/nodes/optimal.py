@@ -16,10 +16,8 @@ from polydraft.schemes import (
 )
 from polydraft.theory import optimal_set
 from polydraft.verifiers.outcome_law import Counts, Rate, Row
-from polydraft.verifiers.selection.clipped import clip
-from polydraft.verifiers.selection.ordered import Numbers, Places
-from polydraft.verifiers.selection.rule import SelectionRule
-from polydraft.verifiers.selection.selection_walk import accepted_shares
+from polydraft.verifiers.selection.optimal_selection import accepted_shares, clip
+from polydraft.verifiers.selection.rule import Numbers, Places, SelectionRule
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, ConditionalPoisson, TopThenSample, SpecHub, TopK, Given)
 

@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from polydraft.probs import without
+from polydraft.probs import normalised, without
 from polydraft.schemes import Scheme, SpecHub, hub_of, require_scheme
 from polydraft.verifiers.outcome_law import (
     Counts,
     Drafts,
-    Rate,
     Row,
     Shares,
     SharesRule,
@@ -59,12 +56,20 @@ class SpecHubRule(SharesRule):
         lone = accepted_alone(target_mass, draft_probs, first)
         if drafts.shape[-1] == 1:
             return lone.unsqueeze(-1)
-        stages, second = _Stages.of(draft_probs, target_mass), drafts[..., 1]
-        hub_first = first == stages.hub
+        hub, second = hub_of(draft_probs).clamp_min(0).squeeze(-1), drafts[..., 1]
+        onto_hub, from_hub = _pairs(draft_probs)
+        after, at_hub = (target_mass - onto_hub).clamp_min(0), at_draft(target_mass, hub)
+        from_hub_left = (from_hub - after).clamp_min(0).sum(dim=-1)
+        onto_hub_left = (onto_hub - target_mass).clamp_min(0).sum(dim=-1)
+        hub_first = first == hub
         other = second.where(hub_first, first)
-        accepted = at_draft(stages.other_after_hub, other).where(hub_first, at_draft(stages.other_before_hub, other))
-        hub = (1 - accepted) * stages.hub_before_other.where(hub_first, stages.hub_after_other)
-        pair = torch.stack([hub.where(hub_first, accepted), accepted.where(hub_first, hub)], dim=-1)
+        stage_1 = at_draft(accept_ratio(target_mass, onto_hub), other)
+        stage_2 = at_draft(accept_ratio(after, from_hub), other)
+        stage_3 = accept_ratio(at_hub, from_hub_left)
+        stage_4 = accept_ratio((at_hub - from_hub_left).clamp_min(0), onto_hub_left)
+        of_other = stage_2.where(hub_first, stage_1)
+        of_hub = (1 - of_other) * stage_3.where(hub_first, stage_4)
+        pair = torch.stack([of_hub.where(hub_first, of_other), of_other.where(hub_first, of_hub)], dim=-1)
         alone = torch.stack([lone, torch.zeros_like(lone)], dim=-1)
         shares = pair.where((second >= 0).unsqueeze(-1), alone)
         return torch.nn.functional.pad(shares, (0, drafts.shape[-1] - 2))
@@ -81,37 +86,8 @@ class SpecHubRule(SharesRule):
         return pair.where((counts > 1).unsqueeze(-1), alone)
 
 
-@dataclass(frozen=True, eq=False)
-class _Stages:
-    """The probabilities of acceptance in the four stages: of x per token, of the hub per row."""
-
-    hub: Int[Tensor, "*b"]
-    other_before_hub: Row
-    other_after_hub: Row
-    hub_before_other: Rate
-    hub_after_other: Rate
-
-    @classmethod
-    def of(cls, draft_probs: Row, mass: Row) -> "_Stages":
-        hub = hub_of(draft_probs).clamp_min(0)
-        onto_hub, from_hub = _pairs(draft_probs)
-        after = (mass - onto_hub).clamp_min(0)
-        at_hub = mass.gather(-1, hub).squeeze(-1)
-        from_hub_left = (from_hub - after).clamp_min(0).sum(dim=-1)
-        onto_hub_left = (onto_hub - mass).clamp_min(0).sum(dim=-1)
-        return cls(
-            hub.squeeze(-1),
-            accept_ratio(mass, onto_hub),
-            accept_ratio(after, from_hub),
-            accept_ratio(at_hub, from_hub_left),
-            accept_ratio((at_hub - from_hub_left).clamp_min(0), onto_hub_left),
-        )
-
-
 def _pairs(draft_probs: Row) -> tuple[Row, Row]:
     """Return the probabilities of the pairs (x, a) and (a, x) for every x; zero at the hub a."""
     hub = hub_of(draft_probs)
     others = without(draft_probs, hub)
-    total = others.sum(dim=-1, keepdim=True)
-    share = others / total.where(total > 0, torch.ones_like(total))
-    return others, draft_probs.gather(-1, hub.clamp_min(0)) * share
+    return others, draft_probs.gather(-1, hub.clamp_min(0)) * normalised(others, others)

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.probs import normalised, residual, without
 from polydraft.schemes import Scheme, TopK, TopThenSample, require_scheme
 from polydraft.schemes.scheme import largest_count
-from polydraft.verifiers.nodes.recursive_iid import after_rejection, shortfall
+from polydraft.verifiers.nodes.speculative import after_rejection, shortfall
 from polydraft.verifiers.outcome_law import (
     Counts,
     Drafts,

@@ -1,20 +1,14 @@
 """A node's draft law over tokens in an order: Q of its prefixes, and a simple rule for every run of tokens."""
 
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-Numbers = NDArray[np.float64]
-Places = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from polydraft.machine_code import compiled
+from polydraft.schemes import Scheme, set_law_of
+from polydraft.verifiers.selection.rule import Flags, Numbers
 
-
-ROUNDING = 2.0**-48
-"""What a mass of one may seem to lack for rounding."""
 EVERY, FIRST, LOWEST = range(3)
 """Which drafts of a block a simple rule takes: one at random, the first in drafting order, or that of lowest place."""
 
@@ -45,31 +39,131 @@ class OrderedRow(Protocol):
         ...
 
 
-def numbers(table: Tensor) -> Numbers:
-    """Return a table of float64 numbers on the host."""
-    return table.detach().to("cpu", torch.float64).numpy()
+@dataclass(frozen=True, eq=False)
+class Independent:
+    """Tokens drafted for certain, at the first places of the order, and independent draws from the others.
+
+    On the walk, the tokens drafted for certain are one token, at the last of their places. The simple rule chooses
+    uniformly among the draws in the block, a token as often as it was drawn. Draws are exchangeable, so it takes every
+    token in proportion to its draft probability. In a block with the certain token it takes that.
+
+    Args:
+        inside: Q of every prefix, 1[certain tokens below j] below_j^draws.
+        below: the draft mass of every prefix, the certain tokens without any.
+        certain: how many tokens are drafted for certain.
+    """
+
+    inside: Numbers
+    below: Numbers
+    certain: int
+
+    @classmethod
+    def of(cls, weights: Numbers, certain: int, count: int) -> "Independent":
+        """Prepare a row in the order; `weights` are zero at the certain tokens and sum to one, or are all zero."""
+        return cls(*_chains(weights, certain, count - certain), certain)
+
+    def taken(self, low: int, high: int) -> Numbers:
+        """Return a straight line over the draft mass; with the certain token, a step."""
+        return _line(self.inside, self.below, low, high, low < self.certain)
+
+    def choice(self, low: int, high: int) -> int:
+        """Return `LOWEST`, which is the certain token, in its block, else `EVERY`."""
+        return LOWEST if low < self.certain else EVERY
 
 
-def integers(table: Tensor) -> Places:
-    """Return a table of integers on the host."""
-    return table.detach().cpu().numpy()
+def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
+    """Mark the tokens of a row that are drafted for certain, earlier ones first among equals.
+
+    Raises:
+        UnpairedScheme: the scheme's containment is not known.
+    """
+    law, marked = set_law_of(scheme), np.zeros(len(draft_row), dtype=np.bool_)
+    if number := law.certain(count):
+        tokens = np.flatnonzero(draft_row > 0)
+        likeliest = tokens if law.alike else tokens[(-draft_row[tokens]).argsort(kind="stable")]
+        marked[likeliest[:number]] = True
+    return marked
 
 
-def tensor(table: Numbers | Places) -> Tensor:
-    """Return a table of the host as a tensor that shares its memory."""
-    return torch.from_numpy(table)  # pyright: ignore  not typed in torch
+@compiled
+def _chains(weights: Numbers, certain: int, draws: int) -> tuple[Numbers, Numbers]:
+    """Return Q and the draft mass of every prefix."""
+    inside, below = np.zeros(len(weights) + 1), np.zeros(len(weights) + 1)
+    for j in range(len(weights)):
+        below[j + 1] = below[j] + weights[j]
+    total = below[-1]
+    if total <= 0:
+        draws = 0
+    for j in range(len(below)):
+        below[j] /= total if total > 0 else 1.0
+        inside[j] = below[j] ** draws if j >= certain else 0.0
+    return inside, below
 
 
-@lru_cache(maxsize=1024)
-def counted(number: int) -> Places:
-    """Return 0..number - 1, not to be written to."""
-    places: Places = np.arange(number, dtype=np.int64)
-    places.flags.writeable = False
-    return places
+@compiled
+def _line(inside: Numbers, below: Numbers, low: int, high: int, stepped: bool) -> Numbers:
+    """Return `Independent.taken` at low..high."""
+    line, mass = np.zeros(len(inside)), below[high] - below[low]
+    slope = (inside[high] - inside[low]) / mass if mass > 0 else 0.0
+    for j in range(low, high + 1):
+        if stepped:
+            line[j] = inside[high] if j > low else 0.0
+        else:
+            line[j] = inside[low] + (below[j] - below[low]) * slope
+    return line
 
 
-def suffix_sums(mass: Numbers) -> Numbers:
-    """Return the mass of all but the first j places for j = 0..A, added up from the end: small tails stay exact."""
-    sums = np.zeros(len(mass) + 1)
-    mass[::-1].cumsum(out=sums[-2::-1])
-    return sums
+@dataclass(frozen=True, eq=False)
+class Conditional:
+    """Conditional Poisson drafts.
+
+    The simple rule takes the lowest draft in the block. With X_j = (places below low and places j..high - 1), the
+    chance that all drafts lie in X_j is sum_a e_a(places below low) e_{k-a}(places j..high - 1) / e_k(all), with e the
+    elementary symmetric polynomials of the draft probabilities; as j grows it falls by the chance that the rule takes
+    the token at j. In logarithms.
+
+    Args:
+        inside: Q of every prefix, e_k of it over e_k of all.
+        logs: the logarithms of the draft probabilities.
+        before: log e_a of every prefix, for every a up to the number of drafts.
+    """
+
+    inside: Numbers
+    logs: Numbers
+    before: Numbers
+
+    @classmethod
+    def of(cls, weights: Numbers, count: int) -> "Conditional":
+        """Prepare a row in the order; at most its whole support is drafted."""
+        logs = np.log(weights)
+        count = min(count, int((weights > 0).sum()))
+        before = np.full((count + 1, len(logs) + 1), -np.inf)
+        before[0] = 0
+        for j in range(1, count + 1):
+            before[j, 1:] = np.logaddexp.accumulate(logs + before[j - 1, :-1])
+        return cls(np.exp(before[-1] - before[-1, -1]), logs, before)
+
+    def taken(self, low: int, high: int) -> Numbers:
+        """Return 1 - Q(X_j) plus a constant."""
+        return self.inside[high] + self.inside[low] - _joint(self.logs, self.before, low, high)
+
+    def choice(self, low: int, high: int) -> int:
+        """Return `LOWEST`."""
+        return LOWEST
+
+
+@compiled
+def _joint(logs: Numbers, before: Numbers, low: int, high: int) -> Numbers:
+    """Return the chance that all drafts lie below `low` or at j..high - 1, for j = low..high."""
+    count = len(before) - 1
+    after, result = np.full(count + 1, -np.inf), np.empty(len(logs) + 1)
+    after[0] = 0
+    for j in range(high, low - 1, -1):
+        if j < high:
+            for b in range(count, 0, -1):
+                after[b] = np.logaddexp(after[b], logs[j] + after[b - 1])
+        total = 0.0
+        for b in range(count + 1):
+            total += np.exp(before[count - b, low] + after[b] - before[count, -1])
+        result[j] = total
+    return result

@@ -1,8 +1,11 @@
 """Rules that decide node by node on the host, in loops of machine code, and the door to its arrays."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polydraft.schemes import Scheme
@@ -17,7 +20,10 @@ from polydraft.verifiers.outcome_law import (
     onto_first_copies,
     present,
 )
-from polydraft.verifiers.selection.ordered import Numbers, Places, integers, numbers, tensor
+
+Numbers = NDArray[np.float64]
+Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 NO_DRAFTS: Places = np.zeros((1, 0), dtype=np.int64)
 AtNode = Callable[[Numbers, Numbers, int, Places], tuple[Numbers, Numbers]]
@@ -81,3 +87,26 @@ def node_by_node(
         return tensor(table).to(target_mass).view(*target_mass.shape[:-1], table.shape[-1])
 
     return given_back(shares), given_back(marginal)
+
+
+def numbers(table: Tensor) -> Numbers:
+    """Return a table of float64 numbers on the host."""
+    return table.detach().to("cpu", torch.float64).numpy()
+
+
+def integers(table: Tensor) -> Places:
+    """Return a table of integers on the host."""
+    return table.detach().cpu().numpy()
+
+
+def tensor(table: Numbers | Places) -> Tensor:
+    """Return a table of the host as a tensor that shares its memory."""
+    return torch.from_numpy(table)  # pyright: ignore  not typed in torch
+
+
+@lru_cache(maxsize=1024)
+def counted(number: int) -> Places:
+    """Return 0..number - 1, not to be written to."""
+    places: Places = np.arange(number, dtype=np.int64)
+    places.flags.writeable = False
+    return places

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.probs import normalised, without
 from polydraft.schemes import IID, Draws, Scheme, WithoutReplacement, require_scheme, set_law_of
-from polydraft.verifiers.outcome_law import at_draft
+from polydraft.verifiers.outcome_law import Drafts, Rate, Row, at_draft
 from polydraft.verifiers.trees.trials import Division, FromLeaves, share_of
 
 
@@ -41,13 +40,7 @@ class TraversalVerification(FromLeaves):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, (IID, WithoutReplacement), "Traversal verification")
 
-    def divide(
-        self,
-        drafts: Int[Tensor, "b f k"],
-        draft_probs: Float[Tensor, "b f A"],
-        target_probs: Float[Tensor, "b f A"],
-        scale: Float[Tensor, "b f"],
-    ) -> Division:
+    def divide(self, drafts: Drafts, draft_probs: Row, target_probs: Row, scale: Rate) -> Division:
         """Divide the mass of nodes among their drafts in turn, each against what the failures before it leave."""
         mass, law = scale.unsqueeze(-1) * target_probs, draft_probs
         children: list[Tensor] = []

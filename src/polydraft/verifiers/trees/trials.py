@@ -17,10 +17,8 @@ from torch import Tensor
 
 from polydraft.probs import Noise, normalised, sample, sent
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.outcome_law import TreeVerifier
-from polydraft.verifiers.traits import require_few, traits
-from polydraft.verifiers.trees.path_law import PathLaw, path_to
-from polydraft.verifiers.trees.walk import emit, listed_atoms, settled
+from polydraft.verifiers.outcome_law import DraftRows, Drafts, Rate, Row, Shares, TreeVerifier, require_few, traits
+from polydraft.verifiers.trees.kept_path import PathLaw, emit, listed_atoms, path_to, settled
 
 
 class Division(NamedTuple):
@@ -32,17 +30,17 @@ class Division(NamedTuple):
         scale: the node's scale when its own trial begins.
     """
 
-    children: Float[Tensor, "b f k"]
-    rest: Float[Tensor, "b f A"]
-    scale: Float[Tensor, "b f"]
+    children: Shares
+    rest: Row
+    scale: Rate
 
 
-Divide = Callable[[Tensor, Tensor, Tensor, Tensor], Division]
-"""Divides the mass of nodes, given drafts "b f k", draft rows "b f A", target rows "b f A" and scales "b f"."""
+Divide = Callable[[Drafts, DraftRows, Row, Rate], Division]
+"""Divides the mass of nodes, given drafts, draft rows, target rows and scales."""
 
 
 class _DividesTrees(TreeVerifier, Protocol):
-    def divide(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, scale: Tensor) -> Division: ...
+    def divide(self, drafts: Drafts, draft_probs: DraftRows, target_probs: Row, scale: Rate) -> Division: ...
 
     def tried(self, draft: Draft, target_probs: Tensor, noise: Noise) -> Verdict: ...
 
@@ -69,9 +67,7 @@ class FromLeaves:
         return trials(draft, target_probs, self.divide).law(draft.tree.topology.post_order)
 
 
-def divided_by(
-    shares: Float[Tensor, "b f k"], marginal: Float[Tensor, "b f A"], mass: Float[Tensor, "b f A"], scale: Tensor
-) -> Division:
+def divided_by(shares: Shares, marginal: Row, mass: Row, scale: Rate) -> Division:
     """Divide mass as a node rule does: each child gets its share, and the node what the marginal leaves."""
     left = (1 - shares.cumsum(dim=-1) + shares).clamp_min(0)
     return Division(share_of(shares, left), (mass - marginal).clamp_min(0), scale)
@@ -91,10 +87,6 @@ class Trials:
     rest: Float[Tensor, "b n A"]
     atoms: Float[Tensor, "b n A"]
 
-    def emitted(self, rows: Int[Tensor, "b"], nodes: Int[Tensor, "b"]) -> Float[Tensor, "b A"]:
-        """Return the law of the atom emitted at one node of each row."""
-        return normalised(self.rest[rows, nodes], self.atoms[rows, nodes])
-
     def law(self, order: Int[Tensor, "b n"]) -> PathLaw:
         """Return the law of the first success when the nodes are tried in this order."""
         in_order = torch.zeros_like(self.success).scatter(-1, order, self.success)
@@ -105,7 +97,7 @@ class Trials:
 def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -> Trials:
     """Sweep down the trees, level by level, and return every node's trial; float64."""
     tree, rows = draft.tree, torch.arange(len(target_probs), device=target_probs.device).unsqueeze(-1)
-    atoms = listed_atoms(draft, target_probs, draft.tree.tokens.shape[-1]).double()
+    atoms = listed_atoms(draft, target_probs).double()
     probs = torch.nn.functional.pad(draft.probs, (0, 1)).double()
     drafts, children, spare = draft.drafted_atoms(), tree.children, tree.tokens.shape[-1]
     scales = atoms.new_zeros(len(atoms), spare + 1)  # the last place takes what absent nodes are given
@@ -135,7 +127,7 @@ def first_success(tried: Trials, draft: Draft, target_probs: Float[Tensor, "b n 
     failed = uniforms[:, 2:] >= tried.success
     end = (tree.topology.post_order + failed * tree.tokens.shape[-1]).argmin(dim=-1)
     rows = torch.arange(len(end), device=end.device)
-    atom = sample(tried.emitted(rows, end), uniforms[:, 1])
+    atom = sample(normalised(tried.rest[rows, end], tried.atoms[rows, end]), uniforms[:, 1])
     next_token = emit(draft.shortlist, target_probs, end, atom, uniforms[:, 0])
     return Verdict(path_to(tree, end), tree.depth[rows, end], next_token)
 

@@ -1,22 +1,67 @@
-"""The walk down a tree: from the root to the child that is kept, until none is."""
+"""The path that a rule keeps: its law, the walk from the root to its end, and the token that follows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.probs import Noise, sample, sent, to_atoms, without
+from polydraft.probs import Noise, normalised, sample, sent, to_atoms, without
 from polydraft.trees import Draft, TokenTree, Verdict
-from polydraft.verifiers.outcome_law import VerificationRule
-from polydraft.verifiers.selection.ordered import Places
-from polydraft.verifiers.traits import require_few
+from polydraft.verifiers.outcome_law import TreeVerifier, VerificationRule, require_few
+from polydraft.verifiers.selection.rule import Places
 
 
-def plain(target_probs: Float[Tensor, "b 1 V"], noise: Noise) -> Verdict:
-    """Draw the next token of trees without drafts: what every tree rule comes to there, without its detours."""
-    token = sample(target_probs[:, 0], sent(noise.uniform(1)[:, 0], target_probs.device))
-    return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
+@dataclass(frozen=True, eq=False)
+class PathLaw:
+    """The law of a verdict given the draft and the target's rows.
+
+    Args:
+        end: the probability that the path ends at each node; rows sum to one.
+        rest: the law of the atom emitted if it ends there; the last atom is the tail.
+    """
+
+    end: Float[Tensor, "b n"]
+    rest: Float[Tensor, "b n A"]
+
+    def accepted(self, tree: TokenTree) -> Float[Tensor, "b"]:
+        """Return the mean number of accepted drafts."""
+        return (self.end * tree.depth).sum(dim=-1)
+
+    def next_token(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b n V"]:
+        """Return the law of the token emitted if the path ends at each node, over the whole vocabulary."""
+        off_list = normalised(without(target_probs, draft.shortlist), target_probs).to(self.rest.dtype)
+        on_list = self.rest[..., :-1] * (draft.shortlist >= 0)
+        return (off_list * self.rest[..., -1:]).scatter_add(-1, draft.shortlist.clamp_min(0), on_list)
+
+
+@runtime_checkable
+class PathVerifier(TreeVerifier, Protocol):
+    """A tree verifier whose law is known."""
+
+    def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
+        """Return the law of the verdict given the draft."""
+        ...
+
+
+def expected_accepted(verifier: PathVerifier, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b"]:
+    """Return the mean number of drafts that a verifier accepts of each row's tree; no verification is sampled.
+
+    Averaged over drafts this is the verifier's mean accepted length, free of the noise of its own coins.
+    """
+    return verifier.path_law(draft, target_probs).accepted(draft.tree)
+
+
+def path_to(tree: TokenTree, end: Int[Tensor, "b"]) -> Int[Tensor, "b D"]:
+    """Return the nodes from the root, which is left out, down to each row's end, padded with -1."""
+    height, rows = tree.topology.height, torch.arange(len(end), device=end.device)
+    nodes = torch.arange(tree.tokens.shape[-1], device=end.device).expand(tree.tokens.shape)
+    spare = torch.full_like(nodes, height + 1)
+    places = tree.depth.where(tree.ancestors[rows, end], spare)
+    path = nodes.new_full((len(end), height + 2), -1).scatter(-1, places, nodes)
+    return path[:, 1 : height + 1]
 
 
 def emit(
@@ -40,15 +85,13 @@ def emit(
     return torch.where(atom < size, on_list, sample(tail, uniforms))
 
 
-def listed_atoms(draft: Draft, target_probs: Float[Tensor, "b n V"], nodes: int) -> Float[Tensor, "b f A"]:
-    """Return the target's rows at the first nodes, on the atoms of their own shortlists."""
-    rows, inner = target_probs[:, :nodes], draft.tree.topology.inner
+def listed_atoms(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Tensor, "b n A"]:
+    """Return the target's rows at all nodes, on the atoms of their own shortlists."""
     if not draft.whole:
-        return to_atoms(rows, draft.shortlist[:, :nodes])
-    listed = torch.nn.functional.pad(rows[:, :inner], (0, 1))
-    if nodes <= inner:
-        return listed
-    return torch.cat([listed, to_atoms(rows[:, inner:], draft.shortlist[:, inner:nodes])], dim=1)
+        return to_atoms(target_probs, draft.shortlist)
+    inner = draft.tree.topology.inner
+    listed = torch.nn.functional.pad(target_probs[:, :inner], (0, 1))
+    return torch.cat([listed, to_atoms(target_probs[:, inner:], draft.shortlist[:, inner:])], dim=1)
 
 
 Decide = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -97,7 +140,8 @@ def settled(rule: VerificationRule, draft: Draft, target_probs: Float[Tensor, "b
         UnpairedScheme: the rule is for fewer drafts at a node.
     """
     if draft.tree.tokens.shape[-1] == 1:
-        return plain(target_probs, noise)
+        token = sample(target_probs[:, 0], sent(noise.uniform(1)[:, 0], target_probs.device))
+        return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
     require_few(rule, draft.tree.topology.width)
     return certain_verdict(draft, target_probs) if rule.lossless else None
 
