@@ -6,7 +6,7 @@ import numpy as np
 
 from polydraft.machine_code import compiled
 from polydraft.schemes import Draws, Scheme, set_law_of
-from polydraft.theory.successive_optimum import SCALE
+from polydraft.theory.successive_law import SCALE
 from polydraft.verifiers.selection.conditional import Conditional
 from polydraft.verifiers.selection.independent import Independent, certain_tokens
 from polydraft.verifiers.selection.ordered import Flags, Numbers, OrderedRow, Places, counted
