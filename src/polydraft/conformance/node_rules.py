@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import polydraft.conformance.proved_rules as proved_rules
-from polydraft.conformance.proved_rules import NodeRule, label
-from polydraft.conformance.row_cases import RANDOM, Case, cases
+from polydraft.conformance.proved_rules import RANDOM, Case, NodeRule, cases, label
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.schemes import Scheme
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
@@ -75,7 +74,7 @@ class RuleReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return everything, for JSON; numbers that are not finite become None."""
-        return _finite(asdict(self)) | {"exact": self.exact, "failed": self.failed}
+        return without_infinite(asdict(self)) | {"exact": self.exact, "failed": self.failed}
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,7 @@ def check_rule(
         rule: your rule, or one of `polydraft.verifiers`.
         k: the largest number of drafts; rules that take fewer are enumerated as far as they go (`RuleReport.drafts`).
         scheme: enumerate the drafts of this scheme instead of the rule's own.
-        rows: the cases; None is `conformance.rows.cases()`.
+        rows: the cases; None is `conformance.cases()`.
 
     Raises:
         InvalidParameter: k is outside 1 to 5.
@@ -191,7 +190,7 @@ def _checked_pair(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) 
         return RuleReport(label(rule), scheme.name, paired=False, lossless=rule.lossless, refusal=str(refusal))
 
 
-def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> "_Measured":
+def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> _Measured:
     every = _enumerated(scheme, k, rows)
     law = rule.law(every.drafts, every.draft_probs, every.target_probs)
     target = torch.stack([case.target_atoms for case in rows])
@@ -203,7 +202,6 @@ def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> "
 
 
 def _stated(rule: NodeVerifier, scheme: Scheme, k: int, rows: Sequence[Case]) -> Float[Tensor, " c"]:
-    """Return the acceptance that the rule itself computes for every case."""
     drafted = torch.nn.functional.pad(torch.stack([case.draft_rows(scheme) for case in rows]), (0, 1))
     target = torch.stack([case.target_atoms for case in rows])
     return rule.acceptance(drafted, target, torch.full((len(rows),), k))
@@ -267,5 +265,6 @@ def _report(rule: NodeRule, scheme: Scheme, rows: Sequence[Case], found: Sequenc
     )
 
 
-def _finite(values: dict[str, object]) -> dict[str, object]:
+def without_infinite(values: dict[str, object]) -> dict[str, object]:
+    """Return values of a report for JSON: None in place of numbers that are not finite."""
     return {key: None if isinstance(one, float) and not isfinite(one) else one for key, one in values.items()}
