@@ -191,34 +191,28 @@ def _checked_pair(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) 
 
 
 def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> _Measured:
-    every = _enumerated(scheme, k, rows)
-    law = rule.law(every.drafts, every.draft_probs, every.target_probs)
     target = torch.stack([case.target_atoms for case in rows])
+    drafted = torch.nn.functional.pad(torch.stack([case.draft_rows(scheme) for case in rows]), (0, 1))
+    every = _enumerated(scheme, k, drafted, target)
+    law = rule.law(every.drafts, every.draft_probs, every.target_probs)
     off = (every.averaged(law.emitted(every.drafts), len(rows)) - target).abs().amax(dim=-1)
     defect = off.scatter_reduce(0, every.of_case, _defect(law, every.drafts), "amax")
     acceptance = every.averaged(law.child.sum(dim=-1), len(rows))
-    stated = _stated(rule, scheme, k, rows) if scheme == rule.scheme and isinstance(rule, NodeVerifier) else acceptance
+    stated = acceptance
+    if scheme == rule.scheme and isinstance(rule, NodeVerifier):
+        stated = rule.acceptance(drafted, target, torch.full((len(rows),), k))
     return _Measured(defect.nan_to_num(inf, inf), acceptance, _optimum(every, target), (stated - acceptance).abs())
 
 
-def _stated(rule: NodeVerifier, scheme: Scheme, k: int, rows: Sequence[Case]) -> Float[Tensor, " c"]:
-    drafted = torch.nn.functional.pad(torch.stack([case.draft_rows(scheme) for case in rows]), (0, 1))
-    target = torch.stack([case.target_atoms for case in rows])
-    return rule.acceptance(drafted, target, torch.full((len(rows),), k))
-
-
-def _enumerated(scheme: Scheme, k: int, rows: Sequence[Case]) -> _Enumeration:
+def _enumerated(scheme: Scheme, k: int, drafted: Float[Tensor, "c *J A"], target: Float[Tensor, "c A"]) -> _Enumeration:
     """List every ordered outcome of k drafts, with absent ones at the end, that has positive probability."""
-    drafted = torch.stack([case.draft_rows(scheme) for case in rows])
-    size = drafted.shape[-1]
-    outcomes = [row + (-1,) * (k - there) for there in range(k, -1, -1) for row in product(range(size), repeat=there)]
-    drafts = torch.tensor(outcomes).expand(len(rows), -1, k)
-    each = drafted.unsqueeze(1).expand(len(rows), len(outcomes), *drafted.shape[1:])
-    probability = scheme.probability(each, drafts)
+    tokens = range(drafted.shape[-1] - 1)
+    outcomes = [row + (-1,) * (k - there) for there in range(k, -1, -1) for row in product(tokens, repeat=there)]
+    drafts = torch.tensor(outcomes).expand(len(target), -1, k)
+    each = drafted.unsqueeze(1).expand(len(target), len(outcomes), *drafted.shape[1:])
+    probability = scheme.probability(each[..., :-1], drafts)
     case, outcome = (probability > 0).nonzero(as_tuple=True)
-    atoms = torch.cat([drafted, torch.zeros_like(drafted[..., :1])], dim=-1)
-    target = torch.stack([one.target_atoms for one in rows])
-    return _Enumeration(case, drafts[case, outcome], probability[case, outcome], atoms[case], target[case])
+    return _Enumeration(case, drafts[case, outcome], probability[case, outcome], drafted[case], target[case])
 
 
 def _defect(law: OutcomeLaw, drafts: Int[Tensor, "m k"]) -> Float[Tensor, " m"]:
