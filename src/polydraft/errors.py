@@ -1,24 +1,6 @@
-"""The exception tree.
+"""The exception tree, and what is asked of values before they are refused, and how they are shown in an error.
 
-PolydraftError
-├── InvalidParameter (also ValueError)   an argument outside its range: which one, its value, the rule
-├── InvalidProbabilities (also ValueError)  rows that are no distributions: NaN, negative or infinite entries
-├── InvalidDraft (also ValueError)       a drafter's proposal that is no tree below the text, or no draw from its rows
-├── UnpairedScheme (also ValueError)     a verifier, drafter or policy that cannot work with this way of drafting
-├── VocabularyMismatch                   target and draft do not share their tokens
-├── ContextOverflow                      a prompt that leaves no room in the model's context
-├── UnsupportedModel                     a model whose cache or attention cannot score a token tree, and why
-├── CheckpointError                      a model folder that is missing, incomplete or damaged
-├── PromptFileError                      a prompt file that cannot be read: which file, which line, and why
-├── ResultsError                         a results folder that cannot be used or belongs to another run: what differs
-├── StoreError                           a store of texts that cannot be read or used: which file, and why
-├── FetchError                           something that cannot be fetched: what, and why
-├── MissingExtra                         an optional package that is missing, too old or broken; how to install it
-└── NotConverged                         a computation that does not reach the accuracy asked for
-
-`is_whole` and `is_number` are asked of a number before it is compared with a range: another type is `InvalidParameter`
-too, which `require_number` raises. `shown` writes a value into an error's sentence, `near` finds the word that a wrong
-one was meant to be, and `hint` asks for it.
+Every exception derives from `PolydraftError`; those of wrong values are a `ValueError` too.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,6 +10,13 @@ from typing import cast
 
 CUT = "A text was cut short by the model's context"
 """How the warning begins that a text is shorter than was asked for."""
+WRITTEN: frozenset[type] = frozenset(
+    (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, type(None))
+)
+"""The types of values that are written as they are in an error."""
+ALIKE = 0.75
+"""From this likeness on, as `difflib` measures it, a text is taken for a slip of a word."""
+LONGEST_WORD = 60
 
 
 class PolydraftError(Exception):
@@ -35,19 +24,19 @@ class PolydraftError(Exception):
 
 
 class InvalidParameter(PolydraftError, ValueError):
-    """An argument is outside its range."""
+    """An argument is outside its range: which one, its value, the rule."""
 
 
 class InvalidProbabilities(PolydraftError, ValueError):
-    """A row of logits or probabilities does not define a distribution."""
+    """Rows are no distributions: NaN, negative or infinite entries."""
 
 
 class InvalidDraft(PolydraftError, ValueError):
-    """A drafter proposed something that cannot be verified."""
+    """A drafter's proposal is no tree below the text, or no draw from its rows."""
 
 
 class UnpairedScheme(PolydraftError, ValueError):
-    """A drafter or verifier is asked to work with a scheme that it is not made for."""
+    """A verifier, drafter or policy cannot work with this way of drafting."""
 
 
 class VocabularyMismatch(PolydraftError):
@@ -59,39 +48,39 @@ class TargetMismatch(PolydraftError):
 
 
 class ContextOverflow(PolydraftError):
-    """The prompt does not fit into the model's context."""
+    """A prompt leaves no room in the model's context."""
 
 
 class UnsupportedModel(PolydraftError):
-    """The model cannot score a token tree."""
+    """A model's cache or attention cannot score a token tree, and why."""
 
 
 class CheckpointError(PolydraftError):
-    """A model folder cannot be loaded."""
+    """A model folder is missing, incomplete or damaged."""
 
 
 class PromptFileError(PolydraftError):
-    """A prompt file cannot be read."""
+    """A prompt file cannot be read: which file, which line, and why."""
 
 
 class ResultsError(PolydraftError):
-    """A folder of results is damaged or belongs to a run with other settings."""
+    """A results folder is damaged or belongs to another run: what differs."""
 
 
 class StoreError(PolydraftError):
-    """A store of texts cannot be read, or belongs to another tokenizer."""
+    """A store of texts cannot be read, or belongs to another tokenizer: which file, and why."""
 
 
 class FetchError(PolydraftError):
-    """Something cannot be fetched."""
+    """Something cannot be fetched: what, and why."""
 
 
 class MissingExtra(PolydraftError):
-    """An optional package is not installed, has another version, or cannot be imported."""
+    """An optional package is missing, too old or broken; how to install it."""
 
 
 class NotConverged(PolydraftError):
-    """A solver or an enumeration stopped before it reached the accuracy asked for."""
+    """A computation does not reach the accuracy asked for."""
 
 
 def is_whole(value: object) -> bool:
@@ -110,12 +99,6 @@ def is_number(value: object) -> bool:
     return True
 
 
-WRITTEN: frozenset[type] = frozenset(
-    (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, type(None))
-)
-"""The types of values that are written as they are in an error."""
-
-
 def shown(value: object) -> str:
     """Return a value as it is written, if that is short and of one line; else its type."""
     if isinstance(value, type):
@@ -125,11 +108,6 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of too many digits to be written
         written = ""
     return written if 0 < len(written) <= 60 and "\n" not in written else f"of type {type(value).__name__}"
-
-
-ALIKE = 0.75
-"""From this likeness on, as `difflib` measures it, a text is taken for a slip of a word."""
-LONGEST_WORD = 60
 
 
 def require_number(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> None:

@@ -93,11 +93,8 @@ def _likeliest(logits: Float[Tensor, "*b V"]) -> Int[Tensor, "*b 1"]:
 
 def _check_peaks(peak: Float[Tensor, "*b 1"]) -> None:
     if not isfinite(peak.sum(dtype=torch.float64)):  # a sum is NaN or infinite if a summand is
-        raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {_odd(peak)}.")
-
-
-def _odd(peak: Tensor) -> str:
-    return ", ".join(str(value.item()) for value in peak[~peak.isfinite()].flatten()[:3])
+        odd = ", ".join(str(value.item()) for value in peak[~peak.isfinite()].flatten()[:3])
+        raise InvalidProbabilities(f"The model's logits are not usable: their largest entries are {odd}.")
 
 
 def _softened(
@@ -106,10 +103,14 @@ def _softened(
     """Apply a positive temperature and the filters to rows whose largest entries are `peak`."""
     warmth = max(params.temperature, torch.finfo(logits.dtype).tiny)
     scores = logits if warmth == 1 else (logits - peak).div_(warmth)  # the largest stays finite
-    for keep, setting, off in _FILTERS:
-        value = setting(params)
+    return _filtered(scores, params).softmax(dim=-1)
+
+
+def _filtered(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
+    for name, keep, off in _FILTERS:
+        value = getattr(params, name)
         scores = scores if value == off else scores.masked_fill(~keep(scores, value), -torch.inf)
-    return scores.softmax(dim=-1)
+    return scores
 
 
 def _in_top_k(scores: Float[Tensor, "*b V"], top_k: int) -> Bool[Tensor, "*b V"]:
@@ -139,12 +140,13 @@ def _typical(scores: Float[Tensor, "*b V"], mass: float) -> Bool[Tensor, "*b V"]
     return torch.zeros_like(kept).scatter_(-1, order, kept)
 
 
-_FILTERS: tuple[tuple[Callable[..., Tensor], Callable[[SamplingParams], float], float], ...] = (
-    (_in_top_k, lambda params: params.top_k, 0),
-    (_in_top_p, lambda params: params.top_p, 1.0),
-    (_above_min_p, lambda params: params.min_p, 0.0),
-    (_typical, lambda params: params.typical_p, 1.0),
+_FILTERS: tuple[tuple[str, Callable[..., Tensor], float], ...] = (
+    ("top_k", _in_top_k, 0),
+    ("top_p", _in_top_p, 1.0),
+    ("min_p", _above_min_p, 0.0),
+    ("typical_p", _typical, 1.0),
 )
+"""The filters in the order in which they are applied: the setting, what is kept, and the value that keeps all."""
 
 
 def filtered_scores(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Float[Tensor, "*b V"]:
@@ -152,13 +154,7 @@ def filtered_scores(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Fl
 
     At temperature 0 there are no warpers, and the scores are returned as they are.
     """
-    if params.temperature == 0:
-        return scores
-    result = scores / params.temperature
-    for keep, setting, off in _FILTERS:
-        value = setting(params)
-        result = result if value == off else result.masked_fill(~keep(result, value), -torch.inf)
-    return result
+    return scores if params.temperature == 0 else _filtered(scores / params.temperature, params)
 
 
 def filters_in_force(params: SamplingParams) -> dict[str, float]:
@@ -316,7 +312,7 @@ class Noise:
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
         """Return `rows` streams of their own (up to 32 bits of their seeds, see above), fixed by `seed`."""
-        return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
+        return cls(tuple(_stream(device, seed + 1_000_003 * row) for row in range(rows)))
 
     @classmethod
     def of_row(cls, seed: int, row: int, device: torch.device | str = "cpu") -> "Noise":
@@ -331,11 +327,9 @@ class Noise:
         """
         seeds = self._own_seeds()
         each = [steps] * len(self.generators) if isinstance(steps, int) else steps
-        mixed = (
-            Generator(one.device).manual_seed(_mixed(one.initial_seed(), step))
-            for one, step in zip(self.generators, each, strict=True)
-        )
-        return Noise(tuple(mixed), seeds, lengths, self.record, self.unused)
+        pairs = zip(self.generators, each, strict=True)
+        mixed = tuple(_stream(one.device, _mixed(one.initial_seed(), step)) for one, step in pairs)
+        return Noise(mixed, seeds, lengths, self.record, self.unused)
 
     def joined(self, row: int, other: "Noise") -> "Noise":
         """Return these streams with the only stream of another in place of a row's, or behind the last."""
@@ -346,7 +340,8 @@ class Noise:
         own = self._own_seeds()
         places = torch.tensor([max(row, 0) for row in rows])
         lengths = None if self.lengths is None else self.lengths[sent(places, self.lengths.device)]
-        generators = tuple(self.generators[row] if row >= 0 else _unused(self.generators[0]) for row in rows)
+        device = self.generators[0].device
+        generators = tuple(self.generators[row] if row >= 0 else _stream(device, 0) for row in rows)
         unused = frozenset(place for place, row in enumerate(rows) if row < 0 or row in self.unused)
         return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record, unused)
 
@@ -380,9 +375,7 @@ class Noise:
 
     def fork(self, level: int) -> "Noise":
         """Return streams of their own for a decoder inside a decoder, which depend on these streams' seeds."""
-        mixed = (
-            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators
-        )
+        mixed = (_stream(one.device, _mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators)
         return Noise(tuple(mixed), record=self.record, unused=self.unused)
 
     def keyed(self, keys: Sequence[bytes]) -> "Noise":
@@ -390,7 +383,7 @@ class Noise:
         if not any(keys):
             return self
         mixed = (
-            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _KEYED, _number(key))) if key else one
+            _stream(one.device, _mixed(one.initial_seed() ^ _KEYED, _number(key))) if key else one
             for one, key in zip(self.generators, keys, strict=True)
         )
         return Noise(tuple(mixed))
@@ -421,8 +414,8 @@ class Noise:
         return self.seeds or tuple(one.initial_seed() for one in self.generators)
 
 
-def _unused(like: Generator) -> Generator:
-    return Generator(like.device).manual_seed(0)
+def _stream(device: torch.device | str, seed: int) -> Generator:
+    return Generator(device).manual_seed(seed)
 
 
 def _number(key: bytes) -> int:

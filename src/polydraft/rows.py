@@ -20,6 +20,7 @@ MARK, PART = "rows", "parts"
 WITHOUT_ROWS = (type(None), int, float, str, bytes)
 """The states that are no dataclasses: nothing is known of any row."""
 State = TypeVar("State")
+Value = TypeVar("Value")
 
 
 class RowWise(Protocol):
@@ -127,9 +128,12 @@ def per_row(cut: Callable[[Any, int], Any] | None = None, *, learnt: bool = Fals
     """
 
     def shortened(values: Any, row: int, length: int) -> Any:
-        return values if cut is None else _placed(values, row, _entry(cut(values[row], length), values))
+        if cut is None:
+            return values
+        entry = cut(values[row], length)
+        return _with_entry(values, row, entry.unsqueeze(0) if isinstance(values, Tensor) else (entry,))
 
-    return _marked(_taken, lambda values, row, other: _placed(values, row, other[:1]), shortened, learnt)
+    return _marked(_taken, lambda values, row, other: _with_entry(values, row, other[:1]), shortened, learnt)
 
 
 def counts(lag: int = 0, *, learnt: bool = False) -> Any:
@@ -187,6 +191,11 @@ def run(rows: Sequence[int]) -> slice:
     return slice(first, first + len(rows))
 
 
+def placed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
+    """Return values with another in one place, or behind the last."""
+    return (*values[:place], value, *values[place + 1 :])
+
+
 def _marked(select: Callable[..., Any], put: Callable[..., Any], cut: Callable[..., Any], learnt: bool = False) -> Any:
     reuse = (lambda value, fresh, length: fresh) if learnt else (lambda value, fresh, length: cut(value, 0, length))
     return field(metadata={MARK: Mark(select, put, cut, reuse)})
@@ -231,11 +240,7 @@ def _taken(values: Any, rows: Sequence[int]) -> Any:
     return values[run(rows)] if isinstance(values, Tensor) else tuple(values[row] for row in rows)
 
 
-def _entry(value: Any, values: Any) -> Any:
-    return value.unsqueeze(0) if isinstance(values, Tensor) else (value,)
-
-
-def _placed(values: Any, row: int, entry: Any) -> Any:
+def _with_entry(values: Any, row: int, entry: Any) -> Any:
     """Return values with an entry, which is one by itself, in one place or behind the last."""
     if isinstance(values, Tensor):
         return torch.cat([values[:row], entry.to(values), values[row + 1 :]])

@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polydraft.conformance.evidence import CONCENTRATIONS, Evidence, JointLaw, dirichlet_evidence
-from polydraft.conformance.power import detectable_distance, distance, distance_by_chance
+from polydraft.conformance.evidence import (
+    CONCENTRATIONS,
+    Evidence,
+    JointLaw,
+    detectable_distance,
+    dirichlet_evidence,
+    distance,
+    distance_by_chance,
+)
 
 ALPHA = 0.05
 

@@ -19,7 +19,7 @@ from polydraft.conformance import (
     proved_rules,
     tree_matrix,
 )
-from polydraft.conformance.worlds import every_tree, worlds
+from polydraft.conformance.tree_rules import every_tree, worlds
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.schemes import IID, Product, Scheme, TopK, TopThenSample, WithoutReplacement
 from polydraft.theory import optimal_acceptance

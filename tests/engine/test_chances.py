@@ -8,7 +8,6 @@ from polydraft.planning import Costs, Opening, Spent
 from polydraft.planning.chances import MOST_LAWS, Chances, tokens_found, tokens_of
 from polydraft.planning.costs import Curve, StepCosts, costs_for
 from polydraft.planning.lessons import Lesson
-from polydraft.planning.sureness import AcceptanceByProbability
 from polydraft.trees import Acceptance, Chain, TreeShape, Widths, expected_tokens
 
 PLAIN, GREEDY, PENALTY = TreeShape(()), ("temperature=0",), ("RepetitionPenalty", "temperature=0")
@@ -53,14 +52,13 @@ def test_each_law_and_each_source_has_chances_of_its_own() -> None:
 
 
 def test_laws_that_were_not_met_for_long_are_forgotten() -> None:
-    chances, sureness = Chances(), AcceptanceByProbability()
+    chances = Chances()
     laws = [(f"temperature={heat}",) for heat in range(2 * MOST_LAWS)]
     sure = [Lesson("", law, ((0, 0, 0.0, 1.0),), 1, 1, ((0, 0.5, 0.0),)) for law in laws]
     for law, own in zip(laws, sure, strict=True):
         for _ in range(40):
             chances.learn([own, sure[0]], PLAIN)
-            sureness.learn([own, sure[0]])
-        assert len(chances._seen) <= MOST_LAWS and len(sureness._won) == len(sureness._faced) <= MOST_LAWS
+        assert len(chances._seen) <= MOST_LAWS and len(chances._judged) <= MOST_LAWS
         assert chances.rates("", law)[0, 0] < 0.1 and chances.rates("", laws[0])[0, 0] < 0.1
     assert {law for _, law in chances._seen} == {laws[0], *laws[-MOST_LAWS + 1 :]}
     Chances().learn(sure, PLAIN)  # more laws at once than are remembered

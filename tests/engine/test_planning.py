@@ -22,8 +22,7 @@ from polydraft.models import HuggingFaceModel, Pair
 from polydraft.planning import Curve, PairPlan, load_plan
 from polydraft.planning.acceptance import Visit, tally
 from polydraft.planning.costs import StepCosts
-from polydraft.planning.identity import Machine, PairIdentity
-from polydraft.planning.plan import searched
+from polydraft.planning.plan import Machine, PairIdentity, searched
 from polydraft.schemes import Given, TopK
 from polydraft.trees import Chain, Fixed, TreeShape, Widths, expected_tokens
 from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown, TopThenSampleRule

@@ -22,9 +22,8 @@ from polydraft.engine import Method, Observer
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.planning import Opening, Spent
-from polydraft.planning.chances import Chances
+from polydraft.planning.chances import Chances, class_of
 from polydraft.planning.lessons import Lesson, keeps_overlaps
-from polydraft.planning.sureness import AcceptanceByProbability, class_of
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme, TopK
 from polydraft.trees import Draft, Frontier, GrowingPolicy, TreePolicy, TreeShape, grow
@@ -99,14 +98,14 @@ def test_a_sure_draft_goes_on_and_a_doubtful_one_stops() -> None:
 
 
 def test_what_a_probability_means_is_learnt() -> None:
-    sureness, mean = AcceptanceByProbability(), (0.6, 0.3)
-    assert all(set(row) == {mean[rank]} for rank, row in enumerate(sureness.hazards((), mean)))
+    chances, mean = Chances(), (0.6, 0.3)
+    assert all(set(row) == {mean[rank]} for rank, row in enumerate(chances.hazards((), mean)))
     for _ in range(200):
-        sureness.learn([Lesson("", (), (), 1, 1, ((0, 0.1, 1.0), (0, 0.95, 0.0), (1, 0.5, 1.0)))])
-    first, second = sureness.hazards((), mean)
+        chances.learn([Lesson("", (), (), 1, 1, ((0, 0.1, 1.0), (0, 0.95, 0.0), (1, 0.5, 1.0)))], TreeShape(()))
+    first, second = chances.hazards((), mean)
     assert first[class_of(0.1)] > 0.95 and first[class_of(0.95)] < 0.05, "even where it is the wrong way round"
     assert second[class_of(0.5)] > 0.95 and second[class_of(0.1)] == mean[1]
-    assert sureness.hazards(("another",), mean)[0][0] == mean[0]
+    assert chances.hazards(("another",), mean)[0][0] == mean[0]
 
 
 def test_a_stopped_chain_is_no_rejection() -> None:

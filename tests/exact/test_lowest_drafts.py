@@ -9,7 +9,7 @@ from two_weights import MANY_DRAFTS, TwoWeights
 from polydraft.schemes import WithoutReplacement, enumerate_drafts
 from polydraft.theory import SuccessiveLaw, time_nodes
 from polydraft.theory.quadrature import _log_end
-from polydraft.theory.ringing import fewer_rung, odds_of_ringing
+from polydraft.theory.successive_law import fewer_rung, odds_of_ringing
 from polydraft.verifiers.selection.successive import Successive
 
 

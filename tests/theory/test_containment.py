@@ -269,6 +269,6 @@ def test_large_rows_are_cut_into_chunks_of_nodes(monkeypatch: pytest.MonkeyPatch
     draft = torch.softmax(2 * torch.randn(3, 50, generator=torch.Generator().manual_seed(2)).double(), dim=-1)
     counts, order = torch.tensor([3, 4, 8]), permuted(50, 1, 3)
     whole, drawn = SuccessiveLaw.of(draft, counts).chain(order), inclusion(WithoutReplacement(), draft, counts)
-    monkeypatch.setattr("polydraft.theory.successive_optimum.CHUNK", 1000)
+    monkeypatch.setattr("polydraft.theory.successive_law.CHUNK", 1000)
     torch.testing.assert_close(SuccessiveLaw.of(draft, counts).chain(order), whole, rtol=0, atol=1e-14)
     torch.testing.assert_close(inclusion(WithoutReplacement(), draft, counts), drawn, rtol=0, atol=1e-14)

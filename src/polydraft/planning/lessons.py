@@ -73,15 +73,7 @@ def lessons_of(
             depth = piece.draft.tree.topology.height
             rows = [piece.rows[place] for place in places]
             found += [
-                Lesson(
-                    piece.draft.source,
-                    laws[row],
-                    own,
-                    gains[row],
-                    depth,
-                    judged,
-                    piece.draft.stopped,
-                )
+                Lesson(piece.draft.source, laws[row], own, gains[row], depth, judged, piece.draft.stopped)
                 for row, (own, judged) in zip(rows, tried, strict=True)
             ]
     return tuple(found)

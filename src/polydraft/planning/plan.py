@@ -2,20 +2,111 @@
 
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import torch
+from torch import nn
 
 from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
 from polydraft.planning.costs import Curve, StepCosts
-from polydraft.planning.identity import Machine, ModelIdentity, PairIdentity
 from polydraft.probs import SamplingParams
 from polydraft.trees import Acceptance, TreeShape, expected_tokens, fastest_shape
 
+PROCESSOR = Path("/proc/cpuinfo")
 FORMAT = 1
 LARGEST_FILE = 2**24
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """A model's name as it was given, which may change, its size, and a checksum of a sample of its weights."""
+
+    name: str
+    parameters: int
+    weights: str
+
+    @classmethod
+    def of(cls, model: nn.Module, name: str) -> "ModelIdentity":
+        """Describe a model."""
+        weights, mark = list(model.parameters()), 0
+        for one in weights:
+            mark = crc32(one.detach().flatten()[:256].double().cpu().numpy().tobytes(), mark)
+        return cls(name, sum(one.numel() for one in weights), f"{mark:08x}")
+
+    def beside(self, other: "ModelIdentity") -> str:
+        """Name the model by what tells it from another, its size or its weights; empty if it is the same."""
+        if self.parameters != other.parameters:
+            return f"{self.name} ({self.parameters:,} parameters)"
+        return f"{self.name} (weights {self.weights})" if self.weights != other.weights else ""
+
+
+@dataclass(frozen=True)
+class PairIdentity:
+    """A target, a draft model, and a checksum of the tokens that they share."""
+
+    target: ModelIdentity
+    draft: ModelIdentity
+    vocabulary: str
+
+    @classmethod
+    def of(cls, pair: Pair, names: tuple[str, str]) -> "PairIdentity":
+        """Describe a pair with a draft model."""
+        tokens = sorted((index, token) for token, index in pair.tokenizer.get_vocab().items())
+        mark = crc32("\n".join(f"{index} {token}" for index, token in tokens).encode(errors="surrogatepass"))
+        models = (pair.target, pair.draft or pair.target)
+        target, draft = (ModelIdentity.of(model, name) for model, name in zip(models, names, strict=True))
+        return cls(target, draft, f"{len(tokens)} {mark:08x}")
+
+    def differences(self, there: "PairIdentity") -> list[str]:
+        """Say in words how a plan's pair, `there`, differs from this one."""
+        found = [
+            f"{role} {theirs.beside(ours)} there, {ours.beside(theirs)} here"
+            for role, ours, theirs in (("target", self.target, there.target), ("draft model", self.draft, there.draft))
+            if ours.beside(theirs)
+        ]
+        if self.vocabulary != there.vocabulary:
+            found.append("another vocabulary")
+        return found
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how passes run: all that their time depends on beside the models."""
+
+    processor: str
+    device: str
+    threads: int
+    dtype: str
+    torch: str
+
+    @classmethod
+    def of(cls, pair: Pair) -> "Machine":
+        """Describe this machine, with the device and precision of the target."""
+        device = pair.target.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        dtype = str(pair.target.dtype).removeprefix("torch.")
+        return cls(_processor(), name, torch.get_num_threads(), dtype, torch.__version__)
+
+    def differences(self, there: "Machine") -> list[str]:
+        """Say in words how a plan's machine, `there`, differs from this one."""
+        pairs = ((field.name, getattr(there, field.name), getattr(self, field.name)) for field in fields(self))
+        return [f"{name} {theirs} there, {ours} here" for name, theirs, ours in pairs if theirs != ours]
+
+
+def _processor() -> str:
+    try:
+        lines = PROCESSOR.read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 @dataclass(frozen=True)
@@ -227,7 +318,6 @@ def _plan(row: Mapping[str, Any]) -> PairPlan:
 
 
 def _typed(row: Mapping[str, Any], kind: type[ModelIdentity] | type[Machine]) -> dict[str, Any]:
-    """Return the fields of a value class, each of its type."""
     return {name: field(row[name]) for name, field in kind.__annotations__.items()}
 
 

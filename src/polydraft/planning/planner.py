@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -17,11 +16,11 @@ from torch import Tensor
 from polydraft.drafters import Drafter, owned_models
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, weight_bytes
-from polydraft.planning.chances import Chances, Law, tokens_found, tokens_of
-from polydraft.planning.costs import Costs, Finder, Spent, StepCosts, costs_for
+from polydraft.planning.chances import Chances, GrowthRule, Law, accepted_by_depth, tokens_found, tokens_of
+from polydraft.planning.costs import Costs, Finder, Spent, costs_for
 from polydraft.planning.lessons import Lesson
-from polydraft.planning.sureness import AcceptanceByProbability, GrowthRule, by_depth
-from polydraft.trees import Acceptance, Chain, GrowingPolicy, LearningPolicy, Lookup, TreePolicy, TreeShape, Widths
+from polydraft.planning.plan import TunedTree
+from polydraft.trees import Chain, GrowingPolicy, LearningPolicy, Lookup, TreePolicy, TreeShape, Widths
 
 PLAIN = TreeShape(())
 STAKE = 0.01
@@ -58,21 +57,6 @@ def arms_beside(usual: TreePolicy) -> tuple[TreePolicy, ...]:
         return (usual, *BRANCHING)
     length = usual.shape.depth
     return tuple(map(Chain, dict.fromkeys((length, length + 2, max(1, length // 2), 1, 2 * length))))
-
-
-@runtime_checkable
-class MeasuredPair(Protocol):
-    """What was measured of a pair of models: a `TunedTree` of a plan."""
-
-    @property
-    def acceptance(self) -> Acceptance:
-        """How likely drafts are to be accepted."""
-        ...
-
-    @property
-    def costs(self) -> StepCosts:
-        """What steps take."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -136,14 +120,13 @@ class Planner(LearningPolicy):
 
     weighs_lookups = True
 
-    def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: MeasuredPair | None = None) -> None:
+    def __init__(self, trees: Sequence[TreePolicy] | None = None, *, plan: TunedTree | None = None) -> None:
         if trees is not None and (not trees or any(not tree.shape.counts for tree in trees)):
             raise InvalidParameter("A planner needs at least one tree, and every tree a draft.")
         self._suited, self._plan = trees is None, plan
         self._choose_from(BRANCHING if trees is None else trees)
         self.chances = Chances(plan.acceptance if plan else None)
         self.costs = self.timed = Costs(1, 0.25, plan.costs if plan else None)  # by which it chooses, and learns
-        self.sureness = AcceptanceByProbability()
         self._of_rows: dict[int, Costs] = {}
         self._gains: dict[Lookup, float] = {}  # until the next comparison
         self._looked, self._looks = False, True
@@ -152,7 +135,7 @@ class Planner(LearningPolicy):
         self.spent = self.lost = self.stake = self._risk = 0.0
         self._unread = self._tried = self._searched = self._asked = 0
         self._laws: Counter[Law] = Counter([()])
-        self._compared()
+        self._best_arm()
 
     @property
     def shape(self) -> TreeShape:
@@ -182,7 +165,7 @@ class Planner(LearningPolicy):
         self._laws = Counter({opening.law: opening.rows})
         missed = min(self._unread, opening.others)
         self._unread = max(missed, opening.length)
-        best = self._compared()
+        best = self._best_arm()
         new, known = not self.costs.measured(self.shapes[best]), self._plan is not None
         self.stake = 0.0 if known or not (new or self._is_new(0)) else STAKE * opening.left
         self.current = self._first(best) if new and not known else best
@@ -216,7 +199,6 @@ class Planner(LearningPolicy):
 
     @property
     def _finder(self) -> Finder:
-        """Who drafts for rows for which nothing was looked up."""
         return "" if self.shape.counts else None
 
     def learn(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
@@ -245,7 +227,6 @@ class Planner(LearningPolicy):
         finders = [lesson.source or self._finder for lesson in lessons]
         self.timed.learn(spent, scored, shape, unread, max(depths) if stopped else None, finders)
         self.chances.learn(lessons, shape)
-        self.sureness.learn(lessons)
         self._forgive(lessons)
         if any(lesson.source for lesson in lessons):
             self.lost, self._searched = self.lost + self._risk, self.steps
@@ -257,7 +238,7 @@ class Planner(LearningPolicy):
         due = taken != self._best or self.steps <= PAUSE or not self.steps % (AFRESH if taken else PAUSE)
         if due or laws.keys() != self._laws.keys():
             self._laws = laws
-            best = self._compared()
+            best = self._best_arm()
             self.lost += max(self._loss(taken, best) + reading, self._lost(lessons, spent)) if trial else 0.0
             self.current = self._trial(best)
 
@@ -281,14 +262,13 @@ class Planner(LearningPolicy):
         return spent
 
     def _saved(self, lessons: Sequence[Lesson], spent: Spent) -> float:
-        """Return the seconds in which the tree would have brought what a step with continuations brought more."""
+        """Return the seconds in which the tree would have brought the tokens that continuations brought more."""
         if not any(lesson.source for lesson in lessons):
             return 0.0
         tokens, usual = sum(lesson.tokens for lesson in lessons) / len(lessons), self.timed.step(self.shape)
         return max(-usual, tokens / self._tokens[self.current] * usual - spent.total)
 
     def _looking_loses(self) -> bool:
-        """Tell whether nothing is to be looked up in the next step."""
         drafts, looking = bool(self.current), self.costs.looking
         loss = looking.loss(drafts=drafts)
         if loss:
@@ -304,7 +284,7 @@ class Planner(LearningPolicy):
         """Tell whether the next level is expected to bring as many tokens as its time is worth elsewhere.
 
         With R the expected number of this depth's nodes that will be accepted, in all texts, by the draft probabilities
-        of the drawn tokens (`AcceptanceByProbability`), and m_d the same by depth alone (`Chances`), the next level
+        of the drawn tokens, and m_d the same by depth alone (both of `Chances`), the next level
         brings R m_{d+1} / m_d tokens. It has to bring the best rate times its seconds.
         """
         return self._now().on(depth, chances.tolist())
@@ -316,7 +296,7 @@ class Planner(LearningPolicy):
             costs, shape, sizes = self.costs, self.shape, np.cumsum([1, *map(sum, self.shape.counts)])
             passes = [costs.target(rows * int(size)) for size in sizes]
             seconds = [costs.level(shape) + max(0.0, b - a) for a, b in pairwise(passes)] if shape.counts else []
-            means = by_depth(shape, rates)
+            means = accepted_by_depth(shape, rates)
             worth = max(self._rates)
             need = [
                 took * worth * means[depth] / means[depth + 1] if means[depth + 1] else inf
@@ -324,14 +304,14 @@ class Planner(LearningPolicy):
             ]
             first = float(rates[0, 0])
             others = float(rates[0, 1]) / max(1e-9, 1 - first)
-            self._going = GrowthRule(shape, need, self.sureness.hazards(law, (first, min(1.0, others))))
+            self._going = GrowthRule(shape, need, self.chances.hazards(law, (first, min(1.0, others))))
         return self._going
 
     def _forgive(self, lessons: Sequence[Lesson]) -> None:
         """Learn how many tokens are forgone where growth is stopped: those below drafts that were all accepted."""
         if not self.stops:
             return
-        means, forgone = by_depth(self.shape, self.chances.rates("", self._laws.most_common(1)[0][0])), 0.0
+        means, forgone = accepted_by_depth(self.shape, self.chances.rates("", self._laws.most_common(1)[0][0])), 0.0
         own = [lesson for lesson in lessons if not lesson.source]
         for lesson in own:
             if lesson.stopped and lesson.tokens > lesson.depth and means[lesson.depth]:
@@ -341,7 +321,6 @@ class Planner(LearningPolicy):
             self._forgone[self.current] = old + (forgone / len(own) - old) / FORGONE
 
     def _plain(self, spent: Spent, scored: int) -> None:
-        """Learn from one more plain step, which is not worth a thought."""
         self.timed.learn(spent, scored, PLAIN)
         self.steps, self.spent, self._unread = self.steps + 1, self.spent + spent.total, self._unread + 1
         self._last[0] = self.steps
@@ -358,11 +337,9 @@ class Planner(LearningPolicy):
         return max(safe[1:], key=self._rates.__getitem__)
 
     def _reading(self, arm: int) -> float:
-        """Return the seconds in which the drafter would read what it missed."""
         return self.costs.reading(max(0, self._unread - 2)) if arm else 0.0
 
-    def _compared(self) -> int:
-        """Return the arm with the highest rate."""
+    def _best_arm(self) -> int:
         rows = sum(self._laws.values())
         rates = [(self.chances.rates("", law), count / rows) for law, count in self._laws.items()]
         every = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
@@ -404,7 +381,7 @@ class Planner(LearningPolicy):
         return min(affordable, key=lambda arm: losses[arm] / (1 + self.steps - self._last[arm]))
 
     def _lost(self, lessons: Sequence[Lesson], spent: Spent) -> float:
-        """Return the time that a step has lost against the best arm: a trial may take more than was expected of it."""
+        """Return the time that a step has lost against the best arm: a trial may take more than was expected."""
         tokens = sum(lesson.tokens for lesson in lessons) / len(lessons)
         return spent.total - tokens / self._rates[self._best]
 
@@ -428,5 +405,5 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     sizes, whole = [weight_bytes(model) for model in owned_models(drafter)], weight_bytes(target)
     if not sizes:
         return 0.0
-    size = sum(sizes) / whole if whole and sizes and all(sizes) else 0.25
+    size = sum(sizes) / whole if whole and all(sizes) else 0.25
     return size * (1 + size / 2)

@@ -13,6 +13,7 @@ from polydraft.models import Layer
 from polydraft.probs import sent
 from polydraft.reading.reader import Reader
 from polydraft.reading.values import Features, Scored, Text
+from polydraft.rows import placed
 from polydraft.trees import Draft, Frontier, TokenTree, Verdict
 
 MOST_REREAD = 12
@@ -78,7 +79,7 @@ class ChainReader(Reader):
         window = _SlotWindow.of(text, reader._starts_of(text), max(again) + nodes - 1, tree.tokens)
         logits, hidden = reader._pass(window, max(text.counts) + nodes - 1)
         first = sent(torch.tensor(again), logits.device) - 1
-        new = reader._features_of(window, hidden, _before_last(text), max(again) - 1)
+        new = reader._features_of(window, hidden, text.before_last, max(again) - 1)
         features = _joined([one for one in (moved, new) if one is not None])
         found = Scored(
             _shifted(logits, first, nodes),
@@ -102,7 +103,7 @@ class ChainReader(Reader):
         if frontier.depth == 0:
             self.trail.clear()
             alike = len({*self._again(text)}) == 1
-            reader, _ = self._moved(text) if alike else self._read_to(text, _before_last(text))
+            reader, _ = self._moved(text) if alike else self._read_to(text, text.before_last)
             if reader is not self:
                 self.trail.append(PassMark(reader.read, reader.states))
             again = reader._again(text)
@@ -133,11 +134,11 @@ class ChainReader(Reader):
 
     def cut(self, row: int, length: int) -> "ChainReader":
         """Forget what a row read beyond its first `length` tokens; states forget all, since they cannot be cut."""
-        heard = _put(self.heard, row, min(length, self.heard[row]))
+        heard = placed(self.heard, row, min(length, self.heard[row]))
         if length >= self.read[row]:
             return replace(self, heard=heard)
         states = None if self.states is None else self.states.without(row)
-        return replace(self, read=_put(self.read, row, self.kept(row, length)), states=states, heard=heard)
+        return replace(self, read=placed(self.read, row, self.kept(row, length)), states=states, heard=heard)
 
     def kept(self, row: int, length: int) -> int:
         """Return how many of a row's first `length` tokens need not be read again; of states all or none."""
@@ -150,7 +151,7 @@ class ChainReader(Reader):
         states = self.states or (None if other.states is None else other.states.nothing(len(self.read)))
         if states is not None:
             states = states.joined(row, states.nothing(1) if other.states is None else other.states)
-        heard = _put(self.heard, row, other.heard[0])
+        heard = placed(self.heard, row, other.heard[0])
         return ChainReader(self.model, joined.cache, joined.read, self.layers, (), states, (), heard)
 
     def at(self, text: Text) -> "Reader":
@@ -330,14 +331,5 @@ def _joined(told: Sequence[Features]) -> Features | None:
     return Features(torch.cat([one.places for one in told], dim=1), states)
 
 
-def _before_last(text: Text) -> list[int]:
-    return [count - 1 for count in text.counts]
-
-
 def _name(model: Any) -> str:
     return type(getattr(model, "model", model)).__name__
-
-
-def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
-    """Return values with another in one place, or behind the last."""
-    return (*values[:place], value, *values[place + 1 :])

@@ -12,6 +12,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Cache, LanguageModel, Layer, ShowsSlots, agree, module_of
 from polydraft.probs import sent
 from polydraft.reading.values import Features, Scored, Text
+from polydraft.rows import placed
 from polydraft.trees import Draft, Frontier, Resume, Riders, TokenTree, Verdict, tree_mask
 
 
@@ -190,19 +191,19 @@ class Reader:
     def cut(self, row: int, length: int) -> "Reader":
         """Forget what a row read beyond its first `length` tokens."""
         read = min(length, self.read[row])
-        dropped = _put(self.dropped, row, min(self.dropped[row], read)) if self.dropped else ()
-        return replace(self, read=_put(self.read, row, read), dropped=dropped)
+        dropped = placed(self.dropped, row, min(self.dropped[row], read)) if self.dropped else ()
+        return replace(self, read=placed(self.read, row, read), dropped=dropped)
 
     def put(self, row: int, other: "Reader") -> "Reader":
         """Let the only row of another reader take the place of a row, or come behind the last."""
         read, gone = other.read[0], other.dropped[0] if other.dropped else 0
         cache = self.cache.put(row, other.cache, read - gone)  # if nothing was read too: a source comes with its row
-        dropped = _put(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
-        return replace(self, cache=cache, read=_put(self.read, row, read), dropped=dropped)
+        dropped = placed(self.dropped or (0,) * len(self.read), row, gone) if self.dropped or gone else ()
+        return replace(self, cache=cache, read=placed(self.read, row, read), dropped=dropped)
 
     def at(self, text: Text) -> "Reader":
         """Return a view of a reader that has read all but the last token, as the target's has when a step begins."""
-        return replace(self, read=tuple(count - 1 for count in text.counts))
+        return replace(self, read=tuple(text.before_last))
 
     def select(self, rows: Sequence[int]) -> "Reader":
         """Return a view of one row, over the same keys."""
@@ -277,7 +278,7 @@ class Reader:
 
     def _starts(self, ends: Sequence[int], width: int) -> Int[Tensor, "b"]:
         """Return the first slots of windows that end at these places; one row's on the host, where it is asked for."""
-        return _placed([slot - width for slot in self._slots(ends)], self.model.facts.device)
+        return _numbers_on([slot - width for slot in self._slots(ends)], self.model.facts.device)
 
     def _roots(self, text: Text) -> Int[Tensor, "b"]:
         """Return the slots of the last tokens; one row's on the host, where it is asked for."""
@@ -344,22 +345,17 @@ class _Window:
         width, device = self.width, self.tokens.device
         inside = torch.ones(1, width, width, dtype=torch.bool, device=device).tril_().expand(len(slots), -1, -1)
         seen = inside if behind is None else _above(inside, behind)
-        base = _placed([slot - width for slot in slots], device)
+        base = _numbers_on([slot - width for slot in slots], device)
         whole = tree_mask(seen, base, max(slots) + seen.shape[-1] - width)
         if min(slots) < width:
             whole[..., 0] = True  # tokens before the first are the first again
         return whole
 
 
-def _placed(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b"]:
+def _numbers_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b"]:
     """Return numbers of rows: of a single one on the host, else on the device."""
     found = torch.tensor(list(numbers))
     return found if len(found) == 1 else sent(found, device)
-
-
-def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
-    """Return values with another in one place, or behind the last."""
-    return (*values[:place], value, *values[place + 1 :])
 
 
 def _above(window: Bool[Tensor, "b w w"], behind: Bool[Tensor, "b n s"]) -> Bool[Tensor, "b t u"]:

@@ -29,6 +29,11 @@ class Text:
         """The lengths as numbers, read back once."""
         return tuple(self.lengths.tolist())
 
+    @property
+    def before_last(self) -> list[int]:
+        """The numbers of tokens before the last ones."""
+        return [count - 1 for count in self.counts]
+
     @cached_property
     def roots(self) -> Int[Tensor, "b"]:
         """The places of the last tokens; one row's on the host, where it is asked for."""

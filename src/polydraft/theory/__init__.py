@@ -1,8 +1,15 @@
 """Theory: how likely drafts are to lie in a set, the largest acceptance rate that follows, and what it is worth."""
 
-from polydraft.theory.closed_forms import top_then_sample_acceptance, two_draft_acceptance, two_drafts_suffice
 from polydraft.theory.containment import containment, containment_chain, inclusion
-from polydraft.theory.optimum import OptimalSet, optimal_acceptance, optimal_set
+from polydraft.theory.optimum import (
+    OptimalSet,
+    minimising_order,
+    optimal_acceptance,
+    optimal_set,
+    top_then_sample_acceptance,
+    two_draft_acceptance,
+    two_drafts_suffice,
+)
 from polydraft.theory.quadrature import TimeNodes, time_nodes
 from polydraft.theory.speedup import (
     best_length,
@@ -16,8 +23,7 @@ from polydraft.theory.speedup import (
     time_factor,
     tokens_per_call,
 )
-from polydraft.theory.submodular import minimising_order
-from polydraft.theory.successive_optimum import SuccessiveLaw
+from polydraft.theory.successive_law import SuccessiveLaw
 from polydraft.theory.transport import drafted_sets, flow_acceptance, lp_acceptance
 
 __all__ = [

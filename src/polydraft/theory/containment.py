@@ -5,9 +5,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.schemes import Draws, Scheme, SetLaw, set_law_of
-from polydraft.theory.poisson_optimum import conditional_chain, conditional_inclusion
-from polydraft.theory.successive_optimum import SuccessiveLaw
-from polydraft.theory.theory_rows import likeliest, prefix_sums
+from polydraft.schemes.scheme import largest_count, log_symmetric_sums, support_size
+from polydraft.theory.successive_law import SuccessiveLaw, prefix_sums
 
 
 def containment_chain(
@@ -35,7 +34,7 @@ def containment_chain(
     if law.draws is Draws.SUCCESSIVE:
         return SuccessiveLaw.of(draft_probs, counts).chain(order)
     if law.draws is Draws.DISTINCT:
-        return conditional_chain(draft_probs, order, counts)
+        return _conditional_chain(draft_probs, order, counts)
     if law.draws is Draws.IN_TURN:
         times = _draws_per_row(draft_probs, counts).unsqueeze(-1)
         each = draft_probs.gather(-1, order.unsqueeze(-2).expand_as(draft_probs))
@@ -43,7 +42,8 @@ def containment_chain(
     certain, draws = certain_and_drawn(law, draft_probs, counts)
     others = draft_probs.masked_fill(certain, 0.0)
     draws = draws.where((others > 0).any(dim=-1), 0).unsqueeze(-1)
-    return _prefix_shares(others.gather(-1, order)).pow(draws) * _holds(certain.gather(-1, order))
+    held = prefix_sums(certain.gather(-1, order).double())
+    return _prefix_shares(others.gather(-1, order)).pow(draws) * (held == held[..., -1:])
 
 
 def containment(
@@ -77,13 +77,26 @@ def inclusion(
     if law.draws is Draws.SUCCESSIVE:
         return SuccessiveLaw.of(draft_probs, counts).inclusion()
     if law.draws is Draws.DISTINCT:
-        return conditional_inclusion(draft_probs, counts)
+        return _conditional_inclusion(draft_probs, counts)
     if law.draws is Draws.IN_TURN:
         missed = _log_missed(draft_probs, _draws_per_row(draft_probs, counts)).sum(dim=-2)
         return -missed.expm1()
     certain, draws = certain_and_drawn(law, draft_probs, counts)
     missed = _log_missed(draft_probs.masked_fill(certain, 0.0), draws)
     return torch.where(certain, 1.0, -missed.expm1())
+
+
+def likeliest(draft_probs: Float[Tensor, "*b A"], number: Int[Tensor, "*b"]) -> Bool[Tensor, "*b A"]:
+    """Mark the `number` likeliest tokens that have any mass, earlier ones first among equals."""
+    number = torch.minimum(number, support_size(draft_probs))
+    most = largest_count(number)
+    if most == 0:
+        return torch.zeros_like(draft_probs, dtype=torch.bool)
+    largest = draft_probs.topk(most, dim=-1).values
+    least = largest.gather(-1, (number - 1).clamp_min(0).unsqueeze(-1))
+    above, level = draft_probs > least, draft_probs == least
+    left = number.unsqueeze(-1) - above.sum(dim=-1, keepdim=True)
+    return (above | (level & (level.cumsum(dim=-1) <= left))) & (number > 0).unsqueeze(-1)
 
 
 def certain_and_drawn(
@@ -96,17 +109,40 @@ def certain_and_drawn(
     return likeliest((draft_probs > 0).double() if law.alike else draft_probs, fixed), counts - fixed
 
 
+def _conditional_chain(
+    draft_probs: Float[Tensor, "*b A"], order: Int[Tensor, "*b A"], counts: Int[Tensor, "*b"]
+) -> Float[Tensor, "*b A+1"]:
+    """Return e_k(q; first j tokens of `order`) / e_k(q) for j = 0..A: Q of the `ConditionalPoisson` law.
+
+    By e_k(H + x) = e_k(H) + q(x) e_{k-1}(H). Hu et al. (arXiv 2502.18779, section 4.2.2) give it for drafts without
+    replacement, whose law is another one: with q = (.8, .1, .1), k = 2 and H the last two tokens, it is .0588 here
+    and .0222 there.
+    """
+    counts = torch.minimum(counts, support_size(draft_probs))
+    chains = log_symmetric_sums(draft_probs.log().gather(-1, order), largest_count(counts) + 1)
+    at = counts[..., None, None].expand(*counts.shape, 1, chains.shape[-1])
+    chain = chains.gather(-2, at).squeeze(-2)
+    return (chain - chain[..., -1:]).exp()
+
+
+def _conditional_inclusion(draft_probs: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"]) -> Float[Tensor, "*b A"]:
+    """Return q(i) e_{k-1}(all but i) / e_k(all), the probability that token i is among the drafts."""
+    counts = torch.minimum(counts, support_size(draft_probs))
+    logs = draft_probs.log()
+    before = log_symmetric_sums(logs, largest_count(counts) + 1)
+    after = log_symmetric_sums(logs.flip(-1), largest_count(counts)).flip(-1)
+    result = torch.zeros_like(draft_probs)
+    for size in range(1, largest_count(counts) + 1):
+        others = torch.stack([before[..., i, :-1] + after[..., size - 1 - i, 1:] for i in range(size)])
+        drawn = (logs + others.logsumexp(dim=0) - before[..., size, -1:]).exp()
+        result = torch.where((counts == size).unsqueeze(-1), drawn.clamp_max(1), result)
+    return result
+
+
 def _prefix_shares(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
-    """Return the share of a row's mass in each prefix; the last is exactly one, where there is any mass."""
     sums = prefix_sums(mass)
     total = sums[..., -1:]
     return sums / total.where(total > 0, 1.0)
-
-
-def _holds(certain: Bool[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
-    """Return one for the prefixes that hold all certain tokens, else zero."""
-    held = prefix_sums(certain.double())
-    return (held == held[..., -1:]).double()
 
 
 def _log_missed(draft_probs: Float[Tensor, "*b A"], draws: Int[Tensor, "*b"]) -> Float[Tensor, "*b A"]:

@@ -84,25 +84,21 @@ def time_nodes(rates: Float[Tensor, "*b A"], counts: Int[Tensor, "*b"], most: in
     length = torch.logaddexp(torch.zeros_like(stretch), stretch).masked_fill(counts < 3, 1.0)
     longest = float(length.max()) if length.numel() else 0.0
     panels = max(1, math.ceil(longest / LONGEST))
-    places, shares = _row_nodes(panels, _base(density, most), density * DENSITY, length, longest)
+    ends = density * (4 + DENSITY * math.sqrt(most))
+    places, shares = _row_nodes(panels, ends, density * DENSITY, length, longest)
     scale, length = start.exp().unsqueeze(-1), length.unsqueeze(-1)
     half = (length * places / 2).expm1_()  # e^x - 1 as a product, whose factors stay in range where e^x does not
     time = (scale * half).mul_(half + 2).clamp_max_(torch.finfo(torch.float64).max)
     return TimeNodes(time, (scale / time).add_(1).mul_(shares).mul_(length))
 
 
-def _base(density: float, most: int) -> float:
-    """Return half the number of nodes that both ends and the last ring take."""
-    return density * (4 + DENSITY * math.sqrt(most))
-
-
 def _row_nodes(
-    panels: int, base: float, density: float, length: Float[Tensor, "*b"], longest: float
+    panels: int, ends: float, density: float, length: Float[Tensor, "*b"], longest: float
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-    """Return nodes and weights on [0, 1], in each row half as many per panel as `base + density * length / panels`."""
-    most = math.ceil(base + density * longest / panels)
+    """Return nodes and weights on [0, 1], in each row half as many per panel as `ends + density * length / panels`."""
+    most = math.ceil(ends + density * longest / panels)
     places, shares = _unit_tables(panels, most, length.device)
-    half = (base + length * (density / panels)).ceil().clamp_max(most).long() if length.numel() > 1 else most
+    half = (ends + length * (density / panels)).ceil().clamp_max(most).long() if length.numel() > 1 else most
     return places[half].expand(*length.shape, -1), shares[half].expand(*length.shape, -1)
 
 
@@ -146,7 +142,6 @@ def _log_scale(slowest: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
 
 @lru_cache(maxsize=8)
 def _bounds(device: torch.device) -> tuple[Float[Tensor, "3 5"], Float[Tensor, "5"]]:
-    """Return the bounds' powers, a column each, and the logarithms of their factors."""
     powers, factors = zip(*BOUNDS, strict=True)
     as_tensor = partial(torch.tensor, dtype=torch.float64, device=device)
     return as_tensor(powers).T, as_tensor(factors).log()

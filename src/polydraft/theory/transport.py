@@ -103,7 +103,7 @@ def flow_acceptance(
 
 
 def _shortest_path(capacity: dict[int, dict[int, float]], source: int, sink: int) -> list[tuple[int, int]]:
-    """Return the edges of a path with fewest edges along which more can flow; none if there is no such path."""
+    """Return the edges of a path with fewest edges along which more can flow; none where nothing can."""
     came_from = {source: source}
     waiting = deque([source])
     while waiting and sink not in came_from:

@@ -6,7 +6,7 @@ import numpy as np
 
 from polydraft.machine_code import compiled
 from polydraft.schemes import Draws, Scheme, set_law_of
-from polydraft.theory.successive_optimum import SCALE
+from polydraft.theory.successive_law import SCALE
 from polydraft.verifiers.selection.ordered import FIRST, LOWEST, Conditional, Independent, OrderedRow, certain_tokens
 from polydraft.verifiers.selection.rule import Flags, Numbers, Places, counted
 from polydraft.verifiers.selection.successive import Successive

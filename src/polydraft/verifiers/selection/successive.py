@@ -7,8 +7,7 @@ import torch
 
 from polydraft.machine_code import compiled
 from polydraft.theory import SuccessiveLaw
-from polydraft.theory.ringing import MOST_LINEAR
-from polydraft.theory.successive_optimum import SCALE, SURE
+from polydraft.theory.successive_law import MOST_LINEAR, SCALE, SURE
 from polydraft.verifiers.selection.ordered import FIRST, LOWEST
 from polydraft.verifiers.selection.rule import Numbers, counted, numbers, tensor
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +11,6 @@ from torch import Tensor
 
 from polydraft.schemes.scheme import largest_count, support_size
 from polydraft.theory.quadrature import TimeNodes, time_nodes
-from polydraft.theory.ringing import CLIP, MOST_LINEAR, fewer_rung, odds_of_ringing, rung_exactly, rung_tables
-from polydraft.theory.theory_rows import of_others, prefix_sums, suffix_sums
 
 SCALE = 2.0**60
 """Rates are draft probabilities times this power of two, so that the clock of a subnormal rate rings in finite time."""
@@ -19,6 +18,85 @@ CHUNK = 1 << 18
 """The most entries of a table of rows, nodes and tokens that are held at once."""
 SURE = 600.0
 """No product of the odds of `MOST_LINEAR` drafts leaves the range of float64 if this bounds its logarithm."""
+CLIP = 40.0
+"""A clock whose ring is overdue by this factor counts as rung: exp(-40) is far below rounding."""
+MOST_LINEAR = 16
+"""Up to this many drafts no product of clipped odds and silences leaves the range of float64."""
+
+
+def prefix_sums(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
+    """Return the mass of the first j tokens for j = 0..A."""
+    return torch.nn.functional.pad(mass.cumsum(dim=-1), (1, 0))
+
+
+def suffix_sums(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A+1"]:
+    """Return the mass of all but the first j tokens for j = 0..A, added up from the end: small tails stay exact."""
+    return torch.nn.functional.pad(mass.flip(-1).cumsum(dim=-1).flip(-1), (0, 1))
+
+
+def of_others(mass: Float[Tensor, "*b A"]) -> Float[Tensor, "*b A"]:
+    """Return the mass of all tokens but each one, without subtracting: small remainders stay exact."""
+    return prefix_sums(mass)[..., :-1] + suffix_sums(mass)[..., 1:]
+
+
+def odds_of_ringing(
+    rates: Float[Tensor, "*b A"], time: Float[Tensor, "*b n"], clip: float = CLIP
+) -> tuple[Float[Tensor, "*b n A"], Float[Tensor, "*b n"]]:
+    """Return each clock's odds exp(r t) - 1 of having rung, and the logarithm of the chance that none has."""
+    ripe = (time.unsqueeze(-1) * rates.unsqueeze(-2)).clamp_max_(clip)
+    silence = -ripe.sum(dim=-1)
+    return ripe.expm1_(), silence
+
+
+def fewer_rung(
+    odds: Float[Tensor, "*b n A"], silence: Float[Tensor, "*b n"], counts: Int[Tensor, "*b"], most: int, least: int = 0
+) -> Float[Tensor, "*b n A+1"]:
+    """Return Pr[at least `least` and fewer than `counts` clocks have rung, all among the first i], for i = 0..A.
+
+    `most` is the largest count.
+    """
+    result = odds.new_zeros(*odds.shape[:-1], odds.shape[-1] + 1)
+    for j, exactly in enumerate(rung_exactly(odds, silence, most)):
+        if j >= least:
+            result[..., j:].addcmul_(exactly, (j < counts)[..., None, None].to(odds.dtype))
+    return result
+
+
+def rung_exactly(
+    odds: Float[Tensor, "*b n A"], silence: Float[Tensor, "*b n"], most: int
+) -> Iterator[Float[Tensor, "*b n i"]]:
+    """Yield Pr[exactly j clocks have rung, all among the first i] for i = j..A, and that for each j < most.
+
+    With w the odds, this is exp(silence) e_j(w_1, ..., w_i), where e_j(w_1, ..., w_i) is the cumulative sum of
+    w_i e_{j-1}(w_1, ..., w_{i-1}): positive terms, no cancellation.
+    """
+    most = min(most, odds.shape[-1] + 1)
+    if most > MOST_LINEAR:
+        chain = silence.unsqueeze(-1).expand(*odds.shape[:-1], odds.shape[-1] + 1)
+        yield chain.exp()
+        logs = odds.log()
+        for j in range(1, most):
+            chain = (logs[..., j - 1 :] + chain[..., :-1]).logcumsumexp(dim=-1)
+            yield chain.exp()
+        return
+    chain = silence.exp().unsqueeze(-1).expand(*odds.shape[:-1], odds.shape[-1] + 1)
+    yield chain
+    for j in range(1, most):
+        chain = (odds[..., j - 1 :] * chain[..., :-1]).cumsum_(dim=-1)
+        yield chain
+
+
+def rung_tables(
+    odds: Float[Tensor, "*b n A"], silence: Float[Tensor, "*b n"], most: int
+) -> Float[Tensor, "*b most n A+1"]:
+    """Return the tables of `rung_exactly` in one, zero where i < j; for up to `MOST_LINEAR` drafts."""
+    tables = odds.new_empty(*odds.shape[:-2], most, odds.shape[-2], odds.shape[-1] + 1)
+    tables[..., 0] = 0
+    exactly = tables.unbind(dim=-3)
+    exactly[0].copy_(silence.exp().unsqueeze(-1))
+    for fewer, more in pairwise(exactly):
+        torch.mul(odds, fewer[..., :-1], out=more[..., 1:]).cumsum_(dim=-1)
+    return tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +193,6 @@ class SuccessiveLaw:
 
     @cached_property
     def _above(self) -> Float[Tensor, "*b C"]:
-        """Return the rate of all tokens but the first j, for j = 0..A."""
         return suffix_sums(self.rates)
 
     @cached_property
@@ -131,7 +208,7 @@ class SuccessiveLaw:
 
     def _fewer(self, order: Int[Tensor, "*b A"] | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield times, weights and Pr[two to counts - 1 clocks have rung, all in a prefix], in chunks of nodes."""
-        if order is None and self.most <= MOST_LINEAR and self._small:
+        if order is None and self.most <= MOST_LINEAR and self._fits_in_memory:
             tables = self.rung[1]
             degree = torch.arange(self.most, device=tables.device)
             wanted = ((degree >= 2) & (degree < self.counts.unsqueeze(-1))).to(tables.dtype).unsqueeze(-2)
@@ -142,13 +219,13 @@ class SuccessiveLaw:
             yield time, weight, fewer_rung(odds, silence, self.counts, self.most, 2)
 
     @property
-    def _small(self) -> bool:
+    def _fits_in_memory(self) -> bool:
         return self.nodes.time.numel() * self.rates.shape[-1] <= CHUNK
 
     def _ordered(self, order: Int[Tensor, "*b A"] | None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield times, weights, odds in the order asked for and silences, in chunks of nodes; small tables are kept."""
         time, weight = self.nodes.time, self.nodes.weight
-        if self._small:
+        if self._fits_in_memory:
             odds, silence = self._table
             if order is not None:
                 odds = odds.gather(-1, order.unsqueeze(-2).expand_as(odds))
