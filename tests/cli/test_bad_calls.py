@@ -18,9 +18,9 @@ import pytest
 from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
-from polydraft.cli import demo, main, tune
-from polydraft.cli import one_text as generating
-from polydraft.cli.benchmark import bench
+from polydraft.cli import main
+from polydraft.cli.benchmark import bench, demo, tune
+from polydraft.cli.generation import one_text as generating
 from polydraft.cli.generation import prompt_file as batch
 from polydraft.conformance import proved_rules
 from polydraft.errors import FetchError
@@ -173,9 +173,9 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(proved_rules, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.train_pair.train_pair", interrupted)
+    monkeypatch.setattr("polydraft.cli.train.train_pair", interrupted)
     monkeypatch.setattr("polydraft.training.heads.head_making.write_shards", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.train_head.load_pair", load_pair)
+    monkeypatch.setattr("polydraft.cli.train.load_pair", load_pair)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polydraft.cli import main
-from polydraft.cli.generation.prompt_rows import Row, read_rows
+from polydraft.cli.generation.text_file import Row, read_rows
 from polydraft.drafters import ModelDrafter
 from polydraft.errors import PromptFileError
 from polydraft.models import Message

@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from polydraft.bench import Table, read_prompt_sets
-from polydraft.bench.encoding import encode
 from polydraft.bench.environment import described, load, machine, versions
+from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.speed import SpeedSettings, prompts_that_fit
 from polydraft.cli.benchmark.bench import as_rich, say_busy
 from polydraft.cli.clashes import LONE_MODEL, refuse_clashes

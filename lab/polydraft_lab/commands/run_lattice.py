@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench import Table
+from polydraft.bench.table import Table, grouped
 from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
@@ -109,25 +109,25 @@ def as_page(
 
 def tables_of(results: Sequence[LatticeResult]) -> list[Table]:
     """Return a table for every temperature and number of drafts."""
-    return [
-        _table(heat, drafts, [one for one in results if (one.temperature, one.drafts) == (heat, drafts)])
-        for heat, drafts in dict.fromkeys((one.temperature, one.drafts) for one in results)
-    ]
+    groups = grouped(results, lambda one: (one.temperature, one.drafts)).items()
+    return [_table(heat, drafts, group) for (heat, drafts), group in groups]
 
 
 def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
-    rows = list[tuple[str, ...]]()
-    for trees in dict.fromkeys(one.trees for one in results):
-        group = [one for one in results if one.trees == trees]
-        size, best = f"{group[0].nodes:.1f} drafts", group[0].optimum
-        rows += [(), (f"{trees} ({size})", "", "", f"at most {best:.3f}", "", "")]
-        for one in group:
-            low, high = one.interval
-            share = f"{100 * one.first / best:.1f} %" if best else ""
-            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
-            rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
+
+    def cells(one: LatticeResult) -> tuple[str, ...]:
+        low, high = one.interval
+        share = f"{100 * one.first / one.optimum:.1f} %" if one.optimum else ""
+        rates = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
+        return one.rule, *rates, "" if one.speed is None else f"{one.speed:.2f}x"
+
+    def heading(trees: str, one: LatticeResult) -> tuple[str, ...]:
+        return f"{trees} ({one.nodes:.1f} drafts)", "", "", f"at most {one.optimum:.3f}"
+
+    groups = grouped(results, lambda one: one.trees).items()
     head = ("rule", "tokens/call", "95 % interval", "first kept", "of the optimum", "over plain")
-    return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
+    named = ((heading(trees, group[0]), map(cells, group)) for trees, group in groups)
+    return Table.of_groups(f"T = {heat:g}, at most {drafts} drafts", head, named)
 
 
 def notes_on(settings: LatticeOptions) -> list[str]:

@@ -1,9 +1,10 @@
 """`polydraft bench passes`: what a pass of the target and of its drafts costs."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from polydraft.bench import Table
+from polydraft.bench.table import Table, grouped
 from polydraft.cli.clashes import LONE_DRAFT, both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.fetched import is_derived
@@ -53,12 +54,13 @@ def run_passes(options: BenchPassesOptions) -> int:
 def pass_table(results: list[PassTime]) -> Table:
     """Return the medians, with models as rows, below the number of tokens that they had read."""
     widths = sorted({one.width for one in results})
-    rows = list[tuple[str, ...]]()
-    for known in dict.fromkeys(one.known for one in results):
-        times = {(one.model, one.width): one.milliseconds for one in results if one.known == known}
-        rows += [()] if rows else []
-        rows.append((f"after {known:,} tokens", *[""] * len(widths)))
-        for name in dict.fromkeys(name for name, _ in times):
-            rows.append((f" {name}", *(f"{times[name, width]:.1f}" for width in widths)))
     title = f"Milliseconds of a pass, by the tokens that it scores; medians of {results[0].passes}"
-    return Table(title, ("model", *map(str, widths)), tuple(rows))
+    groups = grouped(results, lambda one: one.known).items()
+    named = (([f"after {known:,} tokens"], _lines(group, widths)) for known, group in groups)
+    return Table.of_groups(title, ("model", *map(str, widths)), named)
+
+
+def _lines(results: list[PassTime], widths: list[int]) -> Iterator[tuple[str, ...]]:
+    for name, group in grouped(results, lambda one: one.model).items():
+        times = {one.width: one.milliseconds for one in group}
+        yield name, *(f"{times[width]:.1f}" for width in widths)

@@ -7,7 +7,7 @@ from statistics import median
 
 from torch import Tensor
 
-from polydraft.bench import Table
+from polydraft.bench.table import Table, grouped
 from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.models import Pair
@@ -66,15 +66,16 @@ def measured(
 
 def planner_table(results: list[PlannerSpeed]) -> Table:
     """Return every arm's speed beside plain decoding's and the fastest fixed tree's, below each setting."""
-    rows = list[tuple[str, ...]]()
-    for setting in dict.fromkeys(one.setting for one in results):
-        rows += [(), (setting, *[""] * 4)]
-        for one in (one for one in results if one.setting == setting):
-            plain, best = one.against_plain, one.against_best
-            cells = (f"{one.tokens_per_second:.1f}", f"{median(plain):.2f}x", f"{min(plain):.2f} to {max(plain):.2f}")
-            rows.append((f" {one.arm}", *cells, f"{median(best):.2f}x" if best else ""))
+
+    def cells(one: PlannerSpeed) -> tuple[str, ...]:
+        plain, best = one.against_plain, one.against_best
+        speeds = (f"{one.tokens_per_second:.1f}", f"{median(plain):.2f}x", f"{min(plain):.2f} to {max(plain):.2f}")
+        return one.arm, *speeds, f"{median(best):.2f}x" if best else ""
+
+    groups = grouped(results, lambda one: one.setting).items()
     head = ("arm", "tokens/s", "over plain", "range", "best tree")
-    return Table("The planner and other arms, side by side: medians over texts", head, tuple(rows[1:]))
+    title = "The planner and other arms, side by side: medians over texts"
+    return Table.of_groups(title, head, (([setting], map(cells, group)) for setting, group in groups))
 
 
 def notes_on(options: PlannerOptions, results: Sequence[PlannerSpeed]) -> list[str]:

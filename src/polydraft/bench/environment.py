@@ -4,6 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -14,6 +15,7 @@ from polydraft.drafters import Drafter, owned_networks
 PROCESSOR = Path("/proc/cpuinfo")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
+BUSY = 1.5
 
 
 def described(model: nn.Module | Drafter) -> dict[str, object]:
@@ -53,6 +55,11 @@ def load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
+
+
+def is_busy(load: float, place: dict[str, Any]) -> bool:
+    """Tell whether other programs disturb times: half as many more threads want to run than are ours, on a CPU."""
+    return load > BUSY * place["threads"] and not place["accelerator"]
 
 
 def reset_peak_memory(device: torch.device) -> None:

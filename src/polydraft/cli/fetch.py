@@ -13,7 +13,7 @@ from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.fetched import is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
-from polydraft.options.commands.store_options import FetchOptions
+from polydraft.options.commands.making_options import FetchOptions
 
 STEPS = {
     "waiting": "Another fetch is in progress: waiting for it",

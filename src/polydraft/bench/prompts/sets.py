@@ -9,8 +9,7 @@ from importlib.resources import files
 from itertools import groupby, islice
 from pathlib import Path
 
-from polydraft.bench.prompts.prompt import Prompt, as_asked, in_turn
-from polydraft.bench.prompts.prompt_formats import LONGEST, prompt_from_row
+from polydraft.bench.prompts.prompt import LONGEST, Prompt, as_asked, in_turn, prompt_from_row
 from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 from polydraft.fetched import PROMPTS as FETCHED

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.environment import load, peak_memory, reset_peak_memory
 from polydraft.bench.prompts import Prompt, in_turn
+from polydraft.bench.prompts.prompt import encode, seed_of
 from polydraft.bench.speed.arms import PLAIN, Arm, PromptBatch
 from polydraft.bench.speed.equality import compare_texts
 from polydraft.bench.speed.records import SpeedRecord, taking_part

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, machine, versions
-from polydraft.bench.result_lines import keep_lines, open_lines, read_lines
+from polydraft.bench.result_lines import from_fields, keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.schedule import RoundKey, SpeedSettings
-from polydraft.bench.typed_fields import from_fields
 from polydraft.engine import Statistics
 from polydraft.errors import ResultsError
 from polydraft.models import Pair

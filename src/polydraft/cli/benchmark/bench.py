@@ -39,7 +39,7 @@ from polydraft.bench.speed import (
 )
 from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, drafting_arms, spell_arm
 from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
-from polydraft.cli.one_text import named_draft
+from polydraft.cli.generation.one_text import named_draft
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled
 from polydraft.cli.process import INTERRUPTED, stopped

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from polydraft.cli.chat.messages import piped_messages, read_messages
-from polydraft.cli.chat.session import Chat
-from polydraft.cli.chat.speaking import as_json, attempted, dropping, speak
+from polydraft.cli.chat.session import Chat, as_json, attempted, dropping, speak
 from polydraft.cli.chat.terminal import Terminal, typed, with_editing
 from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
-from polydraft.cli.one_text import (
+from polydraft.cli.generation.one_text import (
     check_request,
     drafter_name,
     drafter_of,

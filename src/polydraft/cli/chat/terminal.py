@@ -6,11 +6,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from polydraft.cli.chat.messages import read_message
-from polydraft.cli.chat.session import Chat
-from polydraft.cli.chat.speaking import attempted, dropping, speak, summary, table
-from polydraft.cli.chat.typed import COMMANDS, ELSE, FENCE, message_of, parsed, whole_message
-from polydraft.cli.generation.interruption import noted_interruption
+from polydraft.cli.chat.messages import COMMANDS, ELSE, FENCE, message_of, parsed, read_message, whole_message
+from polydraft.cli.chat.session import Chat, attempted, dropping, speak, summary, table
+from polydraft.cli.process import noted_interruption
 from polydraft.errors import InvalidParameter
 
 PROMPT, MORE = "> ", "... "

@@ -13,14 +13,11 @@ from rich.console import Console
 from torch import Tensor
 
 from polydraft import __version__
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import read_text
+from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import digests
 from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
-from polydraft.cli.generation.interruption import noted_interruption
-from polydraft.cli.generation.prompt_rows import Row, read_rows
-from polydraft.cli.generation.text_file import Line, Output
-from polydraft.cli.one_text import (
+from polydraft.cli.generation.one_text import (
     WARM_UP_STEPS,
     check_request,
     compiling,
@@ -31,8 +28,9 @@ from polydraft.cli.one_text import (
     planned_options,
     text_options,
 )
+from polydraft.cli.generation.text_file import Line, Output, Row, read_rows
 from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
-from polydraft.cli.process import FAILED, INTERRUPTED, stopped
+from polydraft.cli.process import FAILED, INTERRUPTED, noted_interruption, stopped
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.errors import InvalidParameter, PromptFileError
 from polydraft.models import Grammar, Pair, text_of

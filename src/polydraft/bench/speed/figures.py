@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.pages.speed_tables import PARTS, milliseconds, overall
-from polydraft.bench.speed.summary import ArmResult
+from polydraft.bench.speed.summary import TIMED, ArmResult, milliseconds, overall
 from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
 
 if TYPE_CHECKING:
@@ -87,9 +86,9 @@ def times(results: Sequence[ArmResult], condition: str) -> "Figure":
     known = [one for one in overall(results) if one.statistics is not None]
 
     def draw(axis: "Axes", here: Sequence[ArmResult], arms: Sequence[str]) -> None:
-        for number, part in enumerate(PARTS):
+        for number, part in enumerate(TIMED):
             found = [(arms.index(one.arm), milliseconds(one)) for one in here]
-            before = [sum(parts[name] for name in PARTS[:number]) for _, parts in found]
+            before = [sum(parts[name] for name in TIMED[:number]) for _, parts in found]
             places, lengths = [place for place, _ in found], [parts[part] for _, parts in found]
             axis.barh(places, lengths, left=before, height=0.6, color=COLOURS[number], label=part)
         axis.set_xlabel("ms per new token")

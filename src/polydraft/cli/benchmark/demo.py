@@ -14,11 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Styled
 
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.generation.summaries import describe_setup, describe_times, unless_faster
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, styled, visible
-from polydraft.cli.printing.summaries import describe_setup, describe_times, unless_faster
 from polydraft.cli.process import stopped
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError

@@ -11,11 +11,11 @@ from rich.table import Table
 from torch import Tensor
 
 from polydraft.bench import read_prompt_sets
-from polydraft.bench.encoding import encode
+from polydraft.bench.prompts.prompt import encode
 from polydraft.cli.clashes import LONE_MODEL, idle_template, refuse_clashes
 from polydraft.cli.conformance import progress
+from polydraft.cli.generation.summaries import unless_faster
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing.summaries import unless_faster
 from polydraft.cli.process import stopped
 from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.tuning import Effort, tune

@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt, as_asked
+from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
 from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.generation.summaries import describe_setup, print_run
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
-from polydraft.cli.printing.summaries import describe_setup, print_run
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.drafters import Drafter, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
