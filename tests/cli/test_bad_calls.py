@@ -26,7 +26,6 @@ from polydraft.conformance import proved_rules
 from polydraft.errors import FetchError
 from polydraft.planning import load_plan
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
-from polydraft_lab.commands import results
 
 Folders = tuple[Path, Path]
 CODES = (0, 1, 2, 130)
@@ -160,7 +159,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for room in (generating, tune, bench, demo, results):
+    for room in (generating, demo):
         monkeypatch.setattr(room, "load_pair", load_pair)
     path = tmp_path / "plan"
     path.write_bytes(good.plan)

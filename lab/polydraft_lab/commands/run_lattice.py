@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.table import Table, grouped
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.cli.process import INTERRUPTED
 from polydraft.drafters.draft_rows import LISTED
 from polydraft.engine import head_for
@@ -20,7 +21,6 @@ from polydraft_lab.commands.results import (
     conditions_of,
     gathered,
     load_source,
-    settings_of,
     show,
     token_ids,
 )
@@ -35,8 +35,8 @@ def run_lattice(options: BenchLatticeOptions) -> int:
     """
     settings, into = settings_of(LatticeOptions, options), options.into
     shipped = shipped_head(options.target)
+    notes = notes_beside(options)
     refuse_clashes(
-        both_outputs(options.as_json, options.quiet),
         (options.page and options.as_json, "--page and --json are two ways to print: leave one out."),
         (
             bool(into) and (options.page or options.as_json),
@@ -49,7 +49,6 @@ def run_lattice(options: BenchLatticeOptions) -> int:
     )
     if into:
         with_tables(into, options.target, "")  # says before the hours of work that there is no place for the tables
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(replace(options, draft=None), notes)
     head = head_for(options.draft or shipped or embedded_head(), pair.target)
     prompts = token_ids(options, pair, options.max_new_tokens, notes)

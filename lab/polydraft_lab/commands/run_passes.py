@@ -5,8 +5,9 @@ from dataclasses import asdict
 from functools import partial
 
 from polydraft.bench.table import Table, grouped
-from polydraft.cli.clashes import LONE_DRAFT, both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import LONE_DRAFT, refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.fetched import is_derived
 from polydraft.models import HuggingFaceModel, LanguageModel, draft_model, load_draft
 from polydraft.models.derived import check_word
@@ -18,7 +19,6 @@ from polydraft_lab.commands.results import (
     conditions_of,
     gathered,
     load_source,
-    settings_of,
     show,
 )
 from polydraft_lab.subjects import PassSettings, PassTime, check_room, time_passes
@@ -28,14 +28,13 @@ def run_passes(options: BenchPassesOptions) -> int:
     """Time the target and draft models by their names, and print; return the exit code: 0, or 130 after Ctrl-C."""
     settings, named = settings_of(PassSettings, options), options.drafts
     twice = len({*named}) < len(named) or TARGET in named
+    notes = notes_beside(options)
     refuse_clashes(
-        both_outputs(options.as_json, options.quiet),
         (bool(named) and not options.target, LONE_DRAFT),
         (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
     )
     for name in filter(is_derived, named):
         check_word(name)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     models_named = ModelOptions(target=options.target, dtype=options.dtype, device=options.device)
     pair = load_source(models_named, notes)
     others = {name: load_draft(name, pair.target) for name in named}

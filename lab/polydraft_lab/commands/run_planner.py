@@ -8,8 +8,8 @@ from statistics import median
 from torch import Tensor
 
 from polydraft.bench.table import Table, grouped
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.printing import notes_beside
 from polydraft.models import Pair
 from polydraft_lab.commands.options import BenchPlannerOptions
 from polydraft_lab.commands.results import (
@@ -17,7 +17,6 @@ from polydraft_lab.commands.results import (
     gathered,
     load_source,
     refuse_lone_model,
-    settings_of,
     show,
     token_ids,
 )
@@ -34,10 +33,9 @@ from polydraft_lab.subjects import (
 def run_planner(options: BenchPlannerOptions) -> int:
     """Measure and print; return the exit code: 0, or 130 after Ctrl-C with no finished setting lost."""
     lanes = settings_of(PlannerOptions, options)
-    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    notes = notes_beside(options)
     refuse_lone_model(options)
     chosen = settings_named(options.settings)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(options, notes)
     prompts = token_ids(options, pair, options.max_new_tokens, notes)
     results, interrupted = gathered(partial(measured, chosen, lanes, pair, prompts), notes)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from polydraft.bench.table import Table, grouped
 from polydraft.catalogue import scheme_by_name
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
@@ -22,7 +23,6 @@ from polydraft_lab.commands.results import (
     gathered,
     load_source,
     refuse_lone_model,
-    settings_of,
     show,
     token_ids,
 )
@@ -74,9 +74,8 @@ def run_rules(options: BenchRulesOptions) -> int:
     """Measure and print; return the exit code: 0, or 130 after Ctrl-C."""
     refuse_idle_options(options)
     settings = settings_of(RulesSettings, options, drafts=parse_numbers(options.numbers))
-    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    notes = notes_beside(options)
     refuse_lone_model(options)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(options, notes)
     rules = chosen_rules(options, pair)
     prompts = token_ids(options, pair, options.max_tokens, notes)
@@ -155,7 +154,7 @@ def law_table(results: list[RuleLaw]) -> Table:
     title = "Laws: acceptance and its optimum in %; milliseconds with one thread"
     head = ("scheme, rule", "accepts", "node", "slowest", f"{results[0].nodes} nodes")
     return Table.of_groups(
-        title, head, (([name, _percent(some[0].optimum)], map(cells, group)) for name, some in groups)
+        title, head, (([name, _percent(group[0].optimum)], map(cells, group)) for name, group in groups)
     )
 
 
@@ -170,7 +169,7 @@ def share_table(results: list[RuleShare]) -> Table:
     title = "Shares: what verifying takes of a step, with one thread"
     head = ("scheme, rule", "share", "tokens/call", "verify, ms", "step, ms")
     return Table.of_groups(
-        title, (*head, "verify, ms", "step, ms"), (([name], map(cells, group)) for name, some in groups)
+        title, (*head, "verify, ms", "step, ms"), (([name], map(cells, group)) for name, group in groups)
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, owned_networks
+from polydraft.machine_code import clock
 
 PROCESSOR = Path("/proc/cpuinfo")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -55,6 +56,13 @@ def load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
+
+
+def now(device: torch.device) -> float:
+    """Return the seconds of `clock` once a GPU has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
 
 
 def is_busy(load: float, place: dict[str, Any]) -> bool:

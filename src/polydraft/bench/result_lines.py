@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from polydraft.errors import ResultsError
-from polydraft.options.value_checks import odd_kind
+from polydraft.options.value_checks import has_half_character, odd_kind
 
 HEAD = b'{"conditions": '
 """How every file of results begins."""
@@ -225,5 +225,5 @@ def _is_plain(kind: type, value: Any) -> bool:
     if kind is float:
         return isinstance(value, float) and math.isfinite(value)
     if kind is str:
-        return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return isinstance(value, str) and not has_half_character(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

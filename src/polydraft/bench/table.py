@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from polydraft.bench.bootstrap import Estimate
 
-Item, Key = TypeVar("Item"), TypeVar("Key")
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -72,7 +73,6 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    """Keep a name from outside within its cell."""
     return " ".join(text.replace("|", "\\|").splitlines())
 
 

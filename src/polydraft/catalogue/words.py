@@ -188,7 +188,8 @@ def parse_policy(text: str) -> "TreePolicy":
     Raises:
         InvalidParameter: the text is none of these, or a number is out of range.
     """
-    _require_text(text)
+    if not isinstance(text, str):
+        raise InvalidParameter(f'A tree is written as a text such as "4,2,2,1", not as {shortened(text)}.')
     kind, _, numbers = text.partition(":") if re.match(r"[a-z]", text) else ("", "", text)
     for line in tables.POLICIES:
         if line.word == kind:
@@ -235,11 +236,6 @@ def tree_in_words(policy: "TreePolicy") -> str:
     widths = [len(level) for level in policy.shape.levels[1:]]
     shape = f"{sum(widths)} drafts, {' + '.join(map(str, widths))} by depth"
     return f"{text} ({shape})" if text else shape
-
-
-def _require_text(value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidParameter(f'A tree is written as a text such as "4,2,2,1", not as {shortened(value)}.')
 
 
 def every_scheme() -> "tuple[Scheme, ...]":

@@ -76,16 +76,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def add(group: typer.Typer, name: str, options: type, place: str, help: str, panel: str | None = None) -> None:
-    """Add a command to a group.
-
-    Args:
-        group: the group.
-        name: what it is called.
-        options: the dataclass of its options.
-        place: the function that carries it out, "module:name".
-        help: what it does.
-        panel: the heading under which help shows it.
-    """
+    """Add a command to a group: a dataclass of options and the function that takes one, "module:name"."""
     group.command(name, help=help, rich_help_panel=panel)(command(options, carried_out_by(place), KINDS))
 
 

@@ -1,10 +1,11 @@
 """What reaches the terminal: usable streams, consoles that take no text for markup, foreign text made harmless."""
 
+import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from polydraft.errors import CUT
+from polydraft.errors import CUT, InvalidParameter
+from polydraft_command import say
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and newline, line separators, bidirectional overrides, halves of surrogate pairs."""
@@ -98,6 +101,45 @@ class _PlainConsole(Console):
 def console(*, errors: bool = False, quiet: bool = False, width: int | None = None) -> Console:
     """Return a console for standard output, or for standard error; the only kind that the commands use."""
     return _PlainConsole(stderr=errors, quiet=quiet, width=width, markup=False, highlight=False, emoji=False)
+
+
+def notes_beside(options: Any) -> Console:
+    """Return the console of what is said beside a command's results, which --json and --quiet leave out.
+
+    Raises:
+        InvalidParameter: both are given, each of which says that nothing else is printed.
+    """
+    if options.as_json and options.quiet:
+        raise InvalidParameter("--json and --quiet each print one thing and nothing else: give one of them.")
+    return console(errors=True, quiet=options.as_json or options.quiet)
+
+
+def print_json_line(value: object) -> None:
+    """Print a value as a line of JSON."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def say_on_one_line(sentence: str) -> None:
+    """Write a sentence to standard error; where nobody can be told, it is lost."""
+    say(on_one_line(sentence))
+
+
+def columns(names: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Return a table without lines, of columns of text and behind them columns of numbers."""
+    table = Table(padding=(0, 2, 0, 0), box=None)
+    for name in (*names, *numbers):
+        table.add_column(name, justify="right" if name in numbers else "left")
+    return table
+
+
+def named_values() -> Table:
+    """Return a table of two columns, for names and what they are."""
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def styled(text: str, style: str) -> Text:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from polydraft.bench.prompts.sets import has_json_lines
 from polydraft.bench.result_lines import check_regular, home_expanded
-from polydraft.cli.printing import console, on_one_line
+from polydraft.cli.printing import console, on_one_line, print_json_line
 from polydraft.cli.process import FAILED, INTERRUPTED, stopped
 from polydraft.drafters import StoreVocabulary, StoreWriter, TextStore
 from polydraft.errors import InvalidParameter, PromptFileError, StoreError
@@ -158,7 +157,7 @@ def run_show(options: StoreShowOptions) -> int:
     for segment in store.segments:
         segment.check()
     if options.as_json:
-        sys.stdout.write(json.dumps(facts_of(store)) + "\n")
+        print_json_line(facts_of(store))
         return 0
     screen = console()
     screen.print(in_words(store), soft_wrap=True)
@@ -252,7 +251,6 @@ def _writer(options: StoreBuildOptions, vocabulary: StoreVocabulary) -> StoreWri
 def _fill(
     writer: StoreWriter, files: Sequence[Path], tokenizer: Any, bad: list[str], notes: Console, most: int | None
 ) -> None:
-    """Add the files' texts, as many as there is room for; note what cannot be used."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[tokens]} tokens"))
     bar = Progress(*columns, TimeElapsedColumn(), console=notes, transient=True)
     total = sum(file.stat().st_size for file in files)
@@ -317,7 +315,7 @@ def _report(
     if options.as_json:
         facts = {} if there is None else facts_of(there)
         told = {**facts, **added, "left_out": list(bad), "finish": "interrupted" if interrupted else "done"}
-        sys.stdout.write(json.dumps(told) + "\n")
+        print_json_line(told)
     elif there is not None:
         console().print(f"Added {writer.texts} texts, {writer.tokens} tokens, in {seconds:.1f} s.", soft_wrap=True)
         console().print(in_words(there), soft_wrap=True)

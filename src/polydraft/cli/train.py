@@ -1,7 +1,5 @@
 """`polydraft train`: the embedded pair from nothing, and draft heads for any target from text that it writes."""
 
-import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,14 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from polydraft.bench import read_prompt_sets
 from polydraft.bench.prompts.prompt import encode
-from polydraft.cli.clashes import idle_template, refuse_clashes
-from polydraft.cli.printing import console
+from polydraft.cli.clashes import read_asked, refuse_clashes
+from polydraft.cli.printing import console, print_json_line
 from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
-from polydraft.models import Pair, load, load_pair
+from polydraft.models import load, load_pair
 from polydraft.options.commands.making_options import TrainHeadOptions, TrainPairOptions
 from polydraft.training import (
     HeadPlan,
@@ -90,12 +87,11 @@ def run_train_head(request: TrainHeadOptions) -> int:
     notes = console(errors=True)
     plan = plan_of(request)
     check_head_request(request)
-    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
-    refuse_clashes(idle_template(prompts, request.chat_template))
+    prompts = read_asked(request.prompts, request.limit, request.chat_template)
     noting = partial(noted_interruption, "this step")
     try:
         with notes.status("Loading the target ..."):
-            pair = _loaded(request.target)
+            pair = load_pair() if request.target is None else load(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
         fitting = _fitting(encoded, plan.writing, notes)
         made = make_head(pair.target, fitting, request.work, request.out, plan, noting)
@@ -105,7 +101,7 @@ def run_train_head(request: TrainHeadOptions) -> int:
         where = f"{request.work} and {request.out}"
         raise ResultsError(f"The training cannot go on in {where}: {error.strerror or error}.") from error
     if request.as_json:
-        sys.stdout.write(json.dumps(made.as_dict()) + "\n")
+        print_json_line(made.as_dict())
     else:
         console().print(in_words(made), soft_wrap=True)
     return 0
@@ -172,7 +168,3 @@ def _fitting(prompts: Sequence[Tensor], writing: WritingPlan, notes: Console) ->
         left = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts left out"
         notes.print(f"{left}: each is empty, or longer than {most}.", soft_wrap=True)
     return fitting
-
-
-def _loaded(target: str | None) -> Pair:
-    return load_pair() if target is None else load(target)

@@ -30,14 +30,12 @@ def odd_kind(path: Path) -> str:
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no file")
 
 
-def to_write(path: Path | None) -> Path | None:
+def to_write(path: Path) -> Path:
     """Return the place of a file to write, ~ expanded.
 
     Raises:
         InvalidParameter: no file can be written there, and why.
     """
-    if path is None:
-        return None
     place = _expanded(path)
     kind = _kind(place)
     if kind:
@@ -48,26 +46,24 @@ def to_write(path: Path | None) -> Path | None:
     return place
 
 
-def to_write_beside(path: Path | None) -> Path | None:
+def to_write_beside(path: Path) -> Path:
     """Return the place of a file to write into a folder that is there.
 
     Raises:
         InvalidParameter: no file can be written there, and why.
     """
     place = to_write(path)
-    if place is not None and not place.parent.is_dir():
+    if not place.parent.is_dir():
         raise InvalidParameter(f"{path} cannot be written: there is no folder {place.parent}.")
     return place
 
 
-def folder_to_write(path: Path | None) -> Path | None:
+def folder_to_write(path: Path) -> Path:
     """Return the place of a folder to fill, ~ expanded.
 
     Raises:
         InvalidParameter: no folder can be made there, and why.
     """
-    if path is None:
-        return None
     place = _expanded(path)
     if _kind(place) != "a folder" and os.path.lexists(place):
         raise InvalidParameter(f"{path} is {_kind(place) or 'a file'}, not a folder: give the name of a folder.")
@@ -75,14 +71,12 @@ def folder_to_write(path: Path | None) -> Path | None:
     return place
 
 
-def to_read(path: Path | None) -> Path | None:
+def to_read(path: Path) -> Path:
     """Return the place of a file to read, ~ expanded; whether it is there is seen when it is read.
 
     Raises:
         InvalidParameter: it is something else than a regular file.
     """
-    if path is None:
-        return None
     place = _expanded(path)
     kind = _kind(place)
     if kind:
@@ -90,14 +84,12 @@ def to_read(path: Path | None) -> Path | None:
     return place
 
 
-def to_look_at(path: Path | None) -> Path | None:
+def to_look_at(path: Path) -> Path:
     """Return the place of a folder or file to read, ~ expanded; whether it is there is seen when it is read.
 
     Raises:
         InvalidParameter: there can be nothing of that name.
     """
-    if path is None:
-        return None
     place = _expanded(path)
     _kind(place)
     return place
@@ -119,7 +111,6 @@ def _kind(place: Path) -> str:
 
 
 def _check_parent(given: Path, folder: Path) -> None:
-    """Check that a folder is there or can be made."""
     there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), Path())
     if not there.is_dir():
         raise InvalidParameter(f"{given} cannot be written: {there} is no folder.")
@@ -130,15 +121,23 @@ def _check_parent(given: Path, folder: Path) -> None:
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
-def model_name(name: str | None) -> str | None:
+def listed(words: Sequence[str]) -> str:
+    """Return words for people: "a, b or c"."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def has_half_character(text: str) -> bool:
+    """Tell whether a text has half of a surrogate pair in it, which is no character: it was not UTF-8."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def model_name(name: str) -> str:
     """Return the folder, GGUF file or hub name of a model, ~ expanded.
 
     Raises:
         InvalidParameter: it is empty.
         CheckpointError: it means a folder, and there is none.
     """
-    if name is None:
-        return None
     if not name.strip():
         raise InvalidParameter("The name of a model is empty: give a folder or a name on the hub.")
     place = os.path.expanduser(name)
@@ -171,28 +170,27 @@ def precision(name: str) -> str:
         InvalidParameter: it is none of `DTYPES`.
     """
     if name not in DTYPES:
-        there = f"use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
-        raise InvalidParameter(f"There is no dtype {name!r}{hint(name, DTYPES)}; {there}.")
+        raise InvalidParameter(f"There is no dtype {name!r}{hint(name, DTYPES)}; use {listed(DTYPES)}.")
     return name
 
 
-def filled(values: Sequence[str] | None) -> Sequence[str] | None:
+def filled(values: Sequence[str]) -> Sequence[str]:
     """Return the values of an option that may be repeated.
 
     Raises:
         InvalidParameter: one is empty.
     """
-    if any(not value for value in values or ()):
+    if any(not value for value in values):
         raise InvalidParameter('One of the values is "", which is no name of anything: leave the option out.')
     return values
 
 
-def stop_strings(values: Sequence[str] | None) -> Sequence[str] | None:
+def stop_strings(values: Sequence[str]) -> Sequence[str]:
     """Return the strings at which a text ends.
 
     Raises:
         InvalidParameter: one is empty, and would end the text anywhere or nowhere.
     """
-    if any(not value for value in values or ()):
+    if any(not value for value in values):
         raise InvalidParameter('--stop "" stops nowhere: give at least one character, or leave --stop out.')
     return values

@@ -13,6 +13,7 @@ from torch import Tensor
 from polydraft.bench.table import Item, grouped
 from polydraft.errors import InvalidParameter
 from polydraft.models import Message, Pair, conversation_ids
+from polydraft.options.value_checks import has_half_character
 
 ALL = "all"
 """The name of all tasks together."""
@@ -120,7 +121,6 @@ def prompt_from_row(row: Any, task: str, number: int) -> Prompt:
 
 
 def _edit(row: dict[str, Any]) -> dict[str, str]:
-    """Return the prompt of an edit, for a model of code and as a message; empty if the row is none."""
     instruction, file = row.get("instruction"), row.get("file")
     if instruction is None or file is None:
         return {}
@@ -192,12 +192,11 @@ def _check_text(place: str, text: Any) -> None:
 
 
 def _check_letters(field: str, text: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if has_half_character(text):
         raise ValueError(f"{field} has half of a surrogate pair in it, which is no character")
 
 
 def _first(row: dict[str, Any], fields: Sequence[str]) -> tuple[str, Any]:
-    """Return the first of the fields that the row has, and its value."""
     return next(((field, row[field]) for field in fields if row.get(field) is not None), ("", None))
 
 

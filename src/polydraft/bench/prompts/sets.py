@@ -129,11 +129,6 @@ def _located(source: str | Path) -> Path:
 
 
 def _fetched(name: str) -> Path:
-    """Return the file of a set that `polydraft fetch` brought.
-
-    Raises:
-        PromptFileError: it has not.
-    """
     if not is_there(name):
         raise PromptFileError(
             f"The prompts of {name} are not on this machine: run `polydraft fetch {name}` once, give the name of your "

@@ -8,7 +8,8 @@ from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.summary import TIMED, ArmResult, milliseconds, overall
-from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
+from polydraft.bench.style import COLOURS, panels, save
+from polydraft.extras import FIGURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ def draw_speed_figures(results: Sequence[ArmResult], folder: Path) -> list[Path]
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    require_matplotlib()
+    FIGURES.check()
     files: list[Path] = []
     sizes = sorted({one.batch_size for one in results})
     for size in sizes:
@@ -98,7 +99,6 @@ def times(results: Sequence[ArmResult], condition: str) -> "Figure":
 
 
 def _arms_by_temperature(results: Sequence[ArmResult], title: str, draw: Draw) -> "Figure":
-    """Draw a panel per temperature with a row per arm."""
     arms = list(dict.fromkeys(one.arm for one in results))
     temperatures = sorted({one.temperature for one in results})
     names = [f"temperature {temperature:g}" for temperature in temperatures]

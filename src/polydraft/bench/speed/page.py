@@ -257,9 +257,9 @@ def as_page(
 
 def verdicts(results: Sequence[ArmResult]) -> list[str]:
     """Say for each setting which arm was fastest, if the run shows that one is faster than plain decoding at all."""
-    drafting = [one for one in overall(results) if one.arm != PLAIN]
-    groups = grouped(drafting, attrgetter("setting")).items()
-    return [f"{setting_in_words(setting).capitalize()}: {_verdict(arms)}" for setting, arms in groups]
+    drafting = grouped((one for one in overall(results) if one.arm != PLAIN), attrgetter("setting"))
+    settings = (one for one in dict.fromkeys(one.setting for one in results) if one in drafting)
+    return [f"{setting_in_words(one).capitalize()}: {_verdict(drafting[one])}" for one in settings]
 
 
 def _verdict(arms: Sequence[ArmResult]) -> str:
@@ -351,7 +351,6 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
 
 
 def _lengths(conditions: dict[str, Any]) -> str:
-    """Return how long texts are, and whose they are."""
     most = conditions["max_new_tokens"]
     if conditions.get("replay"):
         return (

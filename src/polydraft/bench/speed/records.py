@@ -173,15 +173,7 @@ def speed_conditions(
     names: tuple[str, str | None],
     chat_template: bool | None = None,
 ) -> dict[str, Any]:
-    """Return all that determines runs but prompts, temperature, batch size and repeat.
-
-    Args:
-        pair: the models.
-        arms: what is measured.
-        settings: how it is measured.
-        names: the target's and the draft model's.
-        chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
-    """
+    """Return all that determines runs but prompts, temperature, batch and repeat; names are of target and draft."""
     return {
         "target": {"name": names[0], **described(pair.target)},
         "draft": {"name": names[1], **described(pair.draft)} if pair.draft is not None else None,
@@ -195,10 +187,6 @@ def speed_conditions(
 
 class SpeedResults:
     """The runs of a benchmark, in memory and, with a path, in a file; the runs of a round are written together.
-
-    Args:
-        conditions: what determines the runs.
-        path: the file; None for memory only.
 
     Raises:
         ResultsError: the file cannot be used, is damaged, or its runs are of other conditions.

@@ -54,10 +54,6 @@ def speed_up(pairs: Sequence[Sequence[PairedRuns]], seed: int = 0) -> SpeedUp:
     Repeats of a prompt depend on each other: they share its text and its difficulty. So prompts are drawn with all
     their repeats; `widening_for_few` makes up for few of them. Ratios are averaged and widened as logarithms, in which
     a half and a double are equally far from one.
-
-    Args:
-        pairs: for each prompt (or batch of prompts) its repeats, at least one.
-        seed: fixes the resamples.
     """
     columns = [
         np.array([sum(getattr(pair, name) for pair in repeats) for repeats in pairs], dtype=float)
@@ -122,10 +118,6 @@ def bound_of(arm: Statistics, plain: Statistics) -> SpeedUpBound | None:
 
     With acceptance a_d at depth d a target call gives 1 + a_1 + a_1 a_2 + ... tokens, here counted as accepted drafts
     of each depth over target calls. Source of `chain`: Leviathan et al., arXiv 2211.17192, theorem 3.8.
-
-    Args:
-        arm: the arm's counts and times, all its runs together.
-        plain: plain decoding's, on the same prompts.
     """
     if not (arm.steps and plain.steps and arm.seconds.get("target") and plain.seconds.get("target")):
         return None

@@ -84,13 +84,7 @@ class TextDifference:
 
 
 def summarise_speed(records: Sequence[SpeedRecord], arms: Sequence[str], seed: int = 0) -> list[ArmResult]:
-    """Summarise runs by temperature, batch size, task, and all tasks together if there are several.
-
-    Args:
-        records: the runs; those of rounds without plain decoding are left out.
-        arms: the arms' names in the order in which results are given.
-        seed: fixes the bootstrap.
-    """
+    """Summarise runs by temperature, batch size, task, and all tasks together if there are several."""
     plain = {one.round: one for one in records if one.arm == PLAIN}
     paired = [one for one in records if one.round in plain]
     return [

@@ -9,6 +9,7 @@ from typing import Any
 from polydraft.bench.prompts import has_json_lines, read_text
 from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import InvalidParameter, PromptFileError
+from polydraft.options.value_checks import has_half_character
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,7 @@ def message_of(line: str) -> str:
 
 
 def whole_message(first: str, more: Callable[[], str]) -> str:
-    """Return a message of several lines, given its first, which begins with three quotation marks.
-
-    Args:
-        first: the line that opens it; what follows the marks belongs to the message.
-        more: returns the next line.
-    """
+    """Return a message of several lines, given its first, which begins with three quotation marks."""
     lines = [first.removeprefix(FENCE)]
     while not lines[-1].rstrip().endswith(FENCE):
         lines.append(more())
@@ -111,9 +107,6 @@ def read_messages(source: str | Path) -> list[str]:
 
 def piped_messages(readline: Callable[[int], bytes]) -> Iterator[str]:
     """Yield the lines of standard input as they come; blank ones do not count.
-
-    Args:
-        readline: returns the next line, or so many bytes of it; nothing at the end.
 
     Raises:
         PromptFileError: a line is not UTF-8, or too long.
@@ -155,7 +148,6 @@ def read_message(name: str) -> str:
 
 
 def _content(row: Any) -> str:
-    """Return the message of a row of JSON; a ValueError says what is wrong."""
     if isinstance(row, dict):
         strange = next((name for name in row if name not in ("role", "content")), None)
         if strange is not None:
@@ -167,6 +159,6 @@ def _content(row: Any) -> str:
         raise ValueError("the row is neither a text nor an object with content that is one")
     if not row.strip():
         raise ValueError("the message is empty")
-    if any("\ud800" <= letter <= "\udfff" for letter in row):
+    if has_half_character(row):
         raise ValueError("the message has half of a surrogate pair in it, which is no character")
     return row

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from polydraft.cli.generation.one_text import DRAFTED, OWN, write_text
 from polydraft.cli.generation.summaries import add_statistics
+from polydraft.cli.printing import counted, named_values
 from polydraft.cli.process import DEBUG, noted_interruption
 from polydraft.engine import Emission, Past, Run, Statistics, stream, summed
 from polydraft.errors import PolydraftError
@@ -154,11 +155,6 @@ CUTS = {
 """Why an answer is not whole."""
 
 
-def counted(count: int, word: str) -> str:
-    """Return a number of things in words."""
-    return f"{count} {word}{'s' * (count != 1)}"
-
-
 def summary(answer: Answer) -> str:
     """Return the line below an answer."""
     found = answer.statistics
@@ -185,7 +181,7 @@ def dropping(answer: Answer, context: int) -> str:
 def table(chat: Chat) -> Table:
     """Return the table of the conversation so far."""
     told = chat.statistics
-    found = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    found = named_values()
     found.add_row("answers", str(len(chat.told)))
     if chat.dropped:
         found.add_row("exchanges dropped", str(chat.dropped))

@@ -65,11 +65,6 @@ def given_grammar(schema: str | None, pattern: str | None, rules: Path | None, *
 
 
 def _read(path: Path, option: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        InvalidParameter: it cannot be read, or is not UTF-8.
-    """
     try:
         return path.expanduser().read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

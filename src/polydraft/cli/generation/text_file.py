@@ -11,6 +11,7 @@ from polydraft.bench.prompts import NAME_FIELDS, Prompt, as_asked, has_json_line
 from polydraft.bench.result_lines import append_lines, content_of, differences
 from polydraft.errors import PromptFileError, ResultsError
 from polydraft.models import Message
+from polydraft.options.value_checks import has_half_character
 from polydraft.probs import SamplingParams
 
 LARGEST_SEED = 2**63
@@ -53,10 +54,6 @@ class Row:
 
 def read_rows(source: str | Path, chat_template: bool | None = None) -> list[Row]:
     """Read all rows of a file: JSON lines if its name says so, else one prompt a line; blank lines do not count.
-
-    Args:
-        source: the file, or the name of a shipped or fetched set.
-        chat_template: which rows go through a chat template: None for conversations, True for all, False for none.
 
     Raises:
         PromptFileError: the file cannot be read, or none of its rows can be used.
@@ -107,13 +104,12 @@ def _name(row: Any, number: int) -> int | str:
     found = [row[one] for one in NAME_FIELDS if row.get(one) is not None] if isinstance(row, dict) else []
     if not found or isinstance(found[0], bool) or not isinstance(found[0], str | int):
         return number
-    if isinstance(found[0], str) and any("\ud800" <= letter <= "\udfff" for letter in found[0]):
+    if isinstance(found[0], str) and has_half_character(found[0]):
         raise ValueError("the name has half of a surrogate pair in it, which is no character")
     return found[0] if found[0] != "" else number
 
 
 def _own(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's own options; a ValueError says what is wrong with one."""
     own = {name: row[name] for name in ("max_new_tokens", "temperature", "seed") if row.get(name) is not None}
     for name, least, below in (("max_new_tokens", 1, LARGEST_SEED), ("seed", 0, LARGEST_SEED)):
         value = own.get(name, least)
@@ -162,10 +158,6 @@ class Output:
     """What a file of texts holds, and what is added to it.
 
     The first line has the settings of the run beside its text; lines are of texts or of rows with an error.
-
-    Args:
-        path: the file; it is made with the first line, and its folder too.
-        settings: all that determines the texts, but the rows.
 
     Raises:
         ResultsError: the file cannot be read, holds something else, or is of a run with other settings.
@@ -256,7 +248,6 @@ def _parsed(path: Path, number: int, content: bytes) -> Line:
 
 
 def _is_of(line: Line, row: Row) -> bool:
-    """Tell whether a text is of this row's prompt and options."""
     told = {name: line[name] for name in ("prompt", "messages") if line.get(name) is not None}
     return (told, line.get("options", {})) == (row.told, row.own)
 
