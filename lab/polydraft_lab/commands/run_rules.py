@@ -168,9 +168,7 @@ def share_table(results: list[RuleShare]) -> Table:
     groups = grouped(results, lambda one: f"{one.scheme}, tree {one.tree}, T = {one.temperature:g}").items()
     title = "Shares: what verifying takes of a step, with one thread"
     head = ("scheme, rule", "share", "tokens/call", "verify, ms", "step, ms")
-    return Table.of_groups(
-        title, (*head, "verify, ms", "step, ms"), (([name], map(cells, group)) for name, group in groups)
-    )
+    return Table.of_groups(title, head, (([name], map(cells, group)) for name, group in groups))
 
 
 def optimum_table(results: list[OptimumTime]) -> Table:

@@ -20,13 +20,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
-
-    Args:
-        title: what it shows, and where.
-        header: the columns' names.
-        rows: the cells; an empty row separates groups.
-    """
+    """A table of text: what it shows, the columns' names, and rows, of which an empty one separates groups."""
 
     title: str
     header: tuple[str, ...]

@@ -14,12 +14,7 @@ from polydraft.options.value_checks import listed
 
 @dataclass(frozen=True)
 class Words:
-    """A kind of words.
-
-    Args:
-        listed: returns them as help lists them.
-        check: looks at one, and returns it as it is used; None where they are looked at later.
-    """
+    """A kind of words: lists them for help; checks one and returns it as it is used, None where that comes later."""
 
     listed: Callable[[], str] = str
     check: Callable[[Any], Any] | None = None

@@ -134,13 +134,6 @@ def statistics_of(target: Passes, draft: Passes, prompt: int, new: list[int], to
     A pass of the target scores committed tokens that are not in the cache yet, then a chain of drafts; how many of
     these were accepted shows in what the cache holds before the next pass. The first pass of each model is the
     prompt's and counts as "prefill", though the target's already yields tokens: it is a target call, but no step.
-
-    Args:
-        target: the target's passes.
-        draft: the draft model's.
-        prompt: the prompt's length.
-        new: per row, the number of new tokens; drafts go with a single row only.
-        total: seconds of the whole call.
     """
     rows, longest = len(new), max(new)
     known = [prompt, *(before + 1 for before in target.before[1:]), prompt + longest]

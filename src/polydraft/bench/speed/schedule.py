@@ -79,13 +79,7 @@ class SpeedSettings:
 
 @dataclass(frozen=True)
 class Round:
-    """One batch of prompts of one task, which all arms continue one after the other.
-
-    Args:
-        prompts: the batch.
-        temperature: of sampling.
-        repeat: from 0.
-    """
+    """One batch of prompts of one task, which all arms continue one after the other."""
 
     prompts: tuple[Prompt, ...]
     temperature: float

@@ -13,14 +13,7 @@ from polydraft.theory import time_factor
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """An arm's run and the plain run of the same prompts, temperature, batch size and repeat.
-
-    Args:
-        tokens: the arm's new tokens.
-        seconds: the arm's time.
-        plain_tokens: plain decoding's new tokens.
-        plain_seconds: plain decoding's time.
-    """
+    """An arm's run and the plain run of the same prompts, temperature, batch size and repeat."""
 
     tokens: int
     seconds: float

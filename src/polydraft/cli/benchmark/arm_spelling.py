@@ -59,14 +59,7 @@ FLAGS = ("bottom-up",)
 
 @dataclass(frozen=True)
 class ArmSpelling:
-    """An arm as the command line has it.
-
-    Args:
-        name: what it is called in results.
-        kind: one of the named arms, or empty for a configuration of polydraft's.
-        settings: its keys and values.
-        text: as it was given, but for the name.
-    """
+    """An arm as it was given: its name in results, the word of a named arm if it is one, its settings, and its text."""
 
     name: str
     kind: str

@@ -14,13 +14,7 @@ from polydraft.options.value_checks import has_half_character
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Args:
-        usage: how it is typed.
-        does: what it does, for help.
-        takes: whether something follows its name.
-    """
+    """A command: how it is typed, what it does, and whether something follows its name."""
 
     usage: str
     does: str

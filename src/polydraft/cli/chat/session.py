@@ -35,14 +35,7 @@ SHARE = 4
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """An answer as it comes: an iterator of what every step brings.
-
-    Args:
-        conversation: what was said, with the message that is answered.
-        dropped: how many exchanges were dropped to make room.
-        run: the generation.
-        tokenizer: the model's.
-    """
+    """An answer as it comes, an iterator of what every step brings; `dropped` exchanges made room for it."""
 
     conversation: Conversation
     dropped: int
