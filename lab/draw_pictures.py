@@ -12,8 +12,8 @@ from typing import Any
 import polydraft
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.speed import ArmResult
-from polydraft.bench.speed.pages.figures import speed_ups
-from polydraft.bench.speed.ratios import SpeedUp
+from polydraft.bench.speed.figures import speed_ups
+from polydraft.bench.speed.speed_ups import SpeedUp
 from polydraft.bench.style import save
 
 DOCS = Path(__file__).parents[1] / "docs"

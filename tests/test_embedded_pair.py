@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polydraft
-from polydraft.cli.demo import demo_prompts
+from polydraft.cli.benchmark.demo import demo_prompts
 from polydraft.training import measure_quality
 
 FOLDER = Path(str(files("polydraft") / "data" / "pair"))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polydraft"
 LAB = "polydraft_lab"
 """The package in `lab/` beside `src/`: it may import every room, and one file alone imports it."""
-JOINING = "cli/lab.py"
+JOINING = "cli/commands.py"
 FLOORS = [
     ["errors", "extras", "options", "probs", "fetched", "machine_code"],
     ["schemes", "rows"],

@@ -19,8 +19,8 @@ from polydraft.bench.speed import (
     summarise_speed,
     typical_load,
 )
-from polydraft.bench.speed.pages.page import conditions_in_words
-from polydraft.bench.speed.pages.speed_tables import NOTHING, interval, overall, setting_in_words
+from polydraft.bench.speed.page import NOTHING, conditions_in_words, interval, setting_in_words
+from polydraft.bench.speed.summary import overall
 from polydraft.bench.table import Table
 
 DOCS = Path(__file__).parents[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polydraft.bench.speed.closed_form import bound_of
+from polydraft.bench.speed.speed_ups import bound_of
 from polydraft.engine import Statistics
 from polydraft.theory import time_factor, tokens_per_call
 

@@ -14,7 +14,7 @@ from polydraft.bench.result_lines import check_regular
 from polydraft.bench.speed import read_speed_results, verdicts, write_report
 from polydraft.bench.speed.summary import summarise_speed
 from polydraft.errors import PolydraftError, ResultsError
-from polydraft.options.places import odd_kind
+from polydraft.options.value_checks import odd_kind
 from polydraft.verifiers import RecursiveRejectionWithoutReplacement
 from polydraft_lab.limits import (
     LimitsSettings,
@@ -131,7 +131,7 @@ def test_a_line_of_something_else_is_refused(line: str, tmp_path: Path) -> None:
 
 
 def test_any_damage_is_a_report_or_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polydraft.bench.speed.pages.page.draw_speed_figures", lambda *_: [])
+    monkeypatch.setattr("polydraft.bench.speed.page.draw_speed_figures", lambda *_: [])
     draw, refused = random.Random(7), 0
     for _ in range(400):
         (tmp_path / "runs").write_bytes(damaged(CONTENT, draw))

@@ -10,7 +10,7 @@ from doubles import perturbed, tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from polydraft.bench import Prompt
-from polydraft.bench.encoding import encode, seed_of
+from polydraft.bench.prompts.prompt import encode, seed_of
 from polydraft.catalogue import parse_policy
 from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, NoDraft, PredictedDrafter
 from polydraft.engine import generate

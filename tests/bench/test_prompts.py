@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import polydraft.bench.prompts.prompt_formats as row_reading
+import polydraft.bench.prompts.prompt as row_reading
 import polydraft.bench.prompts.sets as reading
 from polydraft.bench import SHIPPED, Prompt, read_prompt_sets, read_prompts
 from polydraft.bench.prompts import as_asked, prompt_from_row

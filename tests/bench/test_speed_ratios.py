@@ -8,9 +8,9 @@ from rich.table import Table
 
 from polydraft.bench.bootstrap import Estimate, widening_for_few
 from polydraft.bench.speed import PLAIN, verdicts
-from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
+from polydraft.bench.speed.speed_ups import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.summary import ArmResult
-from polydraft.cli.printing.summaries import add_comparison
+from polydraft.cli.generation.summaries import add_comparison
 from polydraft.engine import Comparison, Statistics
 
 

@@ -13,7 +13,7 @@ from doubles import tiny_model
 
 import polydraft_lab.subjects.planner as planning
 from polydraft.bench import read_prompt_sets
-from polydraft.bench.encoding import encode
+from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import RuleLine, tables
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter

@@ -18,15 +18,14 @@ import pytest
 from bad_calls import Call, Good, commands, generated_call, make_world
 
 import polydraft
-from polydraft.cli import demo, main, tune
-from polydraft.cli import one_text as generating
-from polydraft.cli.benchmark import bench
+from polydraft.cli import main
+from polydraft.cli.benchmark import bench, demo, tune
+from polydraft.cli.generation import one_text as generating
 from polydraft.cli.generation import prompt_file as batch
 from polydraft.conformance import proved_rules
 from polydraft.errors import FetchError
 from polydraft.planning import load_plan
 from polydraft.verifiers import BlockVerification, NaiveMatch, TypicalAcceptance
-from polydraft_lab.commands import results
 
 Folders = tuple[Path, Path]
 CODES = (0, 1, 2, 130)
@@ -160,7 +159,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for room in (generating, tune, bench, demo, results):
+    for room in (generating, demo):
         monkeypatch.setattr(room, "load_pair", load_pair)
     path = tmp_path / "plan"
     path.write_bytes(good.plan)
@@ -173,9 +172,9 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(proved_rules, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.train_pair.train_pair", interrupted)
+    monkeypatch.setattr("polydraft.cli.train.train_pair", interrupted)
     monkeypatch.setattr("polydraft.training.heads.head_making.write_shards", interrupted)
-    monkeypatch.setattr("polydraft.cli.train.train_head.load_pair", load_pair)
+    monkeypatch.setattr("polydraft.cli.train.load_pair", load_pair)
     monkeypatch.setattr("polydraft.bench.speed.schedule.SpeedSettings.repeats", 1)
     monkeypatch.setattr("polydraft.cli.models.registered_types", lambda: ("llama",))
     limit_rounds(monkeypatch)

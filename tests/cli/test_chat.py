@@ -16,7 +16,7 @@ from chatml import START
 from transformers import AutoTokenizer
 
 from polydraft.cli import main
-from polydraft.cli.chat import command, session, speaking
+from polydraft.cli.chat import command, session
 from polydraft.models import Conversation, conversation_ids
 
 
@@ -232,14 +232,14 @@ def test_ctrl_c_in_a_pipe_ends_it_with_what_was_written(call: Call, monkeypatch:
 
 
 def test_ctrl_c_as_the_last_words_are_printed_ends_it_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = speaking.write_text
+    original = session.write_text
 
     def interrupting(console: Any, text: str, style: str) -> None:
         original(console, text, style)
-        monkeypatch.setattr(speaking, "write_text", original)
+        monkeypatch.setattr(session, "write_text", original)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(speaking, "write_text", interrupting)
+    monkeypatch.setattr(session, "write_text", interrupting)
     ended = call("--json", "--drafter", "none", "--max-new-tokens", "1", piped=TWO)
     assert ended.code == 130
     (row,) = ended.rows

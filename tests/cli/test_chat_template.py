@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from polydraft import load
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
+from polydraft.bench.prompts.prompt import encode
 from polydraft.cli import main
 from polydraft.models import Message
 

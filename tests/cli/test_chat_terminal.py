@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import polydraft
-from polydraft.cli.chat.messages import MOST_BYTES
+from polydraft.cli.chat.messages import COMMANDS, MOST_BYTES, message_of, parsed, whole_message
 from polydraft.cli.chat.session import Answer, Chat
 from polydraft.cli.chat.terminal import Terminal
-from polydraft.cli.chat.typed import COMMANDS, message_of, parsed, whole_message
 from polydraft.cli.printing import console
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import polydraft
-from polydraft.cli import demo, main
+from polydraft.cli import main
+from polydraft.cli.benchmark import demo
 
 
 @pytest.fixture

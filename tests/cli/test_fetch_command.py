@@ -74,7 +74,7 @@ def test_bad_calls_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_fetched_is_one_sentence() -> None:
-    from polydraft.cli.one_text import run_generate
+    from polydraft.cli.generation.one_text import run_generate
     from polydraft.options.commands.generate_options import GenerateOptions
 
     with pytest.raises(CheckpointError, match="`polydraft fetch smollm2` brings it"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polydraft.cli import main
-from polydraft.cli.generation.prompt_rows import Row, read_rows
+from polydraft.cli.generation.text_file import Row, read_rows
 from polydraft.drafters import ModelDrafter
 from polydraft.errors import PromptFileError
 from polydraft.models import Message
@@ -198,7 +198,7 @@ def test_a_finished_file_needs_no_models(
     call: Call, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("--quiet") == 0
-    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_models", None)
+    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_pair_of", None)
     assert call() == 0
     assert "0 new texts, 4 from before" in capsys.readouterr().out
 
@@ -291,7 +291,7 @@ def test_ctrl_c_while_models_load(
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_models", interrupted)
+    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_pair_of", interrupted)
     assert call("--json") == 130
     assert json.loads(capsys.readouterr().out)["interrupted"] is True
 

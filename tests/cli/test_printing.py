@@ -16,9 +16,9 @@ from rich.text import Text
 from polydraft.bench.speed import difference_table
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.summary import TextDifference
-from polydraft.cli import one_text as generating
 from polydraft.cli.benchmark.bench import as_rich
-from polydraft.cli.one_text import given_prompt
+from polydraft.cli.generation import one_text as generating
+from polydraft.cli.generation.one_text import given_prompt
 from polydraft.cli.printing import console, on_one_line, progress_bar, styled, visible
 from polydraft.cli.process import exit_code_of, stopped
 from polydraft.errors import InvalidParameter

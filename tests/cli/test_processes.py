@@ -17,8 +17,8 @@ from polydraft.machine_code import COMPILING
 START = "from polydraft_command import main; main()"
 SERVER = """
 import gc, json, os, sys
-import polydraft.cli.benchmark.bench, polydraft.cli.benchmark.bench, polydraft.cli.conformance, polydraft.cli.demo
-import polydraft.cli.generation, polydraft.cli.train, polydraft.cli.tune, polydraft_command
+import polydraft.cli.benchmark.bench, polydraft.cli.conformance, polydraft.cli.benchmark.demo
+import polydraft.cli.generation, polydraft.cli.train, polydraft.cli.benchmark.tune, polydraft_command
 import polydraft_lab.commands.run_limits, polydraft_lab.commands.run_passes, polydraft_lab.commands.run_planner
 import polydraft_lab.commands.run_rules
 gc.freeze()

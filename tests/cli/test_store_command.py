@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import polydraft
-from polydraft.bench.encoding import encode
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli import stores as build
 from polydraft.cli.commands import app
-from polydraft.cli.stores import store_commands as build
 from polydraft.drafters import StoreVocabulary, StoreWriter, TextStore
 from polydraft.errors import InvalidParameter, PromptFileError, StoreError, VocabularyMismatch
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import polydraft.cli.tune as command
+import polydraft.cli.benchmark.tune as command
 from polydraft.cli import main
-from polydraft.cli.tune import draw_counts
+from polydraft.cli.benchmark.tune import draw_counts
 from polydraft.planning import load_plan
 from polydraft.trees import TreeShape
 

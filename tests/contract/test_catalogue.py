@@ -19,7 +19,7 @@ import polydraft.catalogue.tables as tables
 from polydraft.catalogue import DrafterLine, PolicyLine, drafter_words, parse_policy, verifier_by_name
 from polydraft.cli import main
 from polydraft.cli.benchmark.arm_spelling import spell_arm
-from polydraft.cli.option_words import drafters_in_help, rules_in_help, trees_in_help
+from polydraft.cli.option_words import KINDS, rules_in_help, trees_in_help
 from polydraft.conformance import matrix, tree_matrix
 from polydraft.drafters import NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme
@@ -174,7 +174,7 @@ class Brief(NgramDrafter):
 
 def test_a_new_drafter_is_known_by_its_word(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
     monkeypatch.setattr(tables, "DRAFTERS", (DrafterLine("brief", Brief), *tables.DRAFTERS))
-    assert "brief" in drafter_words(0) and drafters_in_help() == (
+    assert "brief" in drafter_words(0) and KINDS["drafter"].listed() == (
         "brief, model, ngram[:N], suffix[:FOLDER], rest:FOLDER, lookup-first, recycling, route, route-first, merge, "
         "merge-beside, jacobi, lookahead[:N,W,G], ouroboros or none"
     )

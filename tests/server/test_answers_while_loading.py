@@ -15,8 +15,8 @@ import pytest
 from fastapi.testclient import TestClient
 from serving import COMMAND, until
 
-from polydraft.cli.serve import serving as running_room
-from polydraft.cli.serve.serving import run_serve
+from polydraft.cli import serving as running_room
+from polydraft.cli.serving import run_serve
 from polydraft.errors import PolydraftError
 from polydraft.server import Settings, build_app
 from polydraft.server.front import logs

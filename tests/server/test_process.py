@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from serving import COMMAND, healthy, running, served, worker_of
 
 from polydraft.cli import main
-from polydraft.cli.serve import serving as running_room
-from polydraft.cli.serve.serving import bound, run_serve
+from polydraft.cli import serving as running_room
+from polydraft.cli.serving import bound, run_serve
 from polydraft.errors import InvalidParameter, MissingExtra
 from polydraft.extras import SERVE
 from polydraft.server import Settings

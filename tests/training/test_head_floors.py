@@ -11,7 +11,7 @@ from torch import Tensor
 
 import polydraft
 from polydraft.bench import read_prompt_sets
-from polydraft.bench.encoding import encode
+from polydraft.bench.prompts.prompt import encode
 from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, WritingPlan, make_head
 
 pytestmark = pytest.mark.slow

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.cli.train.train_head import run_train_head
+from polydraft.cli.train import run_train_head
 from polydraft.drafters import HeadDrafter, owned_networks, write_block
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
-from polydraft.options.commands.train_options import TrainHeadOptions
+from polydraft.options.commands.making_options import TrainHeadOptions
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
 from polydraft.training.heads.head_making import most_written, run_name
@@ -134,7 +134,7 @@ def test_the_command_says_which_prompts_are_too_long_before_the_target_writes(
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b", "c = 1; " * 50))
     )
-    monkeypatch.setattr("polydraft.cli.train.train_head.make_head", lambda *_: pytest.fail("not yet"))
+    monkeypatch.setattr("polydraft.cli.train.make_head", lambda *_: pytest.fail("not yet"))
     rows, folders = (str(tmp_path / "rows.jsonl"),), {"work": tmp_path / "work", "out": tmp_path / "out"}
     request = TrainHeadOptions(kind="medusa", prompts=rows, length=64, **folders)
     with pytest.raises(pytest.fail.Exception):

@@ -1,27 +1,25 @@
 """What the subjects of `polydraft bench` share: loading, a bar and Ctrl-C, JSON lines, tables and conditions."""
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from inspect import signature
 from typing import Any, TypeVar
 
 from rich.console import Console
 from torch import Tensor, nn
 
 from polydraft.bench import Table, read_prompt_sets
-from polydraft.bench.encoding import encode
 from polydraft.bench.environment import described, load, machine, versions
+from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.speed import SpeedSettings, prompts_that_fit
-from polydraft.cli.benchmark.bench import as_rich, say_busy
+from polydraft.cli.benchmark.bench import print_lines, print_table, say_busy
 from polydraft.cli.clashes import LONE_MODEL, refuse_clashes
 from polydraft.cli.conformance import progress
+from polydraft.cli.generation.one_text import load_pair_of
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.engine import load_models
-from polydraft.models import Pair, load_pair
+from polydraft.models import Pair
 from polydraft.options.commands.option_groups import ModelOptions
 from polydraft_lab.commands.options import SourceOptions
 from polydraft_lab.subjects import LatticeResult, OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
@@ -38,22 +36,6 @@ KINDS = {
 }
 """What a result is called in JSON lines."""
 Result = TypeVar("Result")
-Settings = TypeVar("Settings")
-
-
-def settings_of(kind: Callable[..., Settings], options: Any, **others: Any) -> Settings:
-    """Return how something is measured, as options say it by the same names.
-
-    Args:
-        kind: the dataclass of the settings, which has defaults.
-        options: a command's; what is empty or None is left to the defaults.
-        others: settings that are no options as they stand.
-
-    Raises:
-        InvalidParameter: a value outside its range.
-    """
-    given = {name: getattr(options, name, None) for name in signature(kind).parameters} | others
-    return kind(**{name: value for name, value in given.items() if value not in ((), None)})
 
 
 def refuse_lone_model(options: ModelOptions) -> None:
@@ -73,9 +55,7 @@ def load_source(options: ModelOptions, notes: Console) -> Pair:
         PolydraftError: it cannot be loaded; see `polydraft.load`.
     """
     with notes.status("Loading the models ..."):
-        if options.target is None:
-            return load_pair(dtype=options.dtype, device=options.device)
-        return load_models(options.target, options.draft, dtype=options.dtype, device=options.device)
+        return load_pair_of(options, load_models)
 
 
 def token_ids(options: SourceOptions, pair: Pair, new_tokens: int, notes: Console) -> list[Tensor]:
@@ -129,27 +109,14 @@ def show(
 ) -> int:
     """Print results as JSON lines or as tables with notes; return the exit code: 0, or 130 after Ctrl-C."""
     if as_json:
-        print_lines(conditions, results, interrupted=interrupted)
+        rows = ({"kind": KINDS[type(one)], **asdict(one)} for one in results)
+        print_lines(conditions, rows, interrupted=interrupted)
     else:
         console = new_console()
-        print_tables(console, tables)
+        for table in tables:
+            print_table(console, table)
         print_end(console, conditions, notes)
     return INTERRUPTED if interrupted else 0
-
-
-def print_lines(conditions: dict[str, Any], results: Sequence[Any], *, interrupted: bool) -> None:
-    """Print JSON lines: the conditions, then every result."""
-    rows = ({"kind": KINDS[type(one)], **asdict(one)} for one in results)
-    for line in ({"kind": "conditions", **conditions, "interrupted": interrupted}, *rows):
-        sys.stdout.write(json.dumps(line) + "\n")
-
-
-def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables, each below its title, in as many parts as the terminal's width asks for."""
-    for table in tables:
-        console.print(table.title, style="bold", soft_wrap=True)
-        for part in table.split(console.width):
-            console.print(as_rich(part))
 
 
 def print_end(console: Console, conditions: dict[str, Any], notes: Sequence[str]) -> None:

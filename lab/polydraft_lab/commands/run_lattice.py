@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench import Table
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.bench.table import Table, grouped
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.cli.process import INTERRUPTED
 from polydraft.drafters.draft_rows import LISTED
 from polydraft.engine import head_for
@@ -20,7 +21,6 @@ from polydraft_lab.commands.results import (
     conditions_of,
     gathered,
     load_source,
-    settings_of,
     show,
     token_ids,
 )
@@ -35,8 +35,8 @@ def run_lattice(options: BenchLatticeOptions) -> int:
     """
     settings, into = settings_of(LatticeOptions, options), options.into
     shipped = shipped_head(options.target)
+    notes = notes_beside(options)
     refuse_clashes(
-        both_outputs(options.as_json, options.quiet),
         (options.page and options.as_json, "--page and --json are two ways to print: leave one out."),
         (
             bool(into) and (options.page or options.as_json),
@@ -49,7 +49,6 @@ def run_lattice(options: BenchLatticeOptions) -> int:
     )
     if into:
         with_tables(into, options.target, "")  # says before the hours of work that there is no place for the tables
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(replace(options, draft=None), notes)
     head = head_for(options.draft or shipped or embedded_head(), pair.target)
     prompts = token_ids(options, pair, options.max_new_tokens, notes)
@@ -109,25 +108,25 @@ def as_page(
 
 def tables_of(results: Sequence[LatticeResult]) -> list[Table]:
     """Return a table for every temperature and number of drafts."""
-    return [
-        _table(heat, drafts, [one for one in results if (one.temperature, one.drafts) == (heat, drafts)])
-        for heat, drafts in dict.fromkeys((one.temperature, one.drafts) for one in results)
-    ]
+    groups = grouped(results, lambda one: (one.temperature, one.drafts)).items()
+    return [_table(heat, drafts, group) for (heat, drafts), group in groups]
 
 
 def _table(heat: float, drafts: int, results: Sequence[LatticeResult]) -> Table:
-    rows = list[tuple[str, ...]]()
-    for trees in dict.fromkeys(one.trees for one in results):
-        group = [one for one in results if one.trees == trees]
-        size, best = f"{group[0].nodes:.1f} drafts", group[0].optimum
-        rows += [(), (f"{trees} ({size})", "", "", f"at most {best:.3f}", "", "")]
-        for one in group:
-            low, high = one.interval
-            share = f"{100 * one.first / best:.1f} %" if best else ""
-            cells = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
-            rows.append((f" {one.rule}", *cells, "" if one.speed is None else f"{one.speed:.2f}x"))
+
+    def cells(one: LatticeResult) -> tuple[str, ...]:
+        low, high = one.interval
+        share = f"{100 * one.first / one.optimum:.1f} %" if one.optimum else ""
+        rates = (f"{one.tokens_per_call:.2f}", f"{low:.2f} to {high:.2f}", f"{one.first:.3f}", share)
+        return one.rule, *rates, "" if one.speed is None else f"{one.speed:.2f}x"
+
+    def heading(trees: str, one: LatticeResult) -> tuple[str, ...]:
+        return f"{trees} ({one.nodes:.1f} drafts)", "", "", f"at most {one.optimum:.3f}"
+
+    groups = grouped(results, lambda one: one.trees).items()
     head = ("rule", "tokens/call", "95 % interval", "first kept", "of the optimum", "over plain")
-    return Table(f"T = {heat:g}, at most {drafts} drafts", head, tuple(rows[1:]))
+    named = ((heading(trees, group[0]), map(cells, group)) for trees, group in groups)
+    return Table.of_groups(f"T = {heat:g}, at most {drafts} drafts", head, named)
 
 
 def notes_on(settings: LatticeOptions) -> list[str]:

@@ -1,7 +1,6 @@
 """`polydraft limits`: measure how far every rule is from the optimum on real text, and show it."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,20 +9,20 @@ from typing import Any
 
 from rich.console import Console
 
-from polydraft.bench import Prompt, read_prompt_sets, require_matplotlib
+from polydraft.bench import Prompt
 from polydraft.catalogue import drafter_line, node_rules, rule_line, tree_rules
-from polydraft.cli.benchmark.bench import as_rich, kept
-from polydraft.cli.clashes import idle_excerpts, idle_template, refuse_clashes
+from polydraft.cli.benchmark.bench import as_rich, keep_all, kept, print_lines, settings_of
+from polydraft.cli.clashes import read_asked, refuse_clashes
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.conformance import cases, matrix, tree_matrix
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.extras import FIGURES
 from polydraft.models import Pair
 from polydraft.verifiers import NodeVerifier, PathVerifier
 from polydraft_lab.commands.options import LimitsOptions, parse_numbers
-from polydraft_lab.commands.results import load_source, refuse_lone_model, settings_of
+from polydraft_lab.commands.results import load_source, refuse_lone_model
 from polydraft_lab.limits import (
     LimitsSettings,
     Models,
@@ -101,11 +100,8 @@ def checked(options: LimitsOptions) -> list[Prompt]:
     for word in options.verifiers:
         _prove(word)
     if options.figures:
-        require_matplotlib()
-    prompts = read_prompt_sets(options.prompts, options.limit, options.chat_template)
-    cut = options.excerpt_tokens is not None
-    refuse_clashes(idle_excerpts(prompts, cut), idle_template(prompts, options.chat_template))
-    return prompts
+        FIGURES.check()
+    return read_asked(options.prompts, options.limit, options.chat_template, options.excerpt_tokens)
 
 
 def _prove(word: str) -> None:
@@ -133,15 +129,9 @@ def measure_all(
 ) -> bool:
     """Measure what is missing, with a progress bar; return whether the user interrupted it."""
     keys = keys_of(prompts, settings)
-    with progress_bar(notes) as progress:
-        task = progress.add_task("texts", total=len(keys), completed=sum(key in results.records for key in keys))
-        try:
-            for record in measure(models, prompts, settings, {*results.records}):
-                results.add(record)
-                progress.advance(task)
-        except KeyboardInterrupt:
-            return True
-    return False
+    done = sum(key in results.records for key in keys)
+    new = measure(models, prompts, settings, {*results.records})
+    return keep_all(new, results.add, ("texts", done, len(keys)), notes)
 
 
 def write_report(
@@ -182,14 +172,7 @@ def print_json(
     interrupted: bool,
 ) -> None:
     """Print the conditions and every result as JSON lines."""
-    head = {
-        "kind": "conditions",
-        **conditions,
-        "prompts": texts_by_task(records),
-        "interrupted": interrupted,
-    }
-    for line in [head, *as_lines(nodes, trees)]:
-        sys.stdout.write(json.dumps(line) + "\n")
+    print_lines({**conditions, "prompts": texts_by_task(records)}, as_lines(nodes, trees), interrupted=interrupted)
 
 
 def print_tables(

@@ -1,11 +1,13 @@
 """`polydraft bench passes`: what a pass of the target and of its drafts costs."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from polydraft.bench import Table
-from polydraft.cli.clashes import LONE_DRAFT, both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.bench.table import Table, grouped
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import LONE_DRAFT, refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.fetched import is_derived
 from polydraft.models import HuggingFaceModel, LanguageModel, draft_model, load_draft
 from polydraft.models.derived import check_word
@@ -17,7 +19,6 @@ from polydraft_lab.commands.results import (
     conditions_of,
     gathered,
     load_source,
-    settings_of,
     show,
 )
 from polydraft_lab.subjects import PassSettings, PassTime, check_room, time_passes
@@ -27,14 +28,13 @@ def run_passes(options: BenchPassesOptions) -> int:
     """Time the target and draft models by their names, and print; return the exit code: 0, or 130 after Ctrl-C."""
     settings, named = settings_of(PassSettings, options), options.drafts
     twice = len({*named}) < len(named) or TARGET in named
+    notes = notes_beside(options)
     refuse_clashes(
-        both_outputs(options.as_json, options.quiet),
         (bool(named) and not options.target, LONE_DRAFT),
         (twice, "Two models would have one name in the results: give each draft model once, and none called target."),
     )
     for name in filter(is_derived, named):
         check_word(name)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     models_named = ModelOptions(target=options.target, dtype=options.dtype, device=options.device)
     pair = load_source(models_named, notes)
     others = {name: load_draft(name, pair.target) for name in named}
@@ -53,12 +53,13 @@ def run_passes(options: BenchPassesOptions) -> int:
 def pass_table(results: list[PassTime]) -> Table:
     """Return the medians, with models as rows, below the number of tokens that they had read."""
     widths = sorted({one.width for one in results})
-    rows = list[tuple[str, ...]]()
-    for known in dict.fromkeys(one.known for one in results):
-        times = {(one.model, one.width): one.milliseconds for one in results if one.known == known}
-        rows += [()] if rows else []
-        rows.append((f"after {known:,} tokens", *[""] * len(widths)))
-        for name in dict.fromkeys(name for name, _ in times):
-            rows.append((f" {name}", *(f"{times[name, width]:.1f}" for width in widths)))
     title = f"Milliseconds of a pass, by the tokens that it scores; medians of {results[0].passes}"
-    return Table(title, ("model", *map(str, widths)), tuple(rows))
+    groups = grouped(results, lambda one: one.known).items()
+    named = (([f"after {known:,} tokens"], _lines(group, widths)) for known, group in groups)
+    return Table.of_groups(title, ("model", *map(str, widths)), named)
+
+
+def _lines(results: list[PassTime], widths: list[int]) -> Iterator[tuple[str, ...]]:
+    for name, group in grouped(results, lambda one: one.model).items():
+        times = {one.width: one.milliseconds for one in group}
+        yield name, *(f"{times[width]:.1f}" for width in widths)

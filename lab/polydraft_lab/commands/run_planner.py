@@ -7,9 +7,9 @@ from statistics import median
 
 from torch import Tensor
 
-from polydraft.bench import Table
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.bench.table import Table, grouped
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.printing import notes_beside
 from polydraft.models import Pair
 from polydraft_lab.commands.options import BenchPlannerOptions
 from polydraft_lab.commands.results import (
@@ -17,7 +17,6 @@ from polydraft_lab.commands.results import (
     gathered,
     load_source,
     refuse_lone_model,
-    settings_of,
     show,
     token_ids,
 )
@@ -34,10 +33,9 @@ from polydraft_lab.subjects import (
 def run_planner(options: BenchPlannerOptions) -> int:
     """Measure and print; return the exit code: 0, or 130 after Ctrl-C with no finished setting lost."""
     lanes = settings_of(PlannerOptions, options)
-    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    notes = notes_beside(options)
     refuse_lone_model(options)
     chosen = settings_named(options.settings)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(options, notes)
     prompts = token_ids(options, pair, options.max_new_tokens, notes)
     results, interrupted = gathered(partial(measured, chosen, lanes, pair, prompts), notes)
@@ -66,15 +64,16 @@ def measured(
 
 def planner_table(results: list[PlannerSpeed]) -> Table:
     """Return every arm's speed beside plain decoding's and the fastest fixed tree's, below each setting."""
-    rows = list[tuple[str, ...]]()
-    for setting in dict.fromkeys(one.setting for one in results):
-        rows += [(), (setting, *[""] * 4)]
-        for one in (one for one in results if one.setting == setting):
-            plain, best = one.against_plain, one.against_best
-            cells = (f"{one.tokens_per_second:.1f}", f"{median(plain):.2f}x", f"{min(plain):.2f} to {max(plain):.2f}")
-            rows.append((f" {one.arm}", *cells, f"{median(best):.2f}x" if best else ""))
+
+    def cells(one: PlannerSpeed) -> tuple[str, ...]:
+        plain, best = one.against_plain, one.against_best
+        speeds = (f"{one.tokens_per_second:.1f}", f"{median(plain):.2f}x", f"{min(plain):.2f} to {max(plain):.2f}")
+        return one.arm, *speeds, f"{median(best):.2f}x" if best else ""
+
+    groups = grouped(results, lambda one: one.setting).items()
     head = ("arm", "tokens/s", "over plain", "range", "best tree")
-    return Table("The planner and other arms, side by side: medians over texts", head, tuple(rows[1:]))
+    title = "The planner and other arms, side by side: medians over texts"
+    return Table.of_groups(title, head, (([setting], map(cells, group)) for setting, group in groups))
 
 
 def notes_on(options: PlannerOptions, results: Sequence[PlannerSpeed]) -> list[str]:

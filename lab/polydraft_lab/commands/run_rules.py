@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from polydraft.bench import Table
+from polydraft.bench.table import Table, grouped
 from polydraft.catalogue import scheme_by_name
-from polydraft.cli.clashes import both_outputs, refuse_clashes
-from polydraft.cli.printing import console as new_console
+from polydraft.cli.benchmark.bench import settings_of
+from polydraft.cli.clashes import refuse_clashes
+from polydraft.cli.printing import notes_beside
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
@@ -22,7 +23,6 @@ from polydraft_lab.commands.results import (
     gathered,
     load_source,
     refuse_lone_model,
-    settings_of,
     show,
     token_ids,
 )
@@ -74,9 +74,8 @@ def run_rules(options: BenchRulesOptions) -> int:
     """Measure and print; return the exit code: 0, or 130 after Ctrl-C."""
     refuse_idle_options(options)
     settings = settings_of(RulesSettings, options, drafts=parse_numbers(options.numbers))
-    refuse_clashes(both_outputs(options.as_json, options.quiet))
+    notes = notes_beside(options)
     refuse_lone_model(options)
-    notes = new_console(errors=True, quiet=options.as_json or options.quiet)
     pair = load_source(options, notes)
     rules = chosen_rules(options, pair)
     prompts = token_ids(options, pair, options.max_tokens, notes)
@@ -145,51 +144,46 @@ def _of(results: Sequence[Found], kind: type[Kind]) -> list[Kind]:
 
 def law_table(results: list[RuleLaw]) -> Table:
     """Return what rules accept and cost at a node, below the optimum of their scheme and number of drafts."""
-    rows, schemes = list[tuple[str, ...]](), list(dict.fromkeys(one.scheme for one in results))
-    for scheme, temperature, drafts in sorted({_case(one) for one in results}, key=lambda case: _order(schemes, case)):
-        found = [one for one in results if _case(one) == (scheme, temperature, drafts)]
-        name = f"{scheme}, k = {drafts}, T = {temperature:g}"
-        rows += [(), (name, _percent(found[0].optimum), "", "", "")]
-        rows += [
-            (f" {_named(one)}", _percent(one.acceptance), *_times(one.node_ms, one.slowest_ms, one.batch_ms))
-            for one in found
-        ]
+    schemes = list(dict.fromkeys(one.scheme for one in results))
+    found = sorted(results, key=lambda one: (schemes.index(one.scheme), one.temperature, one.drafts))
+    groups = grouped(found, lambda one: f"{one.scheme}, k = {one.drafts}, T = {one.temperature:g}").items()
+
+    def cells(one: RuleLaw) -> list[str]:
+        return [_named(one), _percent(one.acceptance), *_times(one.node_ms, one.slowest_ms, one.batch_ms)]
+
+    title = "Laws: acceptance and its optimum in %; milliseconds with one thread"
     head = ("scheme, rule", "accepts", "node", "slowest", f"{results[0].nodes} nodes")
-    return Table("Laws: acceptance and its optimum in %; milliseconds with one thread", head, tuple(rows[1:]))
-
-
-def _case(one: RuleLaw) -> tuple[str, float, int]:
-    return one.scheme, one.temperature, one.drafts
-
-
-def _order(schemes: Sequence[str], case: tuple[str, float, int]) -> tuple[int, float, int]:
-    return schemes.index(case[0]), *case[1:]
+    return Table.of_groups(
+        title, head, (([name, _percent(group[0].optimum)], map(cells, group)) for name, group in groups)
+    )
 
 
 def share_table(results: list[RuleShare]) -> Table:
     """Return what verifying takes of a step, below each scheme, tree and temperature."""
-    rows = list[tuple[str, ...]]()
-    for case in dict.fromkeys((one.scheme, one.tree, one.temperature) for one in results):
-        scheme, tree, temperature = case
-        rows += [(), (f"{scheme}, tree {tree}, T = {temperature:g}", *[""] * 4)]
-        for one in (one for one in results if (one.scheme, one.tree, one.temperature) == case):
-            cells = (f"{100 * one.share:.1f} %", f"{one.block_efficiency:.2f}", *_times(one.verify_ms, one.step_ms))
-            rows.append((f" {_named(one)}", *cells))
+
+    def cells(one: RuleShare) -> list[str]:
+        shares = (f"{100 * one.share:.1f} %", f"{one.block_efficiency:.2f}")
+        return [_named(one), *shares, *_times(one.verify_ms, one.step_ms)]
+
+    groups = grouped(results, lambda one: f"{one.scheme}, tree {one.tree}, T = {one.temperature:g}").items()
+    title = "Shares: what verifying takes of a step, with one thread"
     head = ("scheme, rule", "share", "tokens/call", "verify, ms", "step, ms")
-    return Table("Shares: what verifying takes of a step, with one thread", head, tuple(rows[1:]))
+    return Table.of_groups(title, head, (([name], map(cells, group)) for name, group in groups))
 
 
 def optimum_table(results: list[OptimumTime]) -> Table:
     """Return what computing the optimum takes, below the size of the rows."""
-    rows = list[tuple[str, ...]]()
-    for nodes, tokens in dict.fromkeys((one.rows, one.tokens) for one in results):
-        rows += [(), (f"{nodes} {'node' if nodes == 1 else 'nodes'}, {tokens:,} tokens", *[""] * 6)]
-        for one in (one for one in results if (one.rows, one.tokens) == (nodes, tokens)):
-            accuracy = ("", "") if one.error is None else (str(one.quadrature), f"{one.error:.0e}")
-            times = _times(one.milliseconds, one.fastest, one.slowest)
-            rows.append((f" {one.scheme}", str(one.drafts), *times, *accuracy))
+
+    def cells(one: OptimumTime) -> list[str]:
+        accuracy = ("", "") if one.error is None else (str(one.quadrature), f"{one.error:.0e}")
+        return [one.scheme, str(one.drafts), *_times(one.milliseconds, one.fastest, one.slowest), *accuracy]
+
+    def size(one: OptimumTime) -> str:
+        return f"{one.rows} {'node' if one.rows == 1 else 'nodes'}, {one.tokens:,} tokens"
+
     head = ("scheme", "k", "median", "fastest", "slowest", "quadrature", "error")
-    return Table("The optimum on random rows: milliseconds with one thread", head, tuple(rows[1:]))
+    title, groups = "The optimum on random rows: milliseconds with one thread", grouped(results, size).items()
+    return Table.of_groups(title, head, (([name], map(cells, group)) for name, group in groups))
 
 
 def notes_on(results: Sequence[Found]) -> list[str]:

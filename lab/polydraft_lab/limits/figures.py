@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polydraft.bench.bootstrap import Estimate
-from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
+from polydraft.bench.style import COLOURS, panels, save
+from polydraft.extras import FIGURES
 from polydraft_lab.limits.cases import NAIVE, node_cases
 from polydraft_lab.limits.summary import NodeResult, nearest
 
@@ -26,7 +27,7 @@ def draw_figures(nodes: Sequence[NodeResult], folder: Path) -> list[Path]:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    require_matplotlib()
+    FIGURES.check()
     temperature = nearest([one.temperature for one in nodes], TYPICAL_TEMPERATURE)
     drafts = int(nearest([one.k for one in nodes], TYPICAL_DRAFTS))
     at_k = [one for one in nodes if one.k == drafts]

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.bench.encoding import encode, seed_of
 from polydraft.bench.prompts import Prompt, in_turn
+from polydraft.bench.prompts.prompt import encode, seed_of
 from polydraft.drafters import Drafter, proposes
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import SamplingParams

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, versions
-from polydraft.bench.result_lines import keep_lines, open_lines
-from polydraft.bench.typed_fields import from_fields
+from polydraft.bench.result_lines import from_fields, keep_lines, open_lines
 from polydraft.catalogue import digests
 from polydraft_lab.limits.measuring import LimitsSettings, Record
 from polydraft_lab.limits.positions import Models

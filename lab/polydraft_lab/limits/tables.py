@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL, template_in_words
-from polydraft.bench.table import Table, spread
+from polydraft.bench.table import Table, grouped, spread
 from polydraft_lab.limits.cases import MANY, TOO_DEAR, UNDEFINED, node_cases
 from polydraft_lab.limits.figures import TYPICAL_DRAFTS, TYPICAL_TEMPERATURE
 from polydraft_lab.limits.summary import NodeResult, TreeResult, nearest
@@ -72,17 +72,17 @@ def tree_tables(trees: Sequence[TreeResult], *, brief: bool) -> list[Table]:
 def node_table(title: str, results: Sequence[NodeResult], column: Callable[[NodeResult], str], *, brief: bool) -> Table:
     """Return schemes and rules by columns: a scheme's optimum in per cent, under it each rule's acceptance and gap."""
     columns = {column(one): one.k for one in results}
-    rows: list[tuple[str, ...]] = []
-    for scheme in dict.fromkeys(one.scheme for one in results):
-        of_scheme = [one for one in results if one.scheme == scheme]
-        best = {column(one): spread(one.optimum, 100, 1, brief=brief) for one in of_scheme}
-        rows += [()] if rows else []
-        rows.append((scheme, *_cells(columns, gaps(columns, of_scheme) | best)))
-        for rule in dict.fromkeys(one.rule for one in of_scheme):
-            of_rule = [one for one in of_scheme if one.rule == rule]
-            reached = {column(one): _reached(one, brief=brief) for one in of_rule}
-            rows.append((f" {rule}", *_cells(columns, gaps(columns, of_rule) | reached)))
-    return Table(title, ("scheme: optimum, %", *columns), tuple(rows))
+
+    def line(name: str, some: Sequence[NodeResult], cell: Callable[[NodeResult], str]) -> tuple[str, ...]:
+        return name, *_cells(columns, gaps(columns, some) | {column(one): cell(one) for one in some})
+
+    def group(scheme: str, some: Sequence[NodeResult]) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        rules = grouped(some, lambda one: one.rule).items()
+        best = line(scheme, some, lambda one: spread(one.optimum, 100, 1, brief=brief))
+        return best, (line(rule, own, lambda one: _reached(one, brief=brief)) for rule, own in rules)
+
+    groups = (group(*one) for one in grouped(results, lambda one: one.scheme).items())
+    return Table.of_groups(title, ("scheme: optimum, %", *columns), groups)
 
 
 def gaps(columns: dict[str, int], results: Sequence[NodeResult]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Measurements on real text: prompt sets, tables and intervals, and speed (`bench.speed`)."""
 
 from polydraft.bench.prompts import SHIPPED, USUAL, Prompt, read_prompt_sets, read_prompts
-from polydraft.bench.style import require_matplotlib
 from polydraft.bench.table import Table
 
 __all__ = [
@@ -11,5 +10,4 @@ __all__ = [
     "Table",
     "read_prompt_sets",
     "read_prompts",
-    "require_matplotlib",
 ]

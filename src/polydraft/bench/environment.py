@@ -4,16 +4,19 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
 from torch import nn
 
 from polydraft.drafters import Drafter, owned_networks
+from polydraft.machine_code import clock
 
 PROCESSOR = Path("/proc/cpuinfo")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
+BUSY = 1.5
 
 
 def described(model: nn.Module | Drafter) -> dict[str, object]:
@@ -53,6 +56,18 @@ def load() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
+
+
+def now(device: torch.device) -> float:
+    """Return the seconds of `clock` once a GPU has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
+
+
+def is_busy(load: float, place: dict[str, Any]) -> bool:
+    """Tell whether other programs disturb times: half as many more threads want to run than are ours, on a CPU."""
+    return load > BUSY * place["threads"] and not place["accelerator"]
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polydraft.extras import FIGURES
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,15 +26,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-
-
-def require_matplotlib() -> None:
-    """Check that figures can be drawn.
-
-    Raises:
-        MissingExtra: matplotlib cannot be used.
-    """
-    FIGURES.check()
 
 
 def save(draw: Callable[[], "Figure"], path: Path) -> Path:

@@ -1,23 +1,41 @@
 """Tables of text: for Markdown, and cut to a terminal's width; means with their intervals as cells."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from polydraft.bench.bootstrap import Estimate
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return items by what they have in common, in the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
+    return groups
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
-
-    Args:
-        title: what it shows, and where.
-        header: the columns' names.
-        rows: the cells; an empty row separates groups.
-    """
+    """A table of text: what it shows, the columns' names, and rows, of which an empty one separates groups."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of_groups(
+        cls, title: str, header: Sequence[str], groups: Iterable[tuple[Sequence[str], Iterable[Sequence[str]]]]
+    ) -> "Table":
+        """Return a table of groups, each with the first cells of the line that heads it and its rows, indented."""
+        rows = list[tuple[str, ...]]()
+        for heading, lines in groups:
+            rows += [(), (*heading, *[""] * (len(header) - len(heading)))]
+            rows += [(f" {name}", *cells) for name, *cells in lines]
+        return cls(title, tuple(header), tuple(rows[1:]))
 
     def as_markdown(self) -> str:
         """Return the table in GitHub's Markdown."""
@@ -49,7 +67,6 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    """Keep a name from outside within its cell."""
     return " ".join(text.replace("|", "\\|").splitlines())
 
 

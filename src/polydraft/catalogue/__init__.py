@@ -4,7 +4,6 @@ The tables are in `polydraft.catalogue.tables`. They are read when they are aske
 """
 
 from polydraft.catalogue.lines import DrafterLine, LimitsEntry, PolicyLine, RuleLine, SchemeLine, schemes_of
-from polydraft.catalogue.members import every_scheme, node_rules, rules_of, tree_rules
 from polydraft.catalogue.own import blamed, digests, names_file, own_drafter, own_rule
 from polydraft.catalogue.words import (
     AUTO,
@@ -13,16 +12,20 @@ from polydraft.catalogue.words import (
     drafter_line,
     drafter_spellings,
     drafter_words,
+    every_scheme,
     example_trees,
     is_drafter_word,
     meant_drafter,
     meant_rule,
+    node_rules,
     parse_policy,
     rule_line,
     rule_words,
+    rules_of,
     scheme_by_name,
     scheme_words,
     tree_in_words,
+    tree_rules,
     tree_text,
     verifier_by_name,
     word_of,

@@ -31,7 +31,9 @@ VERBS = ("check", "start", "draft", "commit")
 
 def names_file(text: str) -> bool:
     """Tell whether a text names a class in a file, as FILE.py:CLASS, and nothing that the catalogue has."""
-    return FILE.fullmatch(text) is not None and not any(line.is_named(text) for line in _of_package(tables.DRAFTERS))
+    return FILE.fullmatch(text) is not None and not any(
+        line.is_named(text) for line in tables.DRAFTERS if not line.digest
+    )
 
 
 def own_rule(text: str) -> RuleLine:
@@ -94,10 +96,6 @@ def blamed(error: BaseException) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {said}" if frames else ""
 
 
-def _of_package(lines: tuple[DrafterLine, ...]) -> list[DrafterLine]:
-    return [line for line in lines if not line.digest]
-
-
 def _bound(drafter: "Drafter") -> Any:
     """Return the scheme that a drafter drafts under, if it is the only one."""
     from polydraft.drafters import drafts_under
@@ -107,7 +105,6 @@ def _bound(drafter: "Drafter") -> Any:
 
 
 def _class_in(text: str) -> tuple[type, str]:
-    """Return the class that FILE.py:CLASS names, and the digest of its file."""
     found = FILE.fullmatch(text)
     file, name = (found["file"], found["kind"]) if found else (text, None)
     module, digest = _module(Path(file).expanduser(), file)
@@ -151,7 +148,6 @@ def _module(path: Path, shown: str) -> tuple[ModuleType, str]:
 
 
 def _built(kind: type, text: str) -> Any:
-    """Return what a class makes without arguments."""
     try:
         inspect.signature(kind).bind()
     except TypeError as error:

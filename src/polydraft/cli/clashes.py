@@ -24,30 +24,34 @@ def refuse_clashes(*clashes: tuple[object, str]) -> None:
             raise InvalidParameter(sentence)
 
 
-def both_outputs(as_json: bool, quiet: bool) -> tuple[bool, str]:
-    """Return the clash of --json and --quiet, each of which says that nothing else is printed."""
-    return as_json and quiet, "--json and --quiet each print one thing and nothing else: give one of them."
+def read_asked(
+    sources: Sequence[str], limit: int | None, chat_template: bool | None, excerpt_tokens: int | None = None
+) -> "list[Prompt]":
+    """Read the prompts that options name, and refuse options that are for none of them.
 
+    Raises:
+        InvalidParameter: --excerpt-tokens without an excerpt of a plain text, or --chat-template with nothing else.
+        PromptFileError: a set cannot be read.
+    """
+    from polydraft.bench.prompts import read_prompt_sets
 
-def idle_excerpts(prompts: Sequence["Prompt"], given: bool) -> tuple[bool, str]:
-    """Return the clash of --excerpt-tokens with prompts of which none is an excerpt of a plain text."""
-    idle = given and not any(prompt.excerpt for prompt in prompts)
-    return idle, "--excerpt-tokens is for plain text, and none of the prompts is of one: leave it out."
-
-
-def idle_template(prompts: Sequence["Prompt"], chat_template: bool | None) -> tuple[object, str]:
-    """Return the clash of --chat-template with prompts that are all excerpts of a plain text, which stay raw."""
-    idle = chat_template and all(prompt.excerpt for prompt in prompts)
-    return idle, "--chat-template is for prompts, and all that are given are excerpts of plain text: leave it out."
+    prompts = read_prompt_sets(sources, limit, chat_template)
+    excerpts = [prompt.excerpt for prompt in prompts]
+    refuse_clashes(
+        (
+            excerpt_tokens is not None and not any(excerpts),
+            "--excerpt-tokens is for plain text, and none of the prompts is of one: leave it out.",
+        ),
+        (
+            chat_template and all(excerpts),
+            "--chat-template is for prompts, and all that are given are excerpts of plain text: leave it out.",
+        ),
+    )
+    return prompts
 
 
 def idle_filters(settings: dict[str, float], others: str = "") -> tuple[bool, str]:
-    """Return the clash of filters that cut the sampled distribution with temperature 0, which samples nothing.
-
-    Args:
-        settings: the sampling settings that were given.
-        others: what else might have had a temperature, and has none.
-    """
+    """Return the clash of filters that cut the sampled distribution with temperature 0, which samples nothing."""
     off = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
     given = [f"--{name.replace('_', '-')}" for name, value in off.items() if settings.get(name, value) != value]
     cold = settings.get("temperature", 0.0) == 0

@@ -1,15 +1,22 @@
-"""The commands: what each is called, says and takes. A command's module is imported when it is called."""
+"""The commands: what each is called, says and takes, also those of `lab/`, which join in a checkout alone.
+
+A command's module is imported when it is called.
+"""
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from importlib.util import find_spec
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.benchmark import bench_app
-from polydraft.cli.lab import join_lab
 from polydraft.cli.option_words import KINDS
 from polydraft.cli.process import carried_out_by, exit_code_of
+from polydraft.errors import InvalidParameter
 from polydraft.options.commands.bench_options import (
+    BenchOptions,
     ConformanceOptions,
     DemoOptions,
     FamilyOptions,
@@ -17,11 +24,24 @@ from polydraft.options.commands.bench_options import (
     TuneOptions,
 )
 from polydraft.options.commands.generate_options import ChatOptions, GenerateOptions
+from polydraft.options.commands.making_options import (
+    FetchOptions,
+    StoreBuildOptions,
+    StoreShowOptions,
+    TrainHeadOptions,
+    TrainPairOptions,
+)
 from polydraft.options.commands.serve_options import Settings
-from polydraft.options.commands.store_options import FetchOptions, StoreBuildOptions, StoreShowOptions
-from polydraft.options.commands.train_options import TrainHeadOptions, TrainPairOptions
 from polydraft.options.flags import command
 
+if TYPE_CHECKING:
+    Context = typer.Context
+else:  # what typer passes is of the class above its own, which versions of typer import from different places
+    Context = next(kind for kind in typer.Context.__mro__[1:] if kind.__name__ == "Context")
+
+LAB = Path(__file__).parents[3] / "lab"
+"""Where a checkout has the lab; an installed package has no such folder beside it."""
+ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
     name="polydraft",
     help="Faster text generation with exactly the same output distribution, by multi-draft speculative decoding.",
@@ -34,6 +54,7 @@ store_app = typer.Typer(
     help="Stores of texts, for drafters that look up what followed (docs/drafting_without_training.md).",
     no_args_is_help=True,
 )
+bench_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(store_app, name="store")
@@ -54,24 +75,79 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def add(group: typer.Typer, name: str, options: type, place: str, help: str) -> None:
-    """Add a command to a group.
+def add(group: typer.Typer, name: str, options: type, place: str, help: str, panel: str | None = None) -> None:
+    """Add a command to a group: a dataclass of options and the function that takes one, "module:name"."""
+    group.command(name, help=help, rich_help_panel=panel)(command(options, carried_out_by(place), KINDS))
 
-    Args:
-        group: the group.
-        name: what it is called.
-        options: the dataclass of its options.
-        place: the function that carries it out, "module:name".
-        help: what it does.
+
+def add_from_lab(group: typer.Typer, *calls: str, panel: str | None = None) -> None:
+    """Add commands of the lab, such as "bench passes"; where it is missing, each of them says where it is."""
+    commands = lab_commands()
+    for call in calls:
+        name = call.split()[-1]
+        if name in commands:
+            add(group, name, *commands[name], panel=panel)
+        else:
+            group.command(name, rich_help_panel=panel, context_settings=ANYTHING)(refusal(call))
+
+
+def lab_commands() -> dict[str, tuple[type, str, str]]:
+    """Return the lab's commands by their names, as `add` takes them; none where it is missing."""
+    if LAB.is_dir() and str(LAB) not in sys.path:
+        sys.path.append(str(LAB))
+    if find_spec("polydraft_lab") is None:
+        return {}
+    from polydraft_lab.commands.lab_commands import COMMANDS
+
+    return COMMANDS
+
+
+def refusal(call: str) -> Callable[[], None]:
+    """Return a command that stands for one of the lab and takes whatever that takes."""
+
+    def refuse() -> None:
+        """Measure for research; only in a checkout of the repository."""
+        raise InvalidParameter(
+            f"`polydraft {call}` is in the folder lab/ of the repository, not in the installed package: clone the "
+            "repository and run `make env` there."
+        )
+
+    return refuse
+
+
+def bench(context: Any, options: BenchOptions) -> None:
+    """Measure arms side by side, unless the name of a subject follows."""
+    if context.invoked_subcommand is not None:
+        return refuse_options_before(context)
+    carried_out_by("polydraft.cli.benchmark.bench:run_bench")(options)
+
+
+def refuse_options_before(context: Context) -> None:
+    """Refuse options of `polydraft bench` before the name of a subject, which has options of its own.
+
+    Raises:
+        InvalidParameter: one was given.
     """
-    group.command(name, help=help)(command(options, carried_out_by(place), KINDS))
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidParameter(
+                f"{parameter.opts[0]} before {context.invoked_subcommand} would do nothing: give the options of a "
+                "subject behind its name."
+            )
 
 
+bench_app.callback(
+    invoke_without_command=True,
+    help="Measure the speed-up over plain decoding and Hugging Face's loops, side by side; or one of the subjects "
+    "below.",
+)(command(BenchOptions, bench, KINDS, [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]))
+add_from_lab(bench_app, "bench passes", "bench rules", "bench planner", "bench lattice", panel="Subjects")
 add(
     app,
     "serve",
     Settings,
-    "polydraft.cli.serve.serving:run_serve",
+    "polydraft.cli.serving:run_serve",
     "Serve a model to OpenAI's clients, with a page at / and metrics at /metrics.",
 )
 add(
@@ -99,7 +175,7 @@ add(
     app,
     "demo",
     DemoOptions,
-    "polydraft.cli.demo:run_demo",
+    "polydraft.cli.benchmark.demo:run_demo",
     "Show the embedded pair at work: text, a token tree, the statistics, and the speed-up over plain decoding.",
 )
 add(
@@ -116,16 +192,12 @@ add(
     "polydraft.cli.models:run_models",
     "Tell which types of models can be decoded with drafts, and how; exit code 1 if a checked one is wrong.",
 )
-
-
-join_lab(app, "limits")
-
-
+add_from_lab(app, "limits")
 add(
     app,
     "tune",
     TuneOptions,
-    "polydraft.cli.tune:run_tune",
+    "polydraft.cli.benchmark.tune:run_tune",
     "Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`.",
 )
 add(
@@ -139,27 +211,27 @@ add(
     train_app,
     "pair",
     TrainPairOptions,
-    "polydraft.cli.train.train_pair:run_train_pair",
+    "polydraft.cli.train:run_train_pair",
     "Train the embedded pair from the Python files on this machine, and export it with its measurements.",
 )
 add(
     train_app,
     "head",
     TrainHeadOptions,
-    "polydraft.cli.train.train_head:run_train_head",
+    "polydraft.cli.train:run_train_head",
     "Train a draft head for a target: the target writes text behind prompts, and the head learns from it.",
 )
 add(
     store_app,
     "build",
     StoreBuildOptions,
-    "polydraft.cli.stores.store_commands:run_build",
+    "polydraft.cli.stores:run_build",
     "Fill a store with texts: of a target's tokens, so that its drafters find what followed.",
 )
 add(
     store_app,
     "show",
     StoreShowOptions,
-    "polydraft.cli.stores.store_commands:run_show",
+    "polydraft.cli.stores:run_show",
     "Tell what is in a store, and whether its files are whole.",
 )

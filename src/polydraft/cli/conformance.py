@@ -1,7 +1,5 @@
 """`polydraft conformance`: every verification rule proved on this machine, as a table."""
 
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +16,8 @@ from rich.text import Text
 
 from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, tables, tree_rules
 from polydraft.cli.clashes import refuse_clashes
+from polydraft.cli.printing import columns, print_json_line, styled
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import styled
 from polydraft.cli.process import stopped
 from polydraft.conformance import (
     EXACT,
@@ -78,7 +76,7 @@ def run_conformance(options: ConformanceOptions) -> int:
             "node_rules": [one.as_dict() for one in found],
             "tree_rules": [one.as_dict() for one in trees],
         }
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json_line(report)
     else:
         show(found, trees, len(rows), k)
     return 1 if culprits else 0
@@ -112,7 +110,7 @@ def check_drafter(drafter: str, verifier: str | None, *, quick: bool, as_json: b
     passed = report.passed and not failures
     if as_json:
         told = {"drafter": drafter, "passed": passed, "failed": [*failures], **drafted, **asdict(report)}
-        sys.stdout.write(json.dumps(told) + "\n")
+        print_json_line(told)
     else:
         new_console().print(styled(f"{drafter}: {report}", "default"), soft_wrap=True)
         new_console().print(f"{drafted['accepted']} of {drafted['drafted']} drafts were kept.")
@@ -239,11 +237,7 @@ def _cell(report: RuleReport) -> Text:
 
 
 def _acceptances(found: Sequence[RuleReport]) -> Table:
-    table = Table(padding=(0, 2, 0, 0), box=None)
-    for name in ("scheme", "verifier"):
-        table.add_column(name)
-    for name in ("drafts", "accepted", "optimum", "largest gap"):
-        table.add_column(name, justify="right")
+    table = columns(("scheme", "verifier"), ("drafts", "accepted", "optimum", "largest gap"))
     own = [one for one in found if one.paired]
     for scheme in dict.fromkeys(one.scheme for one in own):
         for place, one in enumerate(report for report in own if report.scheme == scheme):
@@ -254,11 +248,7 @@ def _acceptances(found: Sequence[RuleReport]) -> Table:
 
 
 def _tree_table(trees: Sequence[TreeReport]) -> Table:
-    table = Table(padding=(0, 2, 0, 0), box=None)
-    for name in ("verifier", "scheme", "tree"):
-        table.add_column(name)
-    for name in ("deviation", "drafts accepted"):
-        table.add_column(name, justify="right")
+    table = columns(("verifier", "scheme", "tree"), ("deviation", "drafts accepted"))
     for one in trees:
         size = f"e-value {one.e_value:.2g} *" if one.samples else f"{one.deviation:.0e}"
         style = "bold red" if one.failed else "green" if one.exact else "yellow"

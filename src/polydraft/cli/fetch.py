@@ -1,7 +1,5 @@
 """`polydraft fetch`: bring something onto this machine, with a progress bar, and say where it is."""
 
-import json
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -10,10 +8,11 @@ from rich.table import Table
 
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import print_json_line
 from polydraft.cli.process import stopped
 from polydraft.fetched import is_there, place
 from polydraft.fetching import FETCHABLE, Fetchable, fetch
-from polydraft.options.commands.store_options import FetchOptions
+from polydraft.options.commands.making_options import FetchOptions
 
 STEPS = {
     "waiting": "Another fetch is in progress: waiting for it",
@@ -36,7 +35,7 @@ def run_fetch(options: FetchOptions) -> int:
     except KeyboardInterrupt:
         return stopped(f"`polydraft fetch {word}` goes on from what was downloaded")
     if as_json:
-        sys.stdout.write(json.dumps(_row(FETCHABLE[word])) + "\n")
+        print_json_line(_row(FETCHABLE[word]))
     else:
         new_console().print(f"{word} is in {found} ({_megabytes(_size(found))}). {NEXT[word]}", soft_wrap=True)
     return 0
@@ -61,7 +60,7 @@ def _with_bar(word: str, source: Path | None, notes: Console) -> Path:
 def _listed(as_json: bool) -> int:
     rows = [_row(one) for one in FETCHABLE.values()]
     if as_json:
-        sys.stdout.write(json.dumps(rows) + "\n")
+        print_json_line(rows)
         return 0
     table = Table("word", "what", "licence", "download", "here")
     for one, row in zip(FETCHABLE.values(), rows, strict=True):

@@ -5,11 +5,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.conformance import progress
+from polydraft.cli.printing import columns
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.conformance import Families, FamilyReport, check_family, known_families
@@ -58,7 +58,6 @@ def run_models(options: FamilyOptions) -> int:
 
 
 def _checked(kinds: Sequence[str], *, quiet: bool) -> Families:
-    """Check types with the transformers that is installed, with a bar."""
     names, found = [*kinds] or [*registered_types()], list[FamilyReport]()
     with progress(new_console(errors=True, quiet=quiet)) as step:
         for place, kind in enumerate(names):
@@ -69,9 +68,7 @@ def _checked(kinds: Sequence[str], *, quiet: bool) -> Families:
 
 def _show(found: Families) -> None:
     console = new_console()
-    table = Table(padding=(0, 2, 0, 0), box=None)
-    for name in ("type", "level", "reason"):
-        table.add_column(name)
+    table = columns(("type", "level", "reason"))
     for one in found.types:
         table.add_row(one.kind, Text(one.level, STYLES[one.level]), Text(one.detail))
     console.print(table)
@@ -99,5 +96,4 @@ def markdown(found: Families) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that does not end its cell."""
     return text.replace("|", "\\|").replace("<", "&lt;")

@@ -19,35 +19,35 @@ from polydraft.catalogue import (
 from polydraft.errors import InvalidParameter
 from polydraft.fetched import MODELS, SHIPPED, is_derived
 from polydraft.options.flags import Words, one_of
+from polydraft.options.value_checks import listed
+
+
+def rule_word(word: str, others: Sequence[str] = ()) -> str:
+    """Return the word of a verification rule, or of some others, or a rule of the user's own, FILE.py:CLASS.
+
+    Raises:
+        BadParameter: it is none.
+        InvalidParameter: the file has no such rule.
+    """
+    if names_file(word):
+        return own_rule(word).word
+    words, meant = [*others, *rule_words()], meant_rule(word)
+    shown = {line.name: line.word for line in tables.RULES}
+    return one_of(shown.get(word, word), words, meant if meant in words else "")
 
 
 def verifier_word(word: str) -> str:
-    """Return the word of a verification rule, or auto, or a rule of the user's own, FILE.py:CLASS.
-
-    Raises:
-        BadParameter: it is none.
-        InvalidParameter: the file has no such rule.
-    """
-    return word if word == AUTO else _rule(word, [AUTO, *rule_words()])
+    """Return the word of a verification rule or auto, else as `rule_word` does."""
+    return word if word == AUTO else rule_word(word, [AUTO])
 
 
-def rule_word(word: str) -> str:
-    """Return the word of a verification rule, or a rule of the user's own, FILE.py:CLASS.
-
-    Raises:
-        BadParameter: it is none.
-        InvalidParameter: the file has no such rule.
-    """
-    return _rule(word, rule_words())
-
-
-def own_rules(words: Sequence[str] | None) -> Sequence[str] | None:
+def own_rules(words: Sequence[str]) -> Sequence[str]:
     """Return rules of the user's own, each FILE.py:CLASS.
 
     Raises:
         InvalidParameter: one names no file, or its file has no such rule.
     """
-    for word in words or ():
+    for word in words:
         if not names_file(word):
             meant = "" if word in rule_words() else meant_rule(word)
             hint = f" (did you mean {meant}?)" if meant else ""
@@ -58,25 +58,17 @@ def own_rules(words: Sequence[str] | None) -> Sequence[str] | None:
     return words
 
 
-def _rule(word: str, words: Sequence[str]) -> str:
-    if names_file(word):
-        return own_rule(word).word
-    shown = {line.name: line.word for line in tables.RULES if line.word in words}
-    meant = meant_rule(word)
-    return one_of(shown.get(word, word), words, meant if meant in words else "")
-
-
-def scheme_word(word: str | None) -> str | None:
+def scheme_word(word: str) -> str:
     """Return the word of a way of drafting.
 
     Raises:
         BadParameter: it is none.
     """
     shown = {line.name: line.word for line in tables.SCHEMES}
-    return None if word is None else one_of(shown.get(word, word), scheme_words())
+    return one_of(shown.get(word, word), scheme_words())
 
 
-def drafter_word(word: str | None) -> str | None:
+def drafter_word(word: str) -> str:
     """Return the word of a drafter that needs one draft model or none, behind which a store or number may stand.
 
     A drafter of the user's own is FILE.py:CLASS.
@@ -85,7 +77,7 @@ def drafter_word(word: str | None) -> str | None:
         BadParameter: it is none.
         InvalidParameter: the file has no such drafter.
     """
-    if word is None or is_drafter_word(word, 1):
+    if is_drafter_word(word, 1):
         return word
     if names_file(word):
         return own_drafter(word).word
@@ -99,25 +91,11 @@ def rules_in_help() -> str:
     return f"{', '.join([AUTO, *rule_words(lossless=True)])}; LOSSY: {', '.join(rule_words(lossless=False))}"
 
 
-def schemes_in_help() -> str:
-    """List the ways of drafting."""
-    return _listed(scheme_words())
-
-
-def drafters_in_help() -> str:
-    """List the drafters."""
-    return _listed(drafter_spellings(1))
-
-
 def trees_in_help() -> str:
     """List an example of each kind of tree, those at the end that follow the draft."""
     first, *others = (f'"{text}"' for text in example_trees(growing=False))
     growing = ", ".join(f'"{text}"' for text in example_trees(growing=True))
     return f"Children per depth such as {first}; or {', '.join(others)}; trees that follow the draft: {growing}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _served(check: Callable[[str], str | None], option: str) -> Callable[[str], str | None]:
@@ -138,10 +116,10 @@ def _unless_auto(word: str) -> str | None:
 KINDS = {
     "verifier": Words(rules_in_help, verifier_word),
     "rule": Words(check=rule_word),
-    "scheme": Words(schemes_in_help, scheme_word),
-    "drafter": Words(drafters_in_help, drafter_word),
+    "scheme": Words(lambda: listed(scheme_words()), scheme_word),
+    "drafter": Words(lambda: listed(drafter_spellings(1)), drafter_word),
     "tree": Words(trees_in_help),
     "served verifier": Words(check=_served(_unless_auto, "--verifier")),
-    "served drafter": Words(drafters_in_help, _served(drafter_word, "--drafter")),
+    "served drafter": Words(lambda: listed(drafter_spellings(1)), _served(drafter_word, "--drafter")),
 }
 """The kinds of words that options name."""

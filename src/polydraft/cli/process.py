@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any, cast
 
 import typer
@@ -21,11 +22,13 @@ from polydraft.cli.printing import (
     keep_streams_usable,
     loss_of_output,
     on_one_line,
+    say_on_one_line,
     turn_to_nowhere,
     warnings_as_sentences,
 )
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.machine_code import COMPILING, told_first
+from polydraft.options.value_checks import has_half_character
 from polydraft_command import INTERRUPTED, leave, say
 from polydraft_command import stopped as say_stopped
 
@@ -69,7 +72,6 @@ def exit_code_of(command: Callable[[], object]) -> int:
 
 
 def _interrupted() -> int:
-    """Return the exit code, and say that Ctrl-C ends it unless the command has."""
     return INTERRUPTED if _SAID else stopped()
 
 
@@ -169,12 +171,11 @@ def check_encoding(arguments: Sequence[str]) -> None:
         InvalidParameter: one holds bytes that are not UTF-8.
     """
     for argument in arguments:
-        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+        if has_half_character(argument):
             raise InvalidParameter(f"The argument '{argument}' is not UTF-8: give text and file names in UTF-8.")
 
 
 def _said(error: Exception) -> int:
-    """Say in one sentence what was wrong with the call."""
     if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
         return BAD_CALL
     said = error.format_message() if isinstance(error, BadUsage) else str(error)
@@ -184,7 +185,7 @@ def _said(error: Exception) -> int:
         said += f"; see `{context.command_path} --help`" if context else ""
     if not said.endswith("."):  # libraries' errors, which ours may quote, end in many ways
         said = f"{said.rstrip(' :')}."
-    _to_standard_error(said)
+    say_on_one_line(said)
     return BAD_CALL
 
 
@@ -196,9 +197,9 @@ def _confessed(error: Exception) -> int:
         traceback.print_exception(error)
     place = blamed(error)
     if place:
-        _to_standard_error(f"{place} ({DEBUG}=1 shows more).")
+        say_on_one_line(f"{place} ({DEBUG}=1 shows more).")
         return BAD_CALL
-    _to_standard_error(f"unexpected error, please report ({DEBUG}=1 shows more): {type(error).__name__}: {error}")
+    say_on_one_line(f"unexpected error, please report ({DEBUG}=1 shows more): {type(error).__name__}: {error}")
     return OURS
 
 
@@ -214,9 +215,33 @@ def _flushed(code: int) -> int:
 
 
 def _failed(sentence: str) -> int:
-    _to_standard_error(sentence)
+    say_on_one_line(sentence)
     return FAILED
 
 
-def _to_standard_error(sentence: str) -> None:
-    say(on_one_line(sentence))
+@contextmanager
+def noted_interruption(ending: str = "") -> Iterator[Callable[[], bool]]:
+    """Give a function that tells whether Ctrl-C was pressed; pressed again, it interrupts at once.
+
+    Where Ctrl-C is ignored on purpose, as by nohup, it stays so.
+
+    Args:
+        ending: what comes to its end first, such as "this step", which is said at once; "" where that takes no time.
+    """
+    pressed: list[int] = []
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+        if ending:
+            say(f"Stopping after {ending}; Ctrl-C again stops at once.")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

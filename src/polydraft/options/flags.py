@@ -9,28 +9,19 @@ import typer
 
 from polydraft.errors import InvalidParameter, near
 from polydraft.options.option import OptionField, options_of
+from polydraft.options.value_checks import listed
 
 
 @dataclass(frozen=True)
 class Words:
-    """A kind of words.
-
-    Args:
-        listed: returns them as help lists them.
-        check: looks at one, and returns it as it is used; None where they are looked at later.
-    """
+    """A kind of words: lists them for help; checks one and returns it as it is used, None where that comes later."""
 
     listed: Callable[[], str] = str
     check: Callable[[Any], Any] | None = None
 
 
 def flags(options: type, kinds: Mapping[str, Words] | None = None) -> list[inspect.Parameter]:
-    """Return the parameters of a command whose flags are a dataclass's options, as typer reads them.
-
-    Args:
-        options: the dataclass.
-        kinds: the kinds of words that options name.
-    """
+    """Return the parameters of a command whose flags are a dataclass's options, as typer reads them."""
     return [_parameter(one, kinds or {}) for one in options_of(options) if one.option.flag is not None]
 
 
@@ -39,11 +30,7 @@ def command(
 ) -> Callable[..., None]:
     """Return a function for typer that makes a dataclass of its flags and calls `call` with it.
 
-    Args:
-        options: the dataclass.
-        call: takes what of `before` was given, and the dataclass.
-        kinds: the kinds of words that options name.
-        before: parameters that are no options, such as the context.
+    Parameters `before` are no options, such as the context, and are handed on first.
     """
 
     def called(**given: Any) -> None:
@@ -57,12 +44,7 @@ def command(
 
 
 def one_of(word: str, words: Sequence[str], meant: str | None = None) -> str:
-    """Return a word that is among others.
-
-    Args:
-        word: what was given.
-        words: those that there are.
-        meant: what it was likely meant to be; empty for nothing, None for the nearest of the words.
+    """Return a word that is among others; `meant` is what it was likely to be, None for the nearest, empty for nothing.
 
     Raises:
         BadParameter: it is not.
@@ -106,7 +88,7 @@ def _parameter(one: OptionField, kinds: Mapping[str, Words]) -> inspect.Paramete
 def _words(words: tuple[str, ...] | str, kinds: Mapping[str, Words]) -> Words | None:
     if isinstance(words, str):
         return kinds[words]
-    return Words(lambda: f"{', '.join(words[:-1])} or {words[-1]}", lambda word: one_of(word, words)) if words else None
+    return Words(lambda: listed(words), lambda word: one_of(word, words)) if words else None
 
 
 def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None:
@@ -124,6 +106,6 @@ def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None
                 raise InvalidParameter(f"{flag} is at most {option.largest}, but {number} was given.")
         if each is not None and value is not None:
             value = [each(word) for word in value] if isinstance(value, list) else each(value)
-        return value if option.check is None else option.check(value)
+        return value if option.check is None or value is None else option.check(value)
 
     return checked

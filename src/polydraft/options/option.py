@@ -149,7 +149,6 @@ def options_of(kind: type) -> tuple[OptionField, ...]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a type without None, and whether it had it."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     kinds = [one for one in get_args(hint) if one is not NoneType]

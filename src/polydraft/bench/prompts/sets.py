@@ -9,8 +9,7 @@ from importlib.resources import files
 from itertools import groupby, islice
 from pathlib import Path
 
-from polydraft.bench.prompts.prompt import Prompt, as_asked, in_turn
-from polydraft.bench.prompts.prompt_formats import LONGEST, prompt_from_row
+from polydraft.bench.prompts.prompt import LONGEST, Prompt, as_asked, in_turn, prompt_from_row
 from polydraft.bench.result_lines import check_regular, home_expanded
 from polydraft.errors import PromptFileError
 from polydraft.fetched import PROMPTS as FETCHED
@@ -130,11 +129,6 @@ def _located(source: str | Path) -> Path:
 
 
 def _fetched(name: str) -> Path:
-    """Return the file of a set that `polydraft fetch` brought.
-
-    Raises:
-        PromptFileError: it has not.
-    """
     if not is_there(name):
         raise PromptFileError(
             f"The prompts of {name} are not on this machine: run `polydraft fetch {name}` once, give the name of your "

@@ -3,7 +3,7 @@
 from polydraft.bench.speed.arms import PLAIN, Arm, Generated, PromptBatch, drafting_arm, plain_arm, rounded_arm
 from polydraft.bench.speed.hugging_face_arms import LOOKUP_TOKENS, assisted_arm, hugging_face_arm, lookup_arm
 from polydraft.bench.speed.measuring import check_arms, measure_speed, prompts_that_fit
-from polydraft.bench.speed.pages import (
+from polydraft.bench.speed.page import (
     difference_table,
     equality_in_words,
     kind_table,

@@ -106,13 +106,7 @@ def drafting_arm(
 ) -> Arm:
     """Return an arm of polydraft's engine; what is None is chosen as `generate` does.
 
-    Args:
-        name: what it is called.
-        model: the target.
-        drafter: who drafts.
-        verifier: the rule.
-        policy: the trees.
-        predicts: whether it drafts first from the file of a prompt that has one, by `prediction`.
+    If it `predicts`, it drafts first from the file of a prompt that has one, by `prediction`.
     """
 
     def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:

@@ -49,14 +49,7 @@ def compare_texts(
     expected: Sequence[Sequence[int]],
     found: Sequence[Sequence[int]],
 ) -> list[Difference]:
-    """Return the first difference of every row that has one.
-
-    Args:
-        model: the target, which tells how close the decisions were.
-        prompts: one per row.
-        expected: the plain texts.
-        found: an arm's.
-    """
+    """Return the first difference of every row that has one; the target tells how close the decision was."""
     differences: list[Difference] = []
     for row, (prompt, ours, theirs) in enumerate(zip(prompts, expected, found, strict=True)):
         place = first_difference(ours, theirs)

@@ -5,15 +5,16 @@ What happens inside is seen by hooks on the models' forward passes: which tokens
 
 import copy
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from polydraft.bench.environment import now
 from polydraft.bench.speed.arms import Arm, Generated, PromptBatch, generation_options
 from polydraft.bench.speed.replay import Replay
 from polydraft.engine import Statistics
@@ -41,63 +42,53 @@ class Passes:
 
 def hugging_face_arm(model: nn.Module, name: str = "hf") -> Arm:
     """Return Hugging Face's plain `generate`."""
-
-    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        options = generation_options(model, batch, temperature, max_new_tokens)
-        return _generated(model, None, options, seed, batch.replay)
-
-    return Arm(name, run)
+    return _arm(name, model, {})
 
 
 def lookup_arm(model: nn.Module, name: str = "hf-lookup", tokens: int = LOOKUP_TOKENS) -> Arm:
-    """Return Hugging Face's prompt lookup, which takes one row.
-
-    Args:
-        model: the target.
-        name: the arm's name.
-        tokens: `prompt_lookup_num_tokens`.
-    """
-
-    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        options = generation_options(model, batch, temperature, max_new_tokens)
-        return _generated(model, None, {**options, "prompt_lookup_num_tokens": tokens}, seed, batch.replay)
-
-    return Arm(name, run, most_rows=1)
+    """Return Hugging Face's prompt lookup of so many tokens, `prompt_lookup_num_tokens`, which takes one row."""
+    return _arm(name, model, {"prompt_lookup_num_tokens": tokens})
 
 
 def assisted_arm(model: nn.Module, draft: nn.Module, name: str = "hf-assisted", **settings: Any) -> Arm:
     """Return Hugging Face's assisted generation, which takes one row.
 
     transformers 5 reads an assistant's settings from the assistant's own `generation_config`, and writes the number of
-    drafts back to it under its heuristic schedule. So the settings go into a copy, which stands there for one call.
-
-    Args:
-        model: the target.
-        draft: the assistant.
-        name: the arm's name.
-        **settings: num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold.
+    drafts back to it under its heuristic schedule. So the settings go into a copy, which stands there for one call:
+    num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold.
     """
+    return _arm(name, model, {"assistant_model": draft}, draft, settings)
+
+
+def _arm(
+    name: str,
+    model: nn.Module,
+    own: dict[str, Any],
+    draft: nn.Module | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Arm:
+    """Return an arm with options of its own, with which Hugging Face takes one row."""
 
     def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        options = generation_options(model, batch, temperature, max_new_tokens)
-        with _own_settings(draft, settings):
-            return _generated(model, draft, {**options, "assistant_model": draft}, seed, batch.replay)
+        options = generation_options(model, batch, temperature, max_new_tokens) | own
+        with nullcontext() if draft is None else _own_settings(draft, settings):
+            return _generated(model, draft, options, seed, batch.replay)
 
-    return Arm(name, run, most_rows=1)
+    return Arm(name, run, most_rows=1 if own else None)
 
 
 def _generated(
     model: Any, draft: nn.Module | None, options: dict[str, Any], seed: int, replay: Replay | None = None
 ) -> Generated:
     prompt = options["input_ids"]
-    begin = time.perf_counter()
+    begin = now(model.device)
     with _torch_seeded(seed, model.device), _without_warnings(), observed(model, replay) as target:
         if draft is None:
             drafted, sequences = Passes(), model.generate(**options)
         else:
             with observed(draft) as drafted:
                 sequences = model.generate(**options)
-    total = _now(model.device) - begin
+    total = now(model.device) - begin
     ends = {*options["eos_token_id"]} if isinstance(options["eos_token_id"], list) else set[int]()
     new = [_until_end(row, ends) for row in sequences[:, prompt.shape[1] :].tolist()]
     statistics = statistics_of(target, drafted, prompt.shape[1], [len(row) for row in new], total)
@@ -121,10 +112,10 @@ def observed(model: nn.Module, replay: Replay | None = None) -> Iterator[Passes]
         cache = cache_in(named)
         passes.before.append(0 if cache is None else int(cache.get_seq_length()))
         passes.scored.append(named["input_ids"].shape[1])
-        begin = _now(device)
+        begin = now(device)
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        passes.seconds.append(_now(device) - begin)
+        passes.seconds.append(now(device) - begin)
         if replay is not None:
             output.logits = replay.behind(output.logits, passes.before[-1] + passes.scored[-1])
         return output
@@ -143,13 +134,6 @@ def statistics_of(target: Passes, draft: Passes, prompt: int, new: list[int], to
     A pass of the target scores committed tokens that are not in the cache yet, then a chain of drafts; how many of
     these were accepted shows in what the cache holds before the next pass. The first pass of each model is the
     prompt's and counts as "prefill", though the target's already yields tokens: it is a target call, but no step.
-
-    Args:
-        target: the target's passes.
-        draft: the draft model's.
-        prompt: the prompt's length.
-        new: per row, the number of new tokens; drafts go with a single row only.
-        total: seconds of the whole call.
     """
     rows, longest = len(new), max(new)
     known = [prompt, *(before + 1 for before in target.before[1:]), prompt + longest]
@@ -178,7 +162,7 @@ def _count(totals: list[int], reached: int, rows: int) -> None:
 
 
 @contextmanager
-def _own_settings(draft: Any, settings: dict[str, Any]) -> Iterator[None]:
+def _own_settings(draft: Any, settings: Mapping[str, Any]) -> Iterator[None]:
     kept = draft.generation_config
     draft.generation_config = copy.deepcopy(kept)
     for name, value in settings.items():
@@ -210,9 +194,3 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(kept)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -3,19 +3,17 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
-from polydraft.bench.encoding import encode, seed_of
-from polydraft.bench.environment import load, peak_memory, reset_peak_memory
+from polydraft.bench.environment import load, now, peak_memory, reset_peak_memory
 from polydraft.bench.prompts import Prompt, in_turn
+from polydraft.bench.prompts.prompt import encode, seed_of
 from polydraft.bench.speed.arms import PLAIN, Arm, PromptBatch
 from polydraft.bench.speed.equality import compare_texts
 from polydraft.bench.speed.records import SpeedRecord, taking_part
 from polydraft.bench.speed.replay import Replay, check_known, end_of, known_ids
 from polydraft.bench.speed.schedule import Round, RoundKey, SpeedSettings, rounds
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.machine_code import clock
 from polydraft.models import HuggingFaceModel, Pair
 
 
@@ -82,13 +80,6 @@ def measure_speed(
     Before the first round of a temperature and batch size every arm runs once, for a few tokens, without being
     measured.
 
-    Args:
-        pair: the models and their tokenizer.
-        arms: what is measured; one of them is plain decoding.
-        prompts: what is continued, see `prompts_that_fit`.
-        settings: how it is measured.
-        done: rounds that are left out.
-
     Raises:
         InvalidParameter: arms that cannot be compared, too few prompts for a batch size, or texts of one batch that
             cannot be replayed.
@@ -131,9 +122,9 @@ def measure_run(arm: Arm, one: Round, turn: int, batch: PromptBatch, settings: S
     device, busy = batch.input_ids.device, load()
     seed = seed_of(one.prompts[0], settings.seed) + one.repeat
     reset_peak_memory(device)
-    begin = _now(device)
+    begin = now(device)
     generated = arm.run(batch, one.temperature, batch.room(settings.max_new_tokens), seed)
-    seconds = _now(device) - begin
+    seconds = now(device) - begin
     return SpeedRecord(
         arm=arm.name,
         task=one.prompts[0].task,
@@ -150,9 +141,3 @@ def measure_run(arm: Arm, one: Round, turn: int, batch: PromptBatch, settings: S
         same_text=None,
         differences=(),
     )
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock()

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.environment import described, machine, versions
-from polydraft.bench.result_lines import keep_lines, open_lines, read_lines
+from polydraft.bench.result_lines import from_fields, keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
 from polydraft.bench.speed.schedule import RoundKey, SpeedSettings
-from polydraft.bench.typed_fields import from_fields
 from polydraft.engine import Statistics
 from polydraft.errors import ResultsError
 from polydraft.models import Pair
@@ -174,15 +173,7 @@ def speed_conditions(
     names: tuple[str, str | None],
     chat_template: bool | None = None,
 ) -> dict[str, Any]:
-    """Return all that determines runs but prompts, temperature, batch size and repeat.
-
-    Args:
-        pair: the models.
-        arms: what is measured.
-        settings: how it is measured.
-        names: the target's and the draft model's.
-        chat_template: which prompts go through a chat template: None for conversations, True for all, False for none.
-    """
+    """Return all that determines runs but prompts, temperature, batch and repeat; names are of target and draft."""
     return {
         "target": {"name": names[0], **described(pair.target)},
         "draft": {"name": names[1], **described(pair.draft)} if pair.draft is not None else None,
@@ -196,10 +187,6 @@ def speed_conditions(
 
 class SpeedResults:
     """The runs of a benchmark, in memory and, with a path, in a file; the runs of a round are written together.
-
-    Args:
-        conditions: what determines the runs.
-        path: the file; None for memory only.
 
     Raises:
         ResultsError: the file cannot be used, is damaged, or its runs are of other conditions.

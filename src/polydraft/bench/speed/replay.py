@@ -69,12 +69,7 @@ def _alone(scores: Float[Tensor, "*b V"], tokens: Int[Tensor, "*b"]) -> Float[Te
 
 
 def check_known(prompts: Sequence[Prompt], *, replay: bool, predicts: bool = False) -> None:
-    """Check that prompts have what they are measured with.
-
-    Args:
-        prompts: the prompts.
-        replay: whether a known text is written behind each.
-        predicts: whether its file is drafted from.
+    """Check that prompts have a known text, if it is replayed, and a file, if it is drafted from.
 
     Raises:
         InvalidParameter: one has not, which is named.

@@ -1,13 +1,13 @@
 """What is measured in which order: rounds in which every arm continues the same prompts, in an order of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from zlib import crc32
 
 import numpy as np
 
-from polydraft.bench.prompts import Prompt
+from polydraft.bench.prompts.prompt import Prompt, taking_turns
+from polydraft.bench.table import grouped
 from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams
 
@@ -79,13 +79,7 @@ class SpeedSettings:
 
 @dataclass(frozen=True)
 class Round:
-    """One batch of prompts of one task, which all arms continue one after the other.
-
-    Args:
-        prompts: the batch.
-        temperature: of sampling.
-        repeat: from 0.
-    """
+    """One batch of prompts of one task, which all arms continue one after the other."""
 
     prompts: tuple[Prompt, ...]
     temperature: float
@@ -107,33 +101,26 @@ def rounds(prompts: Sequence[Prompt], settings: SpeedSettings) -> list[Round]:
     return [
         Round(batch, temperature, repeat)
         for repeat in range(settings.repeats)
-        for batch in _in_turn([list(batches(prompts, size)) for size in settings.batch_sizes])
+        for batch in taking_turns([batches(prompts, size) for size in settings.batch_sizes])
         for temperature in settings.temperatures
     ]
 
 
-def batches(prompts: Sequence[Prompt], size: int) -> Iterator[tuple[Prompt, ...]]:
+def batches(prompts: Sequence[Prompt], size: int) -> list[tuple[Prompt, ...]]:
     """Return full batches of prompts of one task, tasks taking turns; what does not fill a batch is left out.
 
     Raises:
         InvalidParameter: no task has enough prompts.
     """
-    tasks = [[one for one in prompts if one.task == task] for task in dict.fromkeys(one.task for one in prompts)]
+    tasks = grouped(prompts, lambda one: one.task).values()
     found = [[tuple(own[at : at + size]) for at in range(0, len(own) - size + 1, size)] for own in tasks]
     if not any(found):
-        raise InvalidParameter(f"Batches of {size} need as many prompts of a task; the largest has {_most(tasks)}.")
-    yield from _in_turn(found)
+        most = max(map(len, tasks), default=0)
+        raise InvalidParameter(f"Batches of {size} need as many prompts of a task; the largest has {most}.")
+    return taking_turns(found)
 
 
 def left_out(prompts: Sequence[Prompt], settings: SpeedSettings) -> dict[int, int]:
     """Return for each batch size how many prompts fill no batch."""
     used = {size: sum(map(len, batches(prompts, size))) for size in settings.batch_sizes}
     return {size: len(prompts) - count for size, count in used.items() if count < len(prompts)}
-
-
-def _in_turn(groups: Sequence[Sequence[tuple[Prompt, ...]]]) -> list[tuple[Prompt, ...]]:
-    return [one for turn in zip_longest(*groups) for one in turn if one is not None]
-
-
-def _most(tasks: Sequence[Sequence[Prompt]]) -> int:
-    return max(map(len, tasks), default=0)

@@ -10,11 +10,14 @@ import numpy as np
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.closed_form import SpeedUpBound, bound_of
 from polydraft.bench.speed.equality import Difference
-from polydraft.bench.speed.ratios import PairedRuns, SpeedUp, speed_up
 from polydraft.bench.speed.records import SpeedRecord
+from polydraft.bench.speed.speed_ups import PairedRuns, SpeedUp, SpeedUpBound, bound_of, speed_up
+from polydraft.bench.table import grouped
 from polydraft.engine import Statistics, summed
+
+TIMED = ("prefill", "draft", "target", "verify", "rest")
+"""The parts of a call's time."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,7 @@ class TextDifference:
 
 
 def summarise_speed(records: Sequence[SpeedRecord], arms: Sequence[str], seed: int = 0) -> list[ArmResult]:
-    """Summarise runs by temperature, batch size, task, and all tasks together if there are several.
-
-    Args:
-        records: the runs; those of rounds without plain decoding are left out.
-        arms: the arms' names in the order in which results are given.
-        seed: fixes the bootstrap.
-    """
+    """Summarise runs by temperature, batch size, task, and all tasks together if there are several."""
     plain = {one.round: one for one in records if one.arm == PLAIN}
     paired = [one for one in records if one.round in plain]
     return [
@@ -114,6 +111,19 @@ def typical_load(records: Sequence[SpeedRecord]) -> float | None:
     return median(loads) if loads else None
 
 
+def overall(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return the results of all tasks together, or of the only task."""
+    return [one for one in results if one.task == ALL] or list(results)
+
+
+def milliseconds(one: ArmResult) -> dict[str, float]:
+    """Return the time of each part per new token, in milliseconds; nothing if the arm does not tell."""
+    if one.statistics is None:
+        return {}
+    found = one.statistics
+    return {part: 1000 * found.seconds.get(part, 0.0) / found.new_tokens for part in TIMED}
+
+
 def _tasks(records: Sequence[SpeedRecord]) -> Iterator[tuple[str, list[SpeedRecord]]]:
     tasks = list(dict.fromkeys(one.task for one in records))
     for task in [*tasks, ALL] if len(tasks) > 1 else tasks:
@@ -122,10 +132,7 @@ def _tasks(records: Sequence[SpeedRecord]) -> Iterator[tuple[str, list[SpeedReco
 
 def _result(own: Sequence[SpeedRecord], plain: Sequence[SpeedRecord], task: str, seed: int) -> ArmResult:
     """Summarise one arm's runs; `plain` are those that they are compared with, in the same order."""
-    clusters: dict[tuple[str, ...], list[int]] = {}
-    for number, one in enumerate(own):
-        clusters.setdefault((one.task, *one.prompts), []).append(number)
-    groups = list(clusters.values())
+    groups = list(grouped(range(len(own)), lambda number: (own[number].task, *own[number].prompts)).values())
     pairs = [[_pair(own[number], plain[number]) for number in group] for group in groups]
     parts = [one.statistics for one in own if one.statistics is not None]
     total = _timed(parts, own) if len(parts) == len(own) else None

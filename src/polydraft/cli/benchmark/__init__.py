@@ -1,5 +1,1 @@
-"""`polydraft bench` with its subjects, and `polydraft report`: options, what is shown, and the report's page."""
-
-from polydraft.cli.benchmark.subjects import bench_app
-
-__all__ = ["bench_app"]
+"""The commands that measure speed: `polydraft bench` with its report, `tune` and `demo`."""

@@ -59,14 +59,7 @@ FLAGS = ("bottom-up",)
 
 @dataclass(frozen=True)
 class ArmSpelling:
-    """An arm as the command line has it.
-
-    Args:
-        name: what it is called in results.
-        kind: one of the named arms, or empty for a configuration of polydraft's.
-        settings: its keys and values.
-        text: as it was given, but for the name.
-    """
+    """An arm as it was given: its name in results, the word of a named arm if it is one, its settings, and its text."""
 
     name: str
     kind: str
@@ -122,7 +115,6 @@ def _meant(kind: str, word: str) -> str:
 
 
 def _check_settings(text: str, kind: str, settings: dict[str, str]) -> None:
-    """Check an arm's values, before models are loaded."""
     _numbers(text, settings)
     if not kind:
         _run_files(settings)
@@ -148,7 +140,6 @@ def _run_files(settings: dict[str, str]) -> None:
 
 
 def _check_draft(text: str, draft: str | None, drafter: str) -> None:
-    """Check the name of an arm's own draft model or head."""
     if draft is None:
         return
     if is_drafter_word(draft, 0):
@@ -159,7 +150,6 @@ def _check_draft(text: str, draft: str | None, drafter: str) -> None:
 
 
 def _numbers(text: str, settings: dict[str, str]) -> dict[str, int | float]:
-    """Return the settings of Hugging Face's arms."""
     result: dict[str, int | float] = {}
     kinds: dict[str, Callable[[str], int | float]] = {"tokens": int, "threshold": float}
     for key in settings.keys() & kinds.keys():
@@ -211,7 +201,6 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
 
 
 def _arm(pair: Pair, one: ArmSpelling) -> Arm:
-    """Return an arm, or say which one cannot be had."""
     try:
         return _described(pair, one)
     except PolydraftError as error:

@@ -1,20 +1,19 @@
 """`polydraft bench`: measure arms side by side, keep every run, and show the speed-ups."""
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from polydraft.bench import USUAL, Prompt, Table, read_prompt_sets, require_matplotlib
+from polydraft.bench import USUAL, Prompt, Table
+from polydraft.bench.environment import is_busy
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
-    ArmResult,
     SpeedRecord,
     SpeedResults,
     SpeedSettings,
@@ -38,20 +37,20 @@ from polydraft.bench.speed import (
     write_report,
 )
 from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, drafting_arms, spell_arm
-from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_excerpts, idle_template, refuse_clashes
-from polydraft.cli.one_text import named_draft
+from polydraft.cli.clashes import LONE_DRAFT, read_asked, refuse_clashes
+from polydraft.cli.generation.one_text import load_pair_of, named_draft
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar, styled
+from polydraft.cli.printing import notes_beside, print_json_line, progress_bar, styled
 from polydraft.cli.process import INTERRUPTED, stopped
-from polydraft.engine import load
-from polydraft.models import Pair, load_pair
+from polydraft.extras import FIGURES
+from polydraft.models import Pair
 from polydraft.options.commands.bench_options import BenchOptions, ReportOptions
 
+Settings = TypeVar("Settings")
+Made = TypeVar("Made")
 WHOLE = 4096
 """The usual most tokens of a replayed text, which ends by itself."""
 REPLAYED = "Replayed: every arm wrote the edited file that stands in the row, not what the target would write. "
-BUSY = 1.5
-"""More threads than this that want to run, per thread of ours, disturb times."""
 
 
 def run_bench(request: BenchOptions) -> int:
@@ -60,15 +59,14 @@ def run_bench(request: BenchOptions) -> int:
     Returns the exit code: 0, 1 if a lossless arm's text at temperature 0 differs by more than rounding, or 130 after
     Ctrl-C with no finished round lost.
     """
-    as_json, quiet, settings = request.as_json, request.quiet, settings_of(request)
-    notes = new_console(errors=True, quiet=as_json or quiet)
-    refuse_clashes(both_outputs(as_json, quiet))
+    most = request.max_new_tokens or (WHOLE if request.replay else None)
+    settings, notes = settings_of(SpeedSettings, request, max_new_tokens=most), notes_beside(request)
     spellings = [spell_arm(text) for text in request.arms]
     prompts = _checked(request, drafting_arms(spellings))
     predicts = any(one.kind == PREDICTION for one in spellings)
     check_known(prompts, replay=settings.replay, predicts=predicts)
     with notes.status("Loading the models ..."):
-        pair = _load(request)
+        pair = load_pair_of(request)
     arms = build_arms(pair, spellings, settings)
     check_arms(arms, settings)
     fit = prompts_that_fit(pair, prompts, settings)
@@ -79,50 +77,31 @@ def run_bench(request: BenchOptions) -> int:
     interrupted = measure_all(pair, arms, fit, settings, results, notes)
     if interrupted:
         stopped(kept("rounds", len(results.records), request.out))
-    if as_json:
+    if request.as_json:
         print_json(results.conditions, results.records, interrupted=interrupted)
     else:
-        print_results(results.conditions, results.records, out=None if quiet else request.out)
+        print_results(results.conditions, results.records, out=None if request.quiet else request.out)
     wrong = [one for one in differences_in(results.records) if one.arm not in lossy_arms(results.conditions)]
     return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
 
 
-def settings_of(request: BenchOptions) -> SpeedSettings:
-    """Return how the arms are measured.
+def settings_of(kind: Callable[..., Settings], options: Any, **others: Any) -> Settings:
+    """Return the settings of what is measured, as options say them by the same names; None and () leave the defaults.
 
     Raises:
         InvalidParameter: a value outside its range.
     """
-    given = {
-        "temperatures": request.temperatures,
-        "batch_sizes": request.batch_sizes,
-        "max_new_tokens": request.max_new_tokens or (WHOLE if request.replay else None),
-        "excerpt_tokens": request.excerpt_tokens,
-        "until_end": request.until_end,
-        "replay": request.replay,
-    }
-    usual: dict[str, Any] = {name: value for name, value in given.items() if value}
-    return SpeedSettings(repeats=request.repeats, seed=request.seed, **usual)
+    given = {name: getattr(options, name, None) for name in signature(kind).parameters} | others
+    return kind(**{name: value for name, value in given.items() if value not in ((), None)})
 
 
 def _checked(request: BenchOptions, drafting: bool) -> list[Prompt]:
-    """Check what can be checked before models are loaded, and return the prompts."""
     alone, idle = request.draft and not request.target, request.draft and not drafting
     refuse_clashes(
         (alone, LONE_DRAFT),
         (idle, "None of the arms uses the draft of --draft: leave it out, or name an arm that does."),
     )
-    prompts = read_prompt_sets(request.prompts or USUAL, request.limit, request.chat_template)
-    refuse_clashes(
-        idle_excerpts(prompts, request.excerpt_tokens is not None), idle_template(prompts, request.chat_template)
-    )
-    return prompts
-
-
-def _load(request: BenchOptions) -> Pair:
-    if request.target is None:
-        return load_pair(dtype=request.dtype, device=request.device)
-    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+    return read_asked(request.prompts or USUAL, request.limit, request.chat_template, request.excerpt_tokens)
 
 
 def _say_what_is_left_out(notes: Console, fit: Sequence[Prompt], given: int, settings: SpeedSettings) -> None:
@@ -143,11 +122,21 @@ def measure_all(
     """Measure the rounds that are missing, with a progress bar; return whether the user interrupted it."""
     all_rounds = {one.key for one in rounds(prompts, settings)}
     done = results.done(arms) & all_rounds
+    new = measure_speed(pair, arms, prompts, settings, done)
+    return keep_all(new, results.add, (f"rounds of {len(arms)} arms", len(done), len(all_rounds)), notes)
+
+
+def keep_all(new: Iterable[Made], keep: Callable[[Made], None], bar: tuple[str, int, int], notes: Console) -> bool:
+    """Keep results as they are finished, with a bar of a title and how many of how many are there.
+
+    Returns:
+        whether the user interrupted it.
+    """
     with progress_bar(notes) as progress:
-        task = progress.add_task(f"rounds of {len(arms)} arms", total=len(all_rounds), completed=len(done))
+        task = progress.add_task(bar[0], completed=bar[1], total=bar[2])
         try:
-            for records in measure_speed(pair, arms, prompts, settings, done):
-                results.add(records)
+            for one in new:
+                keep(one)
                 progress.advance(task)
         except KeyboardInterrupt:
             return True
@@ -157,9 +146,14 @@ def measure_all(
 def print_json(conditions: dict[str, Any], records: Sequence[SpeedRecord], *, interrupted: bool) -> None:
     """Print JSON lines: the conditions, every run, every result, every difference between texts."""
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])
-    lines = [{"kind": "conditions", **conditions, "interrupted": interrupted}]
-    for line in [*lines, *(one.as_row() for one in [*records, *results, *differences_in(records)])]:
-        sys.stdout.write(json.dumps(line) + "\n")
+    rows = (one.as_row() for one in [*records, *results, *differences_in(records)])
+    print_lines(conditions, rows, interrupted=interrupted)
+
+
+def print_lines(conditions: dict[str, Any], rows: Iterable[dict[str, Any]], *, interrupted: bool) -> None:
+    """Print JSON lines: the conditions, then every result."""
+    for line in ({"kind": "conditions", **conditions, "interrupted": interrupted}, *rows):
+        print_json_line(line)
 
 
 def print_results(conditions: dict[str, Any], records: Sequence[SpeedRecord], *, out: Path | None) -> None:
@@ -169,7 +163,9 @@ def print_results(conditions: dict[str, Any], records: Sequence[SpeedRecord], *,
     if results:
         for part in speed_table(results, brief=True).split(console.width):
             console.print(as_rich(part))
-        _print_kinds(console, results)
+        by_task = kind_table(results)
+        if by_task is not None:
+            print_table(console, by_task)
         found = differences_in(records)
         console.print(equality_in_words(results, found, lossy_arms(conditions)), soft_wrap=True)
         if found:
@@ -179,15 +175,6 @@ def print_results(conditions: dict[str, Any], records: Sequence[SpeedRecord], *,
     if out is not None and records:
         there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
         console.print(there, soft_wrap=True)
-
-
-def _print_kinds(console: Console, results: Sequence[ArmResult]) -> None:
-    """Print what every task brought, if there are several."""
-    table = kind_table(results)
-    for number, part in enumerate(table.split(console.width) if table else ()):
-        if number == 0:
-            console.print(part.title, style="bold", soft_wrap=True)
-        console.print(as_rich(part))
 
 
 def _how(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
@@ -211,6 +198,13 @@ def kept(what: str, count: int, out: Path | None) -> str:
     return f"the finished {what} are in {out}; the same command goes on from there"
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print a table below its title, in as many parts as the terminal's width asks for."""
+    console.print(table.title, style="bold", soft_wrap=True)
+    for part in table.split(console.width):
+        console.print(as_rich(part))
+
+
 def as_rich(table: Table) -> RichTable:
     """Return a table for the terminal."""
     result = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -223,9 +217,8 @@ def as_rich(table: Table) -> RichTable:
 
 def say_busy(console: Console, busy: float | None, place: dict[str, Any]) -> None:
     """Say that times are not to be trusted if other programs were busy."""
-    threads = place["threads"]
-    if busy is not None and busy > BUSY * threads and not place["accelerator"]:
-        said = f"Load average {busy:.1f} on {threads} threads: other programs were busy, so do not trust it."
+    if busy is not None and is_busy(busy, place):
+        said = f"Load average {busy:.1f} on {place['threads']} threads: other programs were busy, so do not trust it."
         console.print(styled(said, "yellow"), soft_wrap=True)
 
 
@@ -236,7 +229,7 @@ def run_report(options: ReportOptions) -> int:
         MissingExtra: matplotlib is not installed.
         ResultsError: the runs cannot be read, or the report cannot be written.
     """
-    require_matplotlib()
+    FIGURES.check()
     conditions, records = read_speed_results(options.runs)
     page, *figures = write_report(conditions, records, options.out)
     results = summarise_speed(records, list(conditions["arms"]), conditions["seed"])

@@ -1,6 +1,5 @@
 """`polydraft chat`: what the options mean, and which kind of conversation it is."""
 
-import json
 import sys
 import warnings
 from collections.abc import Iterable
@@ -11,19 +10,18 @@ from typing import Any
 import torch
 
 from polydraft.cli.chat.messages import piped_messages, read_messages
-from polydraft.cli.chat.session import Chat
-from polydraft.cli.chat.speaking import as_json, attempted, dropping, speak
+from polydraft.cli.chat.session import Chat, as_json, attempted, dropping, speak
 from polydraft.cli.chat.terminal import Terminal, typed, with_editing
-from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
-from polydraft.cli.one_text import (
+from polydraft.cli.clashes import idle_filters, refuse_clashes
+from polydraft.cli.generation.one_text import (
     check_request,
     drafter_name,
     drafter_of,
-    load_models,
+    load_pair_of,
     warm_up,
 )
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import on_one_line, warnings_as_sentences
+from polydraft.cli.printing import notes_beside, print_json_line, say_on_one_line, warnings_as_sentences
 from polydraft.cli.process import FAILED, stopped
 from polydraft.drafters import Drafter
 from polydraft.engine import stream
@@ -48,15 +46,14 @@ def run_chat(call: ChatOptions) -> int:
     drafter = drafter_name(request)
     options = check_request(request, drafter)
     empty = call.system is not None and not call.system.strip()
+    notes = notes_beside(call)
     refuse_clashes(
-        both_outputs(call.as_json, call.quiet),
         idle_filters(request.sampling),
         (empty, '--system "" says nothing: leave it out, so that the template\'s own is used.'),
     )
     rows = read_messages(call.input_file) if call.input_file is not None else None
-    notes = new_console(errors=True, quiet=call.as_json or call.quiet)
     with notes.status("Loading the models ..."):
-        pair = load_models(request)
+        pair = load_pair_of(request)
         options["drafter"] = drafter_of(drafter, pair, request)
         chat = Chat(pair, options, request.seed, call.system)
         rehearse(chat, drafter_of(drafter, pair, request))
@@ -79,7 +76,6 @@ def rehearse(chat: Chat, drafter: Drafter) -> None:
 
 
 def _talked(chat: Chat, target: str, *, quiet: bool) -> int:
-    """Talk with somebody at a terminal."""
     console = new_console()
     notes = console if console.is_terminal else new_console(errors=True)
     with_editing()
@@ -111,20 +107,19 @@ def _answer(chat: Chat, message: str, left: list[bool], call: ChatOptions) -> No
     left.append(speak(new_console(quiet=call.as_json), answer))
     chat.keep(answer)
     if call.as_json:
-        sys.stdout.write(json.dumps(as_json(answer)) + "\n")
+        print_json_line(as_json(answer))
         sys.stdout.flush()
 
 
 def _refuse(error: str, call: ChatOptions) -> None:
-    """Say why a message was not answered, as JSON in its place if that is asked for."""
     if call.as_json:
         row = {"role": "assistant", "content": "", "finish": "refused", "error": error}
-        sys.stdout.write(json.dumps(row) + "\n")
+        print_json_line(row)
         sys.stdout.flush()
     else:
-        sys.stderr.write(f"polydraft: {on_one_line(error)}\n")
+        say_on_one_line(error)
 
 
 def _note(sentence: str, call: ChatOptions) -> None:
     if sentence and not (call.as_json or call.quiet):
-        sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")
+        say_on_one_line(sentence)

@@ -1,13 +1,76 @@
-"""Messages from outside the keyboard: a file of them, a pipe, and one file that is one message."""
+"""What a user says: a line that is typed, a file of messages, a pipe, and a file that is one message."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polydraft.bench.prompts import has_json_lines, read_text
 from polydraft.bench.result_lines import check_regular, home_expanded
-from polydraft.errors import PromptFileError
+from polydraft.errors import InvalidParameter, PromptFileError
+from polydraft.options.value_checks import has_half_character
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: how it is typed, what it does, and whether something follows its name."""
+
+    usage: str
+    does: str
+    takes: bool = False
+
+
+COMMANDS: Mapping[str, Command] = {
+    "reset": Command("/reset", "forget the conversation"),
+    "system": Command("/system TEXT", "set the system message, and begin anew", takes=True),
+    "file": Command("/file PATH", "send the text of a file", takes=True),
+    "stats": Command("/stats", "show counts and times of the conversation"),
+    "help": Command("/help", "show this"),
+    "exit": Command("/exit", "leave, as Ctrl-D does"),
+}
+ELSE: Mapping[str, str] = {
+    '"""': "begin a message of several lines, and end it",
+    "//TEXT": "send text that begins with a slash",
+    "Ctrl-C": "end the answer; what was written stays",
+}
+"""What else help tells."""
+FENCE = '"""'
+
+
+def parsed(line: str) -> tuple[str, str] | None:
+    """Return the name of a command and what follows it; None if the line is a message.
+
+    Raises:
+        InvalidParameter: there is no such command, or it takes more or less than what follows.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return None
+    name, _, rest = line[1:].strip().partition(" ")
+    rest = rest.strip()
+    if name not in COMMANDS:
+        raise InvalidParameter(f"There is no command /{name}: /help lists them, and // sends text that begins with /.")
+    command = COMMANDS[name]
+    if rest and not command.takes:
+        raise InvalidParameter(f"/{name} takes nothing: type it alone.")
+    if command.takes and not rest:
+        raise InvalidParameter(f"/{name} needs something after it: {command.usage}.")
+    return name, rest
+
+
+def message_of(line: str) -> str:
+    """Return the message that a line is: // at its beginning means /."""
+    return line[1:] if line.startswith("//") else line
+
+
+def whole_message(first: str, more: Callable[[], str]) -> str:
+    """Return a message of several lines, given its first, which begins with three quotation marks."""
+    lines = [first.removeprefix(FENCE)]
+    while not lines[-1].rstrip().endswith(FENCE):
+        lines.append(more())
+    lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
+    return "\n".join(lines).strip("\n")
+
 
 MOST_BYTES = 2**20
 """A message of a file is no larger; it is read whole before its tokens are counted."""
@@ -38,9 +101,6 @@ def read_messages(source: str | Path) -> list[str]:
 
 def piped_messages(readline: Callable[[int], bytes]) -> Iterator[str]:
     """Yield the lines of standard input as they come; blank ones do not count.
-
-    Args:
-        readline: returns the next line, or so many bytes of it; nothing at the end.
 
     Raises:
         PromptFileError: a line is not UTF-8, or too long.
@@ -82,7 +142,6 @@ def read_message(name: str) -> str:
 
 
 def _content(row: Any) -> str:
-    """Return the message of a row of JSON; a ValueError says what is wrong."""
     if isinstance(row, dict):
         strange = next((name for name in row if name not in ("role", "content")), None)
         if strange is not None:
@@ -94,6 +153,6 @@ def _content(row: Any) -> str:
         raise ValueError("the row is neither a text nor an object with content that is one")
     if not row.strip():
         raise ValueError("the message is empty")
-    if any("\ud800" <= letter <= "\udfff" for letter in row):
+    if has_half_character(row):
         raise ValueError("the message has half of a surrogate pair in it, which is no character")
     return row

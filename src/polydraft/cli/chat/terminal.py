@@ -6,12 +6,12 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from polydraft.cli.chat.messages import read_message
-from polydraft.cli.chat.session import Chat
-from polydraft.cli.chat.speaking import attempted, dropping, speak, summary, table
-from polydraft.cli.chat.typed import COMMANDS, ELSE, FENCE, message_of, parsed, whole_message
-from polydraft.cli.generation.interruption import noted_interruption
+from polydraft.cli.chat.messages import COMMANDS, ELSE, FENCE, message_of, parsed, read_message, whole_message
+from polydraft.cli.chat.session import Chat, attempted, dropping, speak, summary, table
+from polydraft.cli.printing import named_values
+from polydraft.cli.process import noted_interruption
 from polydraft.errors import InvalidParameter
+from polydraft.options.value_checks import has_half_character
 
 PROMPT, MORE = "> ", "... "
 Read = Callable[[str], str]
@@ -19,15 +19,7 @@ Read = Callable[[str], str]
 
 
 class Terminal:
-    """A conversation with somebody who types. Nothing but Ctrl-D and /exit ends it.
-
-    Args:
-        chat: the conversation.
-        console: where answers go.
-        notes: where all else goes.
-        read: reads a line.
-        quiet: whether lines below answers are left out.
-    """
+    """A conversation with somebody who types; `notes` has all but the answers, and only Ctrl-D and /exit end it."""
 
     def __init__(self, chat: Chat, console: Console, notes: Console, read: Read, *, quiet: bool = False) -> None:
         self.chat = chat
@@ -49,7 +41,6 @@ class Terminal:
                 self.notes.print()
 
     def _round(self) -> None:
-        """Take a turn, and say what went wrong."""
         if self.interrupted:
             self.interrupted = False
             self.notes.print()
@@ -57,7 +48,6 @@ class Terminal:
         self._said(attempted(self._turn))
 
     def _turn(self) -> None:
-        """Read a line and do what it says."""
         line = self._line(PROMPT)
         if not line.strip():
             return
@@ -100,16 +90,11 @@ class Terminal:
             self.left = True
 
     def _line(self, prompt: str) -> str:
-        """Read a line.
-
-        Raises:
-            InvalidParameter: it is not UTF-8.
-        """
         try:
             line = self.read(prompt)
         except UnicodeDecodeError as error:
             raise InvalidParameter("The line is not UTF-8: type it again.") from error
-        if any("\ud800" <= letter <= "\udfff" for letter in line):
+        if has_half_character(line):
             raise InvalidParameter("The line is not UTF-8: type it again.")
         return line
 
@@ -140,7 +125,7 @@ def with_editing() -> None:
 
 
 def _help() -> Table:
-    found = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    found = named_values()
     for command in COMMANDS.values():
         found.add_row(command.usage, command.does)
     for what, does in ELSE.items():

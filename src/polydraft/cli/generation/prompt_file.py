@@ -1,7 +1,5 @@
 """`polydraft generate --input`: every prompt of a file through one running batch, each text written as it ends."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -13,26 +11,24 @@ from rich.console import Console
 from torch import Tensor
 
 from polydraft import __version__
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import read_text
+from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import digests
-from polydraft.cli.clashes import both_outputs, idle_filters, refuse_clashes
-from polydraft.cli.generation.interruption import noted_interruption
-from polydraft.cli.generation.prompt_rows import Row, read_rows
-from polydraft.cli.generation.text_file import Line, Output
-from polydraft.cli.one_text import (
+from polydraft.cli.clashes import idle_filters, refuse_clashes
+from polydraft.cli.generation.one_text import (
     WARM_UP_STEPS,
     check_request,
     compiling,
     drafter_name,
     drafter_of,
-    load_models,
+    load_pair_of,
     plan_file,
     planned_options,
     text_options,
 )
-from polydraft.cli.printing import console, progress_bar, warnings_as_sentences
-from polydraft.cli.process import FAILED, INTERRUPTED, stopped
+from polydraft.cli.generation.text_file import Line, Output, Row, read_rows
+from polydraft.cli.printing import console, counted, notes_beside, print_json_line, progress_bar, warnings_as_sentences
+from polydraft.cli.process import FAILED, INTERRUPTED, noted_interruption, stopped
 from polydraft.engine import Completed, ManyRun, Statistics, generate_many
 from polydraft.errors import InvalidParameter, PromptFileError
 from polydraft.models import Grammar, Pair, text_of
@@ -94,11 +90,10 @@ def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
         InvalidParameter: options that do not go together, or a batch too large for the memory.
     """
     as_json, quiet = request.as_json, request.quiet
-    notes = console(errors=True, quiet=as_json or quiet)
     options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
     file = plan_file(request)
     plan = load_plan(file) if file else None
-    refuse_clashes(both_outputs(as_json, quiet))
+    notes = notes_beside(request)
     job = FileJob.of(request)
     rows = _rows(job, request.chat_template)
     if not any(row.own.get("temperature") for row in rows):
@@ -118,7 +113,7 @@ def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
     if outcome.interrupted:
         stopped(f"the same command goes on from {job.output}")
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(job, output, outcome)) + "\n")
+        print_json_line(_as_json(job, output, outcome))
     elif not quiet:
         print_outcome(job, outcome, notes)
     return outcome.code
@@ -186,7 +181,7 @@ class _Work:
     def do(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> None:
         """Load the models, and continue every row whose conversation the chat template takes."""
         with self.notes.status("Loading the models ..."):
-            pair = load_models(self.request)
+            pair = load_pair_of(self.request)
         prompts = self._encoded(pair, rows)
         if prompts:
             taken = [row for row in rows if row.id in prompts]
@@ -222,7 +217,6 @@ class _Work:
         options: dict[str, Any],
         plan: PairPlan | None,
     ) -> ManyRun:
-        """Start the batch."""
         options["drafter"] = drafter_of(drafter_name(self.request), pair, self.request)
         if plan:
             example = _typical(list(prompts.values()))
@@ -239,7 +233,6 @@ class _Work:
         return generate_many(pair.target, prompts, **options)
 
     def _write(self, pair: Pair, run: ManyRun, rows: Sequence[Row]) -> None:
-        """Write every text as it ends, with a progress bar, until all have or Ctrl-C is pressed."""
         named: dict[Any, Row] = {row.id: row for row in rows}
         self.outcome.statistics = run.statistics
         silent = not self.notes.is_terminal
@@ -275,7 +268,6 @@ class _Work:
 
 
 def _typical(prompts: Sequence[Tensor]) -> Tensor:
-    """Return the prompt of median length."""
     return sorted(prompts, key=len)[len(prompts) // 2]
 
 
@@ -324,23 +316,16 @@ def _as_json(job: FileJob, output: Output, outcome: FileOutcome) -> dict[str, An
 
 def print_outcome(job: FileJob, outcome: FileOutcome, notes: Console) -> None:
     """Print one line of what was done, and on standard error which rows failed."""
-    counts = [_counted(outcome.new, "new text")]
+    counts = [counted(outcome.new, "new text")]
     counts += [f"{outcome.before} from before"] if outcome.before else []
-    counts += [f"{_counted(len(outcome.failed), 'row')} failed"] if outcome.failed else []
+    counts += [f"{counted(len(outcome.failed), 'row')} failed"] if outcome.failed else []
     counts += [f"{outcome.left} left"] if outcome.left else []
     statistics = outcome.statistics
-    speed = f"; {_counted(statistics.new_tokens, 'token')}, {_speed(statistics)}" if statistics.new_tokens else ""
+    speed = f"; {counted(statistics.new_tokens, 'token')}, {_speed(statistics)}" if statistics.new_tokens else ""
     console().print(f"{job.output}: {', '.join(counts)}{speed}", soft_wrap=True)
     for one in outcome.failed[:SHOWN_ERRORS]:
-        _say(notes, f"{job.input}, line {one['line']}: {one['error']}.")
+        notes.print(f"{job.input}, line {one['line']}: {one['error']}.", soft_wrap=True)
     more = len(outcome.failed) - SHOWN_ERRORS
     if more > 0:
-        _say(notes, f'{_counted(more, "more row")} failed; lines with "error" in {job.output} say why.')
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
-
-
-def _say(notes: Console, sentence: str) -> None:
-    notes.print(sentence, soft_wrap=True)
+        said = f'{counted(more, "more row")} failed; lines with "error" in {job.output} say why.'
+        notes.print(said, soft_wrap=True)

@@ -1,14 +1,143 @@
-"""The file of texts: one JSON object a line, added as a text ends, so that an interrupted run goes on from it."""
+"""A file of prompts, row by row, and the file of their texts, to which a line is added as a text ends."""
 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.prompts import NAME_FIELDS, Prompt, as_asked, has_json_lines, prompt_from_row, read_text
 from polydraft.bench.result_lines import append_lines, content_of, differences
-from polydraft.cli.generation.prompt_rows import Row
-from polydraft.errors import ResultsError
+from polydraft.errors import PromptFileError, ResultsError
+from polydraft.models import Message
+from polydraft.options.value_checks import has_half_character
+from polydraft.probs import SamplingParams
+
+LARGEST_SEED = 2**63
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the input.
+
+    Args:
+        line: its number, from 1.
+        id: what the line calls itself, else its number.
+        prompt: the text to continue; empty where there is none.
+        messages: the conversation to answer in its place; empty for a text.
+        message: what a user asks in place of the text, if that goes through a chat template; empty for the text itself.
+        own: generation options of its own: max_new_tokens, temperature, seed.
+        error: why it cannot be used; else empty.
+    """
+
+    line: int
+    id: int | str
+    prompt: str = ""
+    own: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    messages: tuple[Message, ...] = ()
+    message: str = ""
+
+    @property
+    def asked(self) -> Prompt:
+        """The prompt without a name, which is said by the line."""
+        return Prompt("", "", self.prompt, messages=self.messages, message=self.message)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the file of texts says of the prompt: the text, or the messages."""
+        if not self.messages:
+            return {"prompt": self.prompt}
+        return {"messages": [{"role": one.role, "content": one.content} for one in self.messages]}
+
+
+def read_rows(source: str | Path, chat_template: bool | None = None) -> list[Row]:
+    """Read all rows of a file: JSON lines if its name says so, else one prompt a line; blank lines do not count.
+
+    Raises:
+        PromptFileError: the file cannot be read, or none of its rows can be used.
+    """
+    path, text = read_text(source)
+    read = _json_row if has_json_lines(path) else _plain_row
+    lines = enumerate(text.split("\n"), start=1)
+    found = [read(number, line.removesuffix("\r")) for number, line in lines if line.strip()]
+    rows = _without_twins([_as_asked(row, chat_template) for row in found])
+    if not rows:
+        raise PromptFileError(f"{path}: the file has no prompt in it.")
+    if all(row.error for row in rows):
+        others = f" None of the {len(rows)} rows can be used." if len(rows) > 1 else ""
+        raise PromptFileError(f"{path}, line {rows[0].line}: {rows[0].error}.{others}")
+    return rows
+
+
+def _plain_row(number: int, line: str) -> Row:
+    return Row(number, number, line)
+
+
+def _json_row(number: int, line: str) -> Row:
+    """Read a prompt as `bench.prompts` does, or a text alone, with the options of its own."""
+    name: int | str = number
+    try:
+        row = json.loads(line)
+        row = {"prompt": row} if isinstance(row, str) else row
+        name = _name(row, number)
+        prompt = prompt_from_row(row, "", number)
+        return Row(number, name, prompt.text, _own(row), messages=prompt.messages, message=prompt.message)
+    except (ValueError, RecursionError) as error:
+        reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        return Row(number, name, error=reason.removesuffix("."))
+
+
+def _as_asked(row: Row, chat_template: bool | None) -> Row:
+    if row.error:
+        return row
+    try:
+        prompt = as_asked(row.asked, chat_template)
+    except ValueError as error:
+        return replace(row, prompt="", messages=(), error=str(error))
+    return replace(row, prompt=prompt.text, messages=prompt.messages)
+
+
+def _name(row: Any, number: int) -> int | str:
+    """Return the row's name as it stands there; what is no name is refused by the reader of prompts."""
+    found = [row[one] for one in NAME_FIELDS if row.get(one) is not None] if isinstance(row, dict) else []
+    if not found or isinstance(found[0], bool) or not isinstance(found[0], str | int):
+        return number
+    if isinstance(found[0], str) and has_half_character(found[0]):
+        raise ValueError("the name has half of a surrogate pair in it, which is no character")
+    return found[0] if found[0] != "" else number
+
+
+def _own(row: dict[str, Any]) -> dict[str, Any]:
+    own = {name: row[name] for name in ("max_new_tokens", "temperature", "seed") if row.get(name) is not None}
+    for name, least, below in (("max_new_tokens", 1, LARGEST_SEED), ("seed", 0, LARGEST_SEED)):
+        value = own.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < below:
+            raise ValueError(f"{name} is {value!r}, not a number from {least} to 2^63 - 1")
+    heat = own.get("temperature", 0)
+    if not isinstance(heat, int | float) or isinstance(heat, bool):
+        raise ValueError(f"temperature is {heat!r}, not a number")
+    try:
+        SamplingParams(temperature=float(heat))
+    except OverflowError as error:
+        raise ValueError("temperature is a number of too many digits") from error
+    return own
+
+
+def _without_twins(rows: Sequence[Row]) -> list[Row]:
+    """Refuse rows with the name of an earlier one: the texts could not be told apart."""
+    first: dict[str, int] = {}
+    for row in rows:
+        if not row.error:
+            first.setdefault(str(row.id), row.line)
+    return [
+        replace(row, prompt="", messages=(), error=f"{row.id!r} is already the name of line {first[str(row.id)]}")
+        if not row.error and first[str(row.id)] != row.line
+        else row
+        for row in rows
+    ]
+
 
 Line = dict[str, Any]
 BEGINNING = b'{"id": '
@@ -29,10 +158,6 @@ class Output:
     """What a file of texts holds, and what is added to it.
 
     The first line has the settings of the run beside its text; lines are of texts or of rows with an error.
-
-    Args:
-        path: the file; it is made with the first line, and its folder too.
-        settings: all that determines the texts, but the rows.
 
     Raises:
         ResultsError: the file cannot be read, holds something else, or is of a run with other settings.
@@ -123,7 +248,6 @@ def _parsed(path: Path, number: int, content: bytes) -> Line:
 
 
 def _is_of(line: Line, row: Row) -> bool:
-    """Tell whether a text is of this row's prompt and options."""
     told = {name: line[name] for name in ("prompt", "messages") if line.get(name) is not None}
     return (told, line.get("options", {})) == (row.told, row.own)
 

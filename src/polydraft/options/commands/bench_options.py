@@ -21,8 +21,8 @@ from polydraft.options.commands.option_groups import (
     ModelOptions,
 )
 from polydraft.options.option import count, option
-from polydraft.options.places import to_write, to_write_beside
 from polydraft.options.sampling_options import SAMPLING
+from polydraft.options.value_checks import to_write, to_write_beside
 
 
 @dataclass(frozen=True, kw_only=True)

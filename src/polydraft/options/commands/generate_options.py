@@ -19,9 +19,8 @@ from polydraft.options.commands.option_groups import (
     TextOptions,
 )
 from polydraft.options.option import LARGEST_SEED, count, option
-from polydraft.options.places import to_write
 from polydraft.options.sampling_options import SAMPLING
-from polydraft.options.value_checks import stop_strings
+from polydraft.options.value_checks import stop_strings, to_write
 
 MESSAGES = FILE_TO_READ.but(flag="--input")
 

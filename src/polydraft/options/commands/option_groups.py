@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from polydraft.options.option import LARGEST_COUNT, LARGEST_SEED, Option, ServerField
-from polydraft.options.places import folder_to_write, to_read
 from polydraft.options.sampling_options import SAMPLING, Sampling
-from polydraft.options.value_checks import device_name, filled, model_name, precision
+from polydraft.options.value_checks import device_name, filled, folder_to_write, model_name, precision, to_read
 
 MODELS, DRAFTING = "Models", "Drafting"
 PROMPTS, MEASURING, OUTPUT, FILES = "Prompts", "Measuring", "Output", "Files of prompts"

@@ -1,7 +1,5 @@
 """`polydraft tune`: measure a pair on this machine and write the plan that `polydraft generate --plan` drafts by."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,17 +8,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from polydraft.bench import read_prompt_sets
-from polydraft.bench.encoding import encode
-from polydraft.cli.clashes import LONE_MODEL, idle_template, refuse_clashes
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.clashes import LONE_MODEL, read_asked, refuse_clashes
 from polydraft.cli.conformance import progress
+from polydraft.cli.generation.one_text import load_pair_of
+from polydraft.cli.generation.summaries import unless_faster
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing.summaries import unless_faster
+from polydraft.cli.printing import print_json_line
 from polydraft.cli.process import stopped
 from polydraft.engine import Comparison, compare, load_models
 from polydraft.engine.tuning import Effort, tune
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, Pair, load_pair
+from polydraft.models import HuggingFaceModel, Pair
 from polydraft.options.commands.bench_options import TuneOptions
 from polydraft.planning import Curve, PairPlan, TunedTree, load_plan
 from polydraft.probs import SamplingParams
@@ -36,11 +35,10 @@ def run_tune(options: TuneOptions) -> int:
     notes = new_console(errors=True, quiet=options.as_json)
     check_request(options)
     sources = options.prompts or (("python",) if options.target is None else ("humaneval", "gsm8k"))
-    prompts = read_prompt_sets(sources, options.limit, options.chat_template)
-    refuse_clashes(idle_template(prompts, options.chat_template))
+    prompts = read_asked(sources, options.limit, options.chat_template)
     try:
         with notes.status("Loading the models ..."):
-            pair = _load(options)
+            pair = load_pair_of(options, load_models)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS) for prompt in prompts]
         fitting = _fitting(pair, encoded, options)
         if len(fitting) < len(encoded):
@@ -55,7 +53,7 @@ def run_tune(options: TuneOptions) -> int:
     plan.save(options.out)
     if options.as_json:
         checks = {f"{heat:g}": {name: one.as_dict() for name, one in runs.items()} for heat, runs in measured.items()}
-        sys.stdout.write(json.dumps({"path": str(options.out), **plan.as_dict(), "measured": checks}) + "\n")
+        print_json_line({"path": str(options.out), **plan.as_dict(), "measured": checks})
     else:
         show(new_console(), plan, options, len(fitting), measured)
     return 0
@@ -85,14 +83,7 @@ def check_request(options: TuneOptions) -> None:
             raise InvalidParameter(f"--out {out} exists and is no plan that can be read; give another name.") from error
 
 
-def _load(options: TuneOptions) -> Pair:
-    if options.target is None:
-        return load_pair(dtype=options.dtype, device=options.device)
-    return load_models(options.target, options.draft, dtype=options.dtype, device=options.device)
-
-
 def _fitting(pair: Pair, prompts: Sequence[Tensor], options: TuneOptions) -> list[Tensor]:
-    """Return the prompts that leave room for the new tokens."""
     room = HuggingFaceModel(pair.target).context - options.max_tokens
     fitting = [ids for ids in prompts if 0 < ids.shape[1] <= room]
     if not fitting:

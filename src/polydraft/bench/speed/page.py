@@ -1,27 +1,198 @@
 """A Markdown page of a benchmark: how it was measured, what came of it, tables and figures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.bootstrap import Estimate
+from polydraft.bench.environment import is_busy
 from polydraft.bench.prompts import template_in_words
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.pages.figures import draw_speed_figures
-from polydraft.bench.speed.pages.speed_tables import (
-    NOTHING,
-    bound_table,
-    difference_table,
-    interval,
-    overall,
-    setting_in_words,
-    setup_table,
-    speed_table,
-    task_tables,
-    time_table,
-)
+from polydraft.bench.speed.figures import draw_speed_figures
 from polydraft.bench.speed.records import SpeedRecord
-from polydraft.bench.speed.summary import ArmResult, TextDifference, differences_in, summarise_speed, typical_load
+from polydraft.bench.speed.summary import (
+    TIMED,
+    ArmResult,
+    TextDifference,
+    differences_in,
+    milliseconds,
+    overall,
+    summarise_speed,
+    typical_load,
+)
+from polydraft.bench.table import Table, grouped, spread
 from polydraft.errors import ResultsError
+
+NOTHING = "-"
+Cells = Callable[[ArmResult], Sequence[str]]
+Lines = Callable[[Sequence[ArmResult]], Iterable[Sequence[str]]]
+
+
+def speed_table(results: Sequence[ArmResult], *, brief: bool) -> Table:
+    """Return the main table: speed, speed-up, tokens per target call, equality; brief, what fits a terminal."""
+    header = ["tokens/s", "speed-up", "95 % interval", "tokens/call", "same text"]
+    extra = (
+        [] if brief else ["mean of pairs", "slowest prompt", "fastest", "acceptance by depth", "memory, MiB", "runs"]
+    )
+
+    def cells(one: ArmResult) -> list[str]:
+        short = [
+            f"{one.tokens_per_second:.1f}",
+            f"{one.speed_up.total.mean:.2f}x",
+            NOTHING if one.arm == PLAIN else interval(one.speed_up.total),
+            NOTHING if one.block_efficiency is None else f"{one.block_efficiency.mean:.2f}",
+            NOTHING if one.equal is None or one.arm == PLAIN else f"{one.equal}/{one.runs}",
+        ]
+        return short if brief else [*short, *_more(one)]
+
+    return _by_arm("Speed" if brief else "Speed, all tasks", [*header, *extra], overall(results), cells)
+
+
+def _more(one: ArmResult) -> list[str]:
+    rates = one.statistics.acceptance_by_depth if one.statistics else []
+    return [
+        NOTHING if one.arm == PLAIN else with_interval(one.speed_up.paired),
+        NOTHING if one.arm == PLAIN else f"{min(one.speed_up.by_prompt):.2f}x",
+        NOTHING if one.arm == PLAIN else f"{max(one.speed_up.by_prompt):.2f}x",
+        _first(rates, 8) or NOTHING,
+        NOTHING if one.memory is None else f"{one.memory:.0f}",
+        str(one.runs),
+    ]
+
+
+def _first(rates: Sequence[float], most: int) -> str:
+    shown = " ".join(f"{rate:.2f}" for rate in rates[:most])
+    return f"{shown} ..." if len(rates) > most else shown
+
+
+def interval(one: Estimate) -> str:
+    """Return an interval in words; a dash where there is none."""
+    return NOTHING if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}"
+
+
+def with_interval(one: Estimate) -> str:
+    """Return a ratio in words, with its interval if there is one."""
+    return f"{one.mean:.2f}x ({interval(one)})".removesuffix(f" ({NOTHING})")
+
+
+def task_tables(results: Sequence[ArmResult]) -> list[Table]:
+    """Return speed-up and block efficiency with arms as rows and tasks as columns; plain decoding has 1 in both."""
+
+    def efficiency(one: ArmResult) -> str:
+        found = one.block_efficiency
+        return NOTHING if found is None else spread(found, 1, 2, brief=False)
+
+    drafting = [one for one in results if one.arm != PLAIN]
+    cells: dict[str, Callable[[ArmResult], str]] = {
+        "Speed-up by task (95 % interval)": lambda one: with_interval(one.speed_up.total),
+        "Block efficiency by task: tokens per target call ± half the interval": efficiency,
+    }
+    tasks = list(dict.fromkeys(one.task for one in drafting))
+    return [_crossed(title, "arm", "task", tasks, drafting, cell) for title, cell in cells.items()]
+
+
+def kind_table(results: Sequence[ArmResult]) -> Table | None:
+    """Return speed-up and tokens per target call with tasks as rows and arms as columns; None if there is one task."""
+    arms = list(dict.fromkeys(one.arm for one in results if one.arm != PLAIN))
+    if len({one.task for one in results}) < 2 or not arms:
+        return None
+
+    def cell(one: ArmResult) -> str:
+        calls = "" if one.block_efficiency is None else f" ({one.block_efficiency.mean:.2f})"
+        return f"{one.speed_up.total.mean:.2f}x{calls}"
+
+    return _crossed("Speed-up by task (tokens per target call)", "task", "arm", arms, results, cell)
+
+
+def time_table(results: Sequence[ArmResult]) -> Table:
+    """Return where the time went, in milliseconds per new token."""
+
+    def cells(one: ArmResult) -> list[str]:
+        if one.statistics is None:
+            return [f"{1000 / one.tokens_per_second:.2f}", *[NOTHING] * len(TIMED)]
+        return [f"{1000 / one.tokens_per_second:.2f}", *(f"{part:.2f}" for part in milliseconds(one).values())]
+
+    return _by_arm("Time per new token, ms", ["all", *TIMED], overall(results), cells)
+
+
+def bound_table(results: Sequence[ArmResult]) -> Table:
+    """Return what bounds each speed-up: tokens per call, costs in plain target passes, closed forms, the measured."""
+    header = ["tokens/call", "draft", "target", "other", "formula", "passes", "steps", "measured"]
+
+    def cells(one: ArmResult) -> list[str]:
+        bound = one.bound
+        if bound is None:
+            return [*[NOTHING] * 7, f"{one.speed_up.total.mean:.2f}x"]
+        costs = (f"{value:.2f}" for value in (bound.tokens, bound.draft, bound.target, bound.other))
+        ratios = (bound.chain, bound.passes, bound.steps, one.speed_up.total.mean)
+        return [*costs, *(NOTHING if ratio is None else f"{ratio:.2f}x" for ratio in ratios)]
+
+    return _by_arm("Costs of a step in plain target passes, and speed-ups", header, overall(results), cells)
+
+
+def setup_table(results: Sequence[ArmResult]) -> Table:
+    """Return what each of polydraft's arms did at each setting."""
+    names = ("drafter", "scheme", "verifier", "tree")
+    own = [one for one in overall(results) if one.setup]
+    title = "What the arms of polydraft did"
+    return _by_arm(title, names, own, lambda one: [one.setup.get(name, "") for name in names])
+
+
+def difference_table(found: Sequence[TextDifference]) -> Table:
+    """Return where greedy texts differ from the plain ones, and by how much."""
+    rows = [
+        (
+            f" {one.arm}",
+            f"{one.task}: {one.prompt}",
+            str(one.batch_size),
+            str(one.repeat + 1),
+            str(one.difference.position),
+            f"{one.difference.expected} / {one.difference.found}",
+            NOTHING if one.difference.margin is None else f"{one.difference.margin:.3g}",
+            "yes" if one.difference.rounding else "NO",
+        )
+        for one in found
+    ]
+    header = ("arm", "prompt", "batch", "repeat", "position", "plain / arm", "logit margin", "rounding")
+    return Table("Texts at temperature 0 that differ from plain decoding", header, tuple(rows))
+
+
+def setting_in_words(setting: tuple[float, int], *, short: bool = False) -> str:
+    """Return a temperature and a batch size in words."""
+    temperature, batch_size = setting
+    return f"T = {temperature:g}, batch {batch_size}" if short else f"temperature {temperature:g}, batch {batch_size}"
+
+
+def _by_setting(title: str, header: Sequence[str], results: Sequence[ArmResult], lines: Lines) -> Table:
+    groups = grouped(results, attrgetter("setting")).items()
+    return Table.of_groups(
+        title, header, (([setting_in_words(one, short=True)], lines(group)) for one, group in groups)
+    )
+
+
+def _by_arm(title: str, header: Sequence[str], results: Sequence[ArmResult], cells: Cells) -> Table:
+    return _by_setting(title, ["arm", *header], results, lambda here: [(one.arm, *cells(one)) for one in here])
+
+
+def _crossed(
+    title: str,
+    row: str,
+    column: str,
+    names: Sequence[str],
+    results: Sequence[ArmResult],
+    cell: Callable[[ArmResult], str],
+) -> Table:
+    """Return one field's values as rows and another's as columns, of which those with these names."""
+    row_of, column_of = attrgetter(row), attrgetter(column)
+
+    def lines(here: Sequence[ArmResult]) -> Iterator[Sequence[str]]:
+        for value, group in grouped(here, row_of).items():
+            found = {column_of(one): cell(one) for one in group}
+            yield value, *(found.get(name, NOTHING) for name in names)
+
+    return _by_setting(title, (row, *names), results, lines)
+
 
 PAGE = "report.md"
 BOUNDS = (
@@ -86,13 +257,9 @@ def as_page(
 
 def verdicts(results: Sequence[ArmResult]) -> list[str]:
     """Say for each setting which arm was fastest, if the run shows that one is faster than plain decoding at all."""
-    lines: list[str] = []
-    for setting in dict.fromkeys(one.setting for one in results):
-        arms = [one for one in overall(results) if one.setting == setting and one.arm != PLAIN]
-        if not arms:
-            continue
-        lines.append(f"{setting_in_words(setting).capitalize()}: {_verdict(arms)}")
-    return lines
+    drafting = grouped((one for one in overall(results) if one.arm != PLAIN), attrgetter("setting"))
+    settings = (one for one in dict.fromkeys(one.setting for one in results) if one in drafting)
+    return [f"{setting_in_words(one).capitalize()}: {_verdict(drafting[one])}" for one in settings]
 
 
 def _verdict(arms: Sequence[ArmResult]) -> str:
@@ -172,9 +339,9 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
         f"Machine: {place}; {versions}.",
     ]
     if load is not None:
-        busy = load > 1.5 * threads and not machine["accelerator"]
         said = f"Load average before the runs: {load:.1f} (median)."
-        sentences.append(f"{said} **Other programs were busy: these times are not to be trusted.**" if busy else said)
+        doubt = " **Other programs were busy: these times are not to be trusted.**"
+        sentences.append(said + doubt if is_busy(load, machine) else said)
     fallen = sorted({one.arm for one in records if one.statistics and one.statistics.fallback})
     if fallen:
         sentences.append(f"**The drafter failed in {', '.join(fallen)}, which went on without drafts.**")
@@ -184,7 +351,6 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
 
 
 def _lengths(conditions: dict[str, Any]) -> str:
-    """Return how long texts are, and whose they are."""
     most = conditions["max_new_tokens"]
     if conditions.get("replay"):
         return (

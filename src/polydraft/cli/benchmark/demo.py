@@ -2,7 +2,6 @@
 
 import json
 import platform
-import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -14,11 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Styled
 
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.generation.summaries import describe_setup, describe_times, unless_faster
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar, styled, visible
-from polydraft.cli.printing.summaries import describe_setup, describe_times, unless_faster
+from polydraft.cli.printing import print_json_line, progress_bar, styled, visible
 from polydraft.cli.process import stopped
 from polydraft.engine import Block, Comparison, Run, compare, stream
 from polydraft.errors import ResultsError
@@ -57,7 +56,7 @@ def run_demo(options: DemoOptions) -> int:
         report = {
             str(heat): {"settings": describe_setup(run), **result.as_dict()} for heat, (run, result) in results.items()
         }
-        sys.stdout.write(json.dumps({"machine": describe_machine(), "temperatures": report}) + "\n")
+        print_json_line({"machine": describe_machine(), "temperatures": report})
     else:
         print_results(console, results, len(prompts), max_new_tokens, repeats)
         console.print(_verdict(same, len(prompts)), soft_wrap=True)

@@ -1,9 +1,8 @@
 """`polydraft generate`: stream a text with its provenance, then say what happened."""
 
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from polydraft.bench.encoding import encode
 from polydraft.bench.prompts import Prompt, as_asked
+from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import drafter_line, parse_policy, verifier_by_name
-from polydraft.cli.clashes import LONE_DRAFT, both_outputs, idle_filters, refuse_clashes
+from polydraft.cli.clashes import LONE_DRAFT, idle_filters, refuse_clashes
+from polydraft.cli.generation.summaries import describe_setup, print_run
 from polydraft.cli.printing import console as new_console
-from polydraft.cli.printing import progress_bar, visible, warnings_as_sentences
-from polydraft.cli.printing.summaries import describe_setup, print_run
+from polydraft.cli.printing import notes_beside, print_json_line, progress_bar, visible, warnings_as_sentences
 from polydraft.cli.process import INTERRUPTED, stopped
 from polydraft.drafters import Drafter, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
@@ -26,8 +25,10 @@ from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
 from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.options.commands.generate_options import GenerateOptions
+from polydraft.options.commands.option_groups import ModelOptions
 from polydraft.options.option import check_keywords
 from polydraft.options.sampling_options import Sampling
+from polydraft.options.value_checks import has_half_character
 from polydraft.planning import PLANNERS, PairPlan, load_plan
 from polydraft.probs import SamplingParams
 from polydraft.trees import LearningPolicy, TreePolicy
@@ -55,7 +56,7 @@ def given_prompt(prompt: str | None) -> str:
         raise InvalidParameter(f"Standard input cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise InvalidParameter(f"Standard input is not UTF-8: {error.reason} at byte {error.start}.") from error
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if has_half_character(text):
         raise InvalidParameter("Standard input is not UTF-8: give the prompt in UTF-8.")
     return text
 
@@ -68,13 +69,12 @@ def plan_file(request: GenerateOptions) -> Path | None:
 def run_generate(request: GenerateOptions, grammar: Grammar | None = None) -> int:
     """Carry out the request and print; return the exit code: 0, or 130 after Ctrl-C with nothing lost."""
     as_json, quiet, compared = request.as_json, request.quiet, request.compare
-    notes = new_console(errors=True, quiet=as_json or quiet)
     if not request.prompt:
         raise InvalidParameter("The prompt is empty: give at least one character.")
     drafter = drafter_name(request)
     options = check_request(request, drafter)
+    notes = notes_beside(request)
     refuse_clashes(
-        both_outputs(as_json, quiet),
         (compared and quiet, "--compare measures what --quiet does not print: leave one of them out."),
         (
             compared and drafter == "none",
@@ -85,7 +85,7 @@ def run_generate(request: GenerateOptions, grammar: Grammar | None = None) -> in
     file = plan_file(request)
     plan = load_plan(file) if file else None
     with notes.status("Loading the models ..."):
-        pair = load_models(request)
+        pair = load_pair_of(request)
     ids = encode(pair, as_asked(Prompt("", "", request.prompt), request.chat_template))
     options["drafter"] = drafter_of(drafter, pair, request)
     options |= text_options(request, grammar, pair)
@@ -106,7 +106,7 @@ def run_generate(request: GenerateOptions, grammar: Grammar | None = None) -> in
     if interrupted:
         stopped("the text that was written is printed")
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(request, grammar, run, pair, comparison, interrupted)) + "\n")
+        print_json_line(_as_json(request, grammar, run, pair, comparison, interrupted))
     elif not quiet:
         print_run(console, run, comparison)
     return INTERRUPTED if interrupted else 0
@@ -163,18 +163,17 @@ def _clashes(request: GenerateOptions, drafter: str) -> Iterator[tuple[object, s
 
 
 def _policy(request: GenerateOptions) -> TreePolicy | None:
-    """Return the trees that are asked for; None for those that suit the drafter."""
     if request.tree is not None:
         return parse_policy(request.tree)
     planner = PLANNERS.get(str(request.plan))
     return planner() if planner else None
 
 
-def load_models(request: GenerateOptions) -> Pair:
-    """Load the models of the request, or the embedded pair."""
-    if request.target is None:
-        return load_pair(dtype=request.dtype, device=request.device)
-    return load(request.target, request.draft, dtype=request.dtype, device=request.device)
+def load_pair_of(options: ModelOptions, load_named: Callable[..., Pair] | None = None) -> Pair:
+    """Load the models that options name, by `load` unless told otherwise; without a target the embedded pair."""
+    if options.target is None:
+        return load_pair(dtype=options.dtype, device=options.device)
+    return (load_named or load)(options.target, options.draft, dtype=options.dtype, device=options.device)
 
 
 def named_draft(target: str | None, draft: str | None) -> str | None:
@@ -185,7 +184,6 @@ def named_draft(target: str | None, draft: str | None) -> str | None:
 
 
 def _draft_used(request: GenerateOptions) -> str | None:
-    """Return what drafted is called, if it was a model or a head."""
     line = drafter_line(drafter_name(request))
     return named_draft(request.target, request.draft) if line.models else None
 
@@ -248,7 +246,6 @@ def planned_options(
 
 
 def _show(console: Console, run: Run, pair: Pair, prompt: str) -> bool:
-    """Print the prompt, and the text as it comes; return whether the user interrupted it."""
     decoder = StreamDecoder(pair.tokenizer)
     write_text(console, prompt, "dim")
     try:

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.catalogue import tree_in_words
+from polydraft.cli.printing import named_values
 from polydraft.engine import Comparison, Run, Statistics
 from polydraft.probs import filters_in_force
 from polydraft.trees import LearningPolicy, TreePolicy
@@ -35,7 +36,7 @@ def describe_setup(run: Run) -> dict[str, object]:
 
 def print_run(console: Console, run: Run, comparison: Comparison | None) -> None:
     """Print the settings and statistics of a run, with its speed-up if that was measured."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = named_values()
     for name, value in describe_setup(run).items():
         shown = (
             ("yes: the output law is the target's" if value else "NO: the output law is not the target's")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
-from polydraft.bench.speed.pages.speed_tables import PARTS, milliseconds, overall
-from polydraft.bench.speed.summary import ArmResult
-from polydraft.bench.style import COLOURS, panels, require_matplotlib, save
+from polydraft.bench.speed.summary import TIMED, ArmResult, milliseconds, overall
+from polydraft.bench.style import COLOURS, panels, save
+from polydraft.extras import FIGURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def draw_speed_figures(results: Sequence[ArmResult], folder: Path) -> list[Path]
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    require_matplotlib()
+    FIGURES.check()
     files: list[Path] = []
     sizes = sorted({one.batch_size for one in results})
     for size in sizes:
@@ -87,9 +87,9 @@ def times(results: Sequence[ArmResult], condition: str) -> "Figure":
     known = [one for one in overall(results) if one.statistics is not None]
 
     def draw(axis: "Axes", here: Sequence[ArmResult], arms: Sequence[str]) -> None:
-        for number, part in enumerate(PARTS):
+        for number, part in enumerate(TIMED):
             found = [(arms.index(one.arm), milliseconds(one)) for one in here]
-            before = [sum(parts[name] for name in PARTS[:number]) for _, parts in found]
+            before = [sum(parts[name] for name in TIMED[:number]) for _, parts in found]
             places, lengths = [place for place, _ in found], [parts[part] for _, parts in found]
             axis.barh(places, lengths, left=before, height=0.6, color=COLOURS[number], label=part)
         axis.set_xlabel("ms per new token")
@@ -99,7 +99,6 @@ def times(results: Sequence[ArmResult], condition: str) -> "Figure":
 
 
 def _arms_by_temperature(results: Sequence[ArmResult], title: str, draw: Draw) -> "Figure":
-    """Draw a panel per temperature with a row per arm."""
     arms = list(dict.fromkeys(one.arm for one in results))
     temperatures = sorted({one.temperature for one in results})
     names = [f"temperature {temperature:g}" for temperature in temperatures]

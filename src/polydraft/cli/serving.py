@@ -3,13 +3,12 @@
 import asyncio
 import ipaddress
 import socket
-import sys
 import threading
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from polydraft.cli.printing import on_one_line
+from polydraft.cli.printing import say_on_one_line
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.extras import SERVE
 from polydraft.options.commands.serve_options import Settings
@@ -56,8 +55,8 @@ def run_serve(settings: Settings) -> int:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         if not alone and not settings.keys:
-            _say(f"No key is needed, so whoever reaches {shown}:{number} may use the model: set --api-key.")
-        _say("Loading the model ...")
+            say_on_one_line(f"No key is needed, so whoever reaches {shown}:{number} may use the model: set --api-key.")
+        say_on_one_line("Loading the model ...")
         server = _serving(uvicorn, config, desk)
 
         def announce() -> None:
@@ -68,7 +67,9 @@ def run_serve(settings: Settings) -> int:
                 server.should_exit = True
                 return
             if desk.ready and not desk.stopping:
-                _say(f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it.")
+                say_on_one_line(
+                    f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it."
+                )
                 told = {"batch_size": settings.batch_size, "worker": desk.pid}
                 log("serving", model=settings.name, host=host, port=number, **told)
 
@@ -99,7 +100,7 @@ def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
                 self.should_exit = self.force_exit = True
                 return
             self.draining = "soon"
-            _say("Stopping after what runs; Ctrl-C again stops at once.")
+            say_on_one_line("Stopping after what runs; Ctrl-C again stops at once.")
             asyncio.get_running_loop().call_soon_threadsafe(self._drain)
 
         def _drain(self) -> None:
@@ -131,8 +132,3 @@ def bound(host: str, port: int) -> socket.socket:
         reason = (error.strerror or str(error)).lower()
         raise InvalidParameter(f"Nobody can listen at {host}:{port}: {reason}; choose another --port.") from error
     return found
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"polydraft: {on_one_line(sentence)}\n")
-    sys.stderr.flush()

@@ -1,24 +1,77 @@
-"""`polydraft train head`: a draft head for any target, learnt from text that the target writes."""
+"""`polydraft train`: the embedded pair from nothing, and draft heads for any target from text that it writes."""
 
-import json
-import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from torch import Tensor
 
-from polydraft.bench import read_prompt_sets
-from polydraft.bench.encoding import encode
-from polydraft.cli.clashes import idle_template, refuse_clashes
-from polydraft.cli.generation.interruption import noted_interruption
-from polydraft.cli.printing import console
-from polydraft.cli.process import stopped
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.clashes import read_asked, refuse_clashes
+from polydraft.cli.printing import console, print_json_line
+from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
-from polydraft.models import Pair, load, load_pair
-from polydraft.options.commands.train_options import TrainHeadOptions
-from polydraft.training import HeadPlan, HeadRecipe, HeadSize, MadeHead, WritingPlan, make_head
+from polydraft.models import load, load_pair
+from polydraft.options.commands.making_options import TrainHeadOptions, TrainPairOptions
+from polydraft.training import (
+    HeadPlan,
+    HeadRecipe,
+    HeadSize,
+    MadeHead,
+    PairRecipe,
+    WritingPlan,
+    export_pair,
+    make_head,
+    train_pair,
+)
+
+PARTS = ("tokenizer", "train.u32", "held_out.jsonl")
+"""What lies beside corpus.json, which is written last."""
+
+
+def run_train_pair(options: TrainPairOptions) -> int:
+    """Train, export and report; return the exit code: 0, or 130 after Ctrl-C, after which the same call goes on.
+
+    Raises:
+        InvalidParameter: both folders are the same.
+        MissingExtra: accelerate cannot be used.
+        ResultsError: the work folder is damaged, or a folder cannot be read or written.
+    """
+    notes, work, out = console(errors=True), options.work, options.out
+    check_training(work, out)
+    recipe = PairRecipe()
+    try:
+        target, draft = train_pair(work, recipe)
+        quality = export_pair(work, target, draft, out, recipe)
+    except KeyboardInterrupt:
+        return stopped(f"the same command goes on from the last checkpoint in {work}")
+    except OSError as error:
+        raise ResultsError(f"The training cannot go on in {work} and {out}: {error.strerror or error}.") from error
+    notes.print(
+        f"Written to {out}. On {quality.tokens} held-out tokens: target {quality.target_bits_per_byte:.3f} bits per "
+        f"byte, draft {quality.draft_bits_per_byte:.3f}, overlap {quality.overlap:.3f}.",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def check_training(work: Path, out: Path) -> None:
+    """Check what can be checked before hours of work.
+
+    Raises:
+        InvalidParameter: both folders are the same.
+        MissingExtra: accelerate cannot be used.
+        ResultsError: parts of the work folder are missing.
+    """
+    same = work.resolve() == out.resolve()
+    refuse_clashes((same, "--out and --work are the same folder: the models belong into one of their own."))
+    TRAIN.check()
+    missing = [name for name in PARTS if not (work / name).exists()] if (work / "corpus.json").exists() else []
+    if missing:
+        raise ResultsError(f"{work}: {missing[0]} is missing beside corpus.json; begin in an empty folder.")
+
 
 EXCERPT_TOKENS = 64
 
@@ -34,12 +87,11 @@ def run_train_head(request: TrainHeadOptions) -> int:
     notes = console(errors=True)
     plan = plan_of(request)
     check_head_request(request)
-    prompts = read_prompt_sets(request.prompts, request.limit, request.chat_template)
-    refuse_clashes(idle_template(prompts, request.chat_template))
+    prompts = read_asked(request.prompts, request.limit, request.chat_template)
     noting = partial(noted_interruption, "this step")
     try:
         with notes.status("Loading the target ..."):
-            pair = _loaded(request.target)
+            pair = load_pair() if request.target is None else load(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
         fitting = _fitting(encoded, plan.writing, notes)
         made = make_head(pair.target, fitting, request.work, request.out, plan, noting)
@@ -49,7 +101,7 @@ def run_train_head(request: TrainHeadOptions) -> int:
         where = f"{request.work} and {request.out}"
         raise ResultsError(f"The training cannot go on in {where}: {error.strerror or error}.") from error
     if request.as_json:
-        sys.stdout.write(json.dumps(made.as_dict()) + "\n")
+        print_json_line(made.as_dict())
     else:
         console().print(in_words(made), soft_wrap=True)
     return 0
@@ -116,7 +168,3 @@ def _fitting(prompts: Sequence[Tensor], writing: WritingPlan, notes: Console) ->
         left = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts left out"
         notes.print(f"{left}: each is empty, or longer than {most}.", soft_wrap=True)
     return fitting
-
-
-def _loaded(target: str | None) -> Pair:
-    return load_pair() if target is None else load(target)

@@ -1,1 +1,0 @@
-"""`polydraft serve`: an OpenAI-compatible server."""

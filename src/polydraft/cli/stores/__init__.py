@@ -1,1 +1,0 @@
-"""`polydraft store`: stores of texts."""

@@ -1,1 +1,0 @@
-"""`polydraft train`: the embedded pair, and draft heads for any target."""
