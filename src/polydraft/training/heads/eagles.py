@@ -192,11 +192,8 @@ class Eagle3Training(_Training):
 
 
 def own_rows(target: TargetEnds) -> HeadEnds:
-    """Return ends with output rows of the head's own, which begin as the target's and are trained (EAGLE-3)."""
-    made = nn.Linear(target.rows.shape[1], len(target.rows), bias=False)
-    with torch.no_grad():
-        made.weight.copy_(target.rows)
-    return HeadEnds(lm_head=made.to(target.rows.device), tokens=target.tokens)
+    """Return ends with output rows of the head's own (EAGLE-3)."""
+    return HeadEnds(lm_head=target.copied_rows(), tokens=target.tokens)
 
 
 def unrolled(

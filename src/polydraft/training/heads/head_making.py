@@ -180,11 +180,9 @@ def make_head(
     """Write the target's text, train a head on it, and write the head; every part goes on where it was interrupted.
 
     Args:
-        target: the model that it drafts for.
         prompts: how the target's texts begin.
         work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each plan.
         out: the head's folder.
-        plan: everything else.
         noting: while the head learns, gives a function that tells whether it was interrupted: then the step in progress
             is the last, and a checkpoint is left.
 

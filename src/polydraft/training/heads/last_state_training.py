@@ -34,17 +34,10 @@ def new_heads(target: TargetEnds, drafts: int, layers: int = 1, *, own_rows: boo
         layers: blocks of each.
         own_rows: whether every head has output rows of its own, which begin as the target's.
     """
-    width, vocab = target.rows.shape[1], len(target.embedding)
-    return MedusaHeads([_new_head(target, layers, own_rows) for _ in range(drafts)], width, target.tokens, vocab)
-
-
-def _new_head(target: TargetEnds, layers: int, own_rows: bool) -> MedusaHead:
-    count, width = target.rows.shape
-    rows = nn.Linear(width, count, bias=False, device=target.rows.device) if own_rows else None
-    if rows is not None:
-        with torch.no_grad():
-            rows.weight.copy_(target.rows)
-    return MedusaHead(width, layers, rows).to(target.rows.device)
+    width, vocab, device = target.rows.shape[1], len(target.embedding), target.rows.device
+    rows = [target.copied_rows() if own_rows else None for _ in range(drafts)]
+    heads = [MedusaHead(width, layers, one).to(device) for one in rows]
+    return MedusaHeads(heads, width, target.tokens, vocab)
 
 
 class MedusaTraining(HeadTraining):

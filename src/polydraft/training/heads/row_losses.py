@@ -52,6 +52,13 @@ class TargetEnds:
         rows = (every if tokens is None else every[tokens]).float()
         return cls(embed.weight.detach().float(), rows, tokens, every=None if tokens is None else every)
 
+    def copied_rows(self) -> nn.Linear:
+        """Return output rows of a head's own, which begin as the target's and are trained."""
+        made = nn.Linear(self.rows.shape[1], len(self.rows), bias=False)
+        with torch.no_grad():
+            made.weight.copy_(self.rows)
+        return made.to(self.rows.device)
+
     def embed(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
         """Return input embeddings."""
         return self.embedding[ids] * self.scale

@@ -43,14 +43,9 @@ def write_block(
     """Write a block head as a folder.
 
     Args:
-        drafter: the head.
-        folder: where to.
-        target: its target.
         speculators: write the form of vllm-project/speculators, which holds embeddings and output rows as well.
         deepspec: write the form of deepseek-ai/DeepSpec, which does so too and says all in one table.
         target_layers: how many layers the target has.
-        dtype: the precision of the weights.
-        card: the text of its README.md.
 
     Raises:
         InvalidParameter: the form has no such head, what it lacks is named; or two forms are asked for.

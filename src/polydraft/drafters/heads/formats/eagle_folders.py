@@ -265,12 +265,7 @@ def write_eagle(
     """Write a head of EAGLE-1 or EAGLE-3 as a folder.
 
     Args:
-        drafter: the head.
-        folder: where to.
-        target: its target.
         speculators: write the form of vllm-project/speculators: `layers.0.` for `midlayer.`, sizes in a table.
-        dtype: the precision of the weights.
-        card: the text of its README.md.
 
     Raises:
         InvalidParameter: the form has no such head; one of EAGLE-1 drafts all tokens of its target.

@@ -119,9 +119,7 @@ class _Named:
     """The heads' tokens.
 
     Args:
-        tokens: rising ids of the target.
         order: where each token's output row lies in a table in the folder's order.
-        vocab: how many tokens the target has.
     """
 
     tokens: Int[Tensor, " v"]
@@ -176,13 +174,8 @@ def write_medusa(
     """Write Medusa's heads as a folder, in the authors' layout (A) or in vLLM's (C).
 
     Args:
-        drafter: the heads.
-        folder: where to.
-        target: their target.
         vllm: write vLLM's layout, which holds output rows in any case.
         made_for: the name of the target.
-        dtype: the precision of the weights.
-        card: the text of its README.md.
 
     Raises:
         InvalidParameter: the heads have fewer tokens than their target, which the authors' layout does not know, or
